@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon from canaries: from many runs, or from many canaries in one run.
+"""Lower bounds on epsilon from canaries: one canary in many runs, or many canaries in one run.
 
 # Many runs with one canary, present or absent
 
@@ -13,21 +13,21 @@ There are two bounds. `counted` assumes nothing about the release. It counts how
 passes a threshold with and without the canary. Half of the trials select the threshold, and the
 other half give Clopper-Pearson bounds. N trials cannot show an epsilon above about ln N. `tilted`
 assumes that the noise is the declared Gaussian. Then delta(epsilon) = E_with max(0, 1 - exp(epsilon
-- statistic)) is the definition of the hockey-stick divergence. Each trial tosses a coin with this
-bias, and Clopper-Pearson on the number of heads bounds delta(epsilon) from below. This bound can
-show any epsilon. It tests whether the accountant is right about this noise, not whether a release
-draws the noise.
+- statistic)) is the definition of the hockey-stick divergence. Each trial tosses a coin whose mean
+is this number, and a Clopper-Pearson bound on the number of heads bounds delta(epsilon) from below.
+This bound can show any epsilon. This bound tests whether the accountant is right about the declared
+noise. It does not test whether a release really contains the noise.
 
 If two bounds have confidence 1 - f / 2 each, the larger one has confidence 1 - f: see
 `both_bounds`.
 
 # One run with many canaries: which epsilon a number of right guesses refutes
 
-For each of m canaries, a separate fair coin decides whether it is in the data: S in {0, 1}^m. An
-auditor sees all releases of the run, but no coin, and guesses r of the coins. The number r is fixed
-in advance. The choice of the r coins may depend on everything the auditor sees. V of the guesses
-are right. Changing a coin removes a canary or adds it. If the run is (epsilon, delta)-private for
-this change, many right guesses are unlikely, by two bounds.
+For each of m canaries, a separate fair coin decides whether the canary is in the data: S in {0,
+1}^m. An auditor sees all releases of the run, but no coin, and guesses r of the coins. The number r
+is fixed in advance. The auditor may select these r coins by all releases. V of the guesses are
+right. Changing a coin removes a canary or adds it. If the run is (epsilon, delta)-private for this
+change, many right guesses are unlikely, by two bounds.
 
 **Binomial** (Steinke, Nasr, Jagielski 2023, Theorem 5.2). With W ~ Bin(r, 1 / (1 + e^-epsilon))
 
@@ -66,7 +66,8 @@ step adds less to R' than to R, by y <= x, and it adds at most (j - 1) / (r - j 
 less to H'. Otherwise, it adds at least as much to R' as to R, along (j - 1, r - j + 1) itself. A
 larger element of the order has a larger mass (H + R) / r.
 
-Both bounds apply to the same tail. The smaller one is therefore valid too, at the same confidence.
+Both bounds apply to the same probability P[V >= v]. The smaller bound is therefore valid too, at
+the same confidence.
 """
 
 import dataclasses
@@ -106,7 +107,7 @@ MORE_HONEST = f"{MORE_CANARIES}, or with a larger honest"
 
 
 class Setting(NamedTuple):
-    """The setting of an audit. The noise is that of one block. All blocks share their lots."""
+    """The private run that an audit tests. `noise_multiplier` is the noise of one block."""
 
     noise_multiplier: float
     sampling_probability: float
@@ -115,7 +116,7 @@ class Setting(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """The log-likelihood ratios of the trials with and without the canary."""
+    """The log-likelihood ratios of the trials with the canary and of the trials without it."""
 
     present: np.ndarray
     absent: np.ndarray
@@ -137,7 +138,7 @@ Observe = Callable[[tuple[int, int], bool], np.ndarray]
 
 
 def projected(setting: Setting, rng: np.random.Generator) -> Observe:
-    """Return a function that draws the aligned sums directly, without tensors."""
+    """Return a function that draws the released sums along the canary, without a model."""
 
     def observe(shape: tuple[int, int], present: bool) -> np.ndarray:
         held = present * (rng.random(shape) < setting.sampling_probability)
@@ -157,7 +158,7 @@ def likelihood_ratio(setting: Setting, sums: np.ndarray) -> np.ndarray:
 
 
 def require_enough(count: int) -> None:
-    """Reject a number of trials that can show nothing."""
+    """Raise an error if there are too few trials to show anything."""
     if count < FEWEST:
         raise InputError(
             f"trials = {count} is too few to show anything. Use at least {FEWEST} trials."
@@ -168,7 +169,9 @@ def trials(setting: Setting, observe: Observe, count: int) -> Statistics:
     """Run `count` trials with the canary, and as many without it."""
     require_enough(count)
     if not setting.noise_multiplier > 0:
-        raise InputError("noise = 0 hides nothing, so epsilon is infinite. Set noise above 0.")
+        raise InputError(
+            "noise is 0, so the releases hide nothing and epsilon is infinite. Set noise above 0."
+        )
     size = max(1, CHUNK // setting.steps)
     ratios = [
         [
@@ -181,20 +184,21 @@ def trials(setting: Setting, observe: Observe, count: int) -> Statistics:
 
 
 def at_least(hits: int, of: int, failure: float) -> float:
-    """Clopper-Pearson: the true probability is smaller with probability at most `failure`."""
+    """Return a Clopper-Pearson lower bound on a probability, at confidence 1 - `failure`."""
     return float(betaincinv(hits, of - hits + 1, failure)) if hits else 0.0
 
 
 def at_most(hits: int, of: int, failure: float) -> float:
-    """Clopper-Pearson: the true probability is larger with probability at most `failure`."""
+    """Return a Clopper-Pearson upper bound on a probability, at confidence 1 - `failure`."""
     return float(betaincinv(hits + 1, of - hits, 1 - failure)) if hits < of else 1.0
 
 
 def counted(found: Statistics, delta: float, confidence: float = CONFIDENCE) -> LowerBound:
-    """Return the bound from counts: P_with(A) <= e^epsilon P_without(A) + delta, and reversed.
+    """Return the bound from counts, which uses P_with(A) <= e^epsilon P_without(A) + delta.
 
-    The event A is a half-line of the statistic. The first half of the trials selects it, with its
-    direction. Both probabilities share the failure probability.
+    The event A says that the statistic is above a threshold, or below it with the roles of both
+    cases exchanged. The first half of the trials selects the threshold and the direction. The other
+    half gives a bound on each of the two probabilities, each with half of the failure probability.
     """
     half, failure = len(found.present) // 2, (1 - confidence) / 2
     first = Statistics(*(part[:half] for part in found))
@@ -210,10 +214,10 @@ def counted(found: Statistics, delta: float, confidence: float = CONFIDENCE) -> 
 
 
 def _bound(found: Statistics, threshold: float, up: bool, delta: float, failure: float) -> float:
-    """Return ln((P(A) - delta) / P'(A)), with P(A) bounded from below and P'(A) from above.
+    """Return ln((P(A) - delta) / P'(A)), from a lower bound on P(A) and an upper bound on P'(A).
 
-    A is the half-line above the threshold, and P is with the canary. If not `up`, both are
-    reversed.
+    A is the event that the statistic is above the threshold, and P is the distribution with the
+    canary. If `up` is false, A is the event below the threshold, and P is without the canary.
     """
     if up:
         hits, false = (int((part > threshold).sum()) for part in found)
@@ -227,12 +231,13 @@ def _bound(found: Statistics, threshold: float, up: bool, delta: float, failure:
 def tilted(
     found: Statistics, delta: float, rng: np.random.Generator, confidence: float = CONFIDENCE
 ) -> LowerBound:
-    """Return the bound from the declared noise: the largest epsilon whose delta is surely exceeded.
+    """Return the largest epsilon that the trials refute, if the noise is the declared Gaussian.
 
-    Heads of coins with mean delta(epsilon) are counted at epsilon = 0, LEVEL, 2 LEVEL, ... until
-    the claimed delta is no longer surely exceeded. For a false claim, there is a first false level,
-    which is fixed in advance. The confidence of the test at this level is therefore the confidence
-    of all.
+    For epsilon = 0, LEVEL, 2 LEVEL, ..., each trial tosses a coin with mean delta(epsilon), and the
+    number of heads bounds delta(epsilon) from below. The search stops when this bound no longer
+    exceeds the claimed delta. The result is wrong only if the test at one fixed level fails: the
+    first level at which (epsilon, delta) is true. All tests together therefore have the confidence
+    of one test.
     """
     coins, of = rng.random(len(found.present)), len(found.present)
 
@@ -250,16 +255,16 @@ def tilted(
 def both_bounds(
     found: Statistics, delta: float, rng: np.random.Generator, confidence: float = CONFIDENCE
 ) -> tuple[LowerBound, LowerBound]:
-    """Return both bounds, each with half of the failure probability.
+    """Return the bounds `counted` and `tilted`, each with half of the failure probability.
 
-    With this confidence, both bounds are valid, and so is the larger one.
+    With probability `confidence`, both bounds are valid, and therefore also the larger bound.
     """
     each = (1 + confidence) / 2
     return counted(found, delta, each), tilted(found, delta, rng, each)
 
 
 class Guesses(NamedTuple):
-    """The numbers of canaries, of guessed coins, and of right guesses."""
+    """The result of an audit: the number of canaries, of guesses, and of right guesses."""
 
     canaries: int
     made: int
@@ -267,14 +272,14 @@ class Guesses(NamedTuple):
 
 
 class Claims(NamedTuple):
-    """Claims that the run is (epsilons[k], deltas[k])-private for every k."""
+    """Privacy claims: the run is said to be (epsilons[k], deltas[k])-private for every k."""
 
     epsilons: np.ndarray
     deltas: np.ndarray
 
 
 def guess_coins(scores: np.ndarray, included: np.ndarray, made: int) -> Guesses:
-    """Guess the canaries with the largest |score|; a positive score means "in the data".
+    """Guess for the canaries with the largest |score|; a positive score means "in the data".
 
     Args:
         scores: The evidence in the release for each canary [m], ideally a log-likelihood ratio.
@@ -287,7 +292,7 @@ def guess_coins(scores: np.ndarray, included: np.ndarray, made: int) -> Guesses:
 
 
 def worthwhile(ratios: np.ndarray, canaries: int, failure: float) -> int:
-    """Return the number of guesses that promises the largest bound.
+    """Return the number of guesses for which the largest lower bound is expected.
 
     Args:
         ratios: Log-likelihood ratios of simulated canaries in and out of the data. A guess by a
@@ -303,7 +308,7 @@ def worthwhile(ratios: np.ndarray, canaries: int, failure: float) -> int:
 
 
 def binomial_tail(guesses: Guesses, epsilon: float, delta: float) -> float:
-    """Bound the probability of this many right guesses in an (epsilon, delta)-private run."""
+    """Bound the probability of so many right guesses in an (epsilon, delta)-private run."""
     canaries, made, right = guesses
     if right == 0:
         return 1.0
@@ -315,7 +320,7 @@ def binomial_tail(guesses: Guesses, epsilon: float, delta: float) -> float:
 
 
 def refuted(guesses: Guesses, claims: Claims, failure: float) -> bool:
-    """Return whether the claims imply a probability below `failure` for this many right guesses."""
+    """Return whether the right guesses refute the claims at confidence 1 - `failure`."""
     canaries, made, right = guesses
     shrink = np.exp(-claims.epsilons)
     hit, miss = failure * right, failure * (made - right)  # H_j and R_j
@@ -348,7 +353,7 @@ def bounds_by_counts(guesses: Guesses, delta: float) -> dict[str, float]:
 
 
 def _largest(beyond: Callable[[float], bool]) -> float:
-    """Return the largest epsilon up to which every epsilon is refuted."""
+    """Return the largest epsilon below which every epsilon is refuted."""
     low, high = 0.0, 1.0
     if not beyond(low):
         return 0.0
@@ -361,10 +366,10 @@ def _largest(beyond: Callable[[float], bool]) -> float:
 
 
 def claims_of(spent: Sequence[Event], most: float, delta: float) -> Claims:
-    """Return the accountant's claims at `POINTS` epsilons up to `most`.
+    """Return the accountant's claims for these releases, at `POINTS` epsilons up to `most`.
 
-    The claims hold for adding and for removing the example, and for each of these kinds of
-    releases.
+    Each claim holds for adding and for removing an example. If there are several events, each claim
+    is weak enough to hold for every event.
     """
     epsilons = most * np.linspace(0, 1, POINTS) ** 3
     deltas, tail = np.zeros(len(epsilons)), 1e-6 * delta
@@ -384,10 +389,10 @@ def claims_of(spent: Sequence[Event], most: float, delta: float) -> Claims:
 def noise_below(
     guesses: Guesses, spent: Sequence[Event], most: float, delta: float, confidence: float
 ) -> float:
-    """Return an upper bound on the noise, as a multiple of the declared noise; inf if unbounded.
+    """Return an upper bound on the actual noise divided by the declared noise, or infinity.
 
-    This bound assumes more than the counts: the mechanism must be the declared one, with Poisson
-    lots and Gaussian noise. Only the multiplier is in doubt.
+    Unlike a bound by counts, this bound assumes that the mechanism is as declared (Poisson lots and
+    Gaussian noise), except for the size of the noise.
 
     Args:
         guesses: The guesses.
@@ -417,22 +422,23 @@ def noise_below(
 
 
 def log_ratio(y: np.ndarray, s: np.ndarray, rate: float | np.ndarray) -> np.ndarray:
-    """Return the log-likelihood ratio of releases along a canary, with it and without it.
+    """Return the log-likelihood ratio of the releases, with and without each canary.
 
     With the canary, y_t is distributed as (1 - q) N(b, s_t) + q N(b + s_t, s_t), and without it as
-    N(b, s_t). Here b is the contribution of other samples at a canary's places, which is the same
-    in every release. It is N(0, t^2). The variance over canaries of the mean over time is partly
-    explained by noise and canaries, and t^2 is the rest. If t^2 is 0, the ratio is
-    sum_t ln(1 - q + q exp(y_t - s_t / 2)). Otherwise, b is integrated out, on a grid around its
-    mean given y that is wide enough for both cases.
+    N(b, s_t). The number b is the contribution of other samples along the canary, which is the same
+    in every release. Over all canaries, b has the distribution N(0, t^2). The function estimates
+    t^2 as the variance of the mean releases over canaries, minus the part that noise and canaries
+    explain. If t^2 is 0, the ratio is sum_t ln(1 - q + q exp(y_t - s_t / 2)). Otherwise, the
+    function integrates over b, on a grid that is wide enough for both cases.
 
     Args:
         y: Releases along the canaries [T, m].
         s: Squared lengths of a canary divided by the noise variance [T].
-        rate: q, for all or for each [T, m]; 0 if a canary has no part in a release.
+        rate: The sampling probability q, for all canaries or for each release and canary [T, m]; 0
+            if a canary cannot take part in a release.
 
     Returns:
-        The ratios [m].
+        The log-likelihood ratios [m].
     """
     steps, mean, share = len(y), float(s.mean()), float(np.mean(rate))
     ours = (share * mean) ** 2 / 4 + share * (1 - share) * mean**2 / steps / 2
@@ -460,9 +466,9 @@ def _ratio(x: np.ndarray, rate: float | np.ndarray) -> np.ndarray:
 
 
 class Claimed(NamedTuple):
-    """The expected account of a run at `delta`, from the releases of each participating client.
+    """The releases that each participating client is expected to make, and the claim to test.
 
-    The releases may be with or without canaries.
+    The settings are the same with and without canaries.
     """
 
     settings: Sequence[Setting]
@@ -471,10 +477,10 @@ class Claimed(NamedTuple):
 
 
 def limits_of_trials(count: int, delta: float, claimed: float) -> dict[str, Any]:
-    """Return the largest epsilon that `counted` can show, with a note if it is below the claim.
+    """Return the largest epsilon that `counted` can show, and a note if the claim is larger.
 
-    This epsilon is shown if the statistic separates all trials with the canary from all trials
-    without it.
+    An audit shows this epsilon if the statistic separates all trials with the canary from all
+    trials without the canary.
     """
     of, failure = count - count // 2, (1 - CONFIDENCE) / 2
     least = at_least(of, of, failure) - delta
@@ -485,9 +491,9 @@ def limits_of_trials(count: int, delta: float, claimed: float) -> dict[str, Any]
 
 
 def limits_of_guesses(canaries: int, made: int, claimed: Claimed, more: str) -> dict[str, Any]:
-    """Return the same limit for a number of guesses; no note if any bound could refute the claim.
+    """Return the largest epsilon that `made` guesses can show, and a note if they are too few.
 
-    If the guesses are too few, the note tells the user to raise `more`.
+    The note tells the user to raise `more`. There is no note if a bound could refute the claim.
     """
     best, delta = Guesses(canaries, made, made), claimed.delta
     most = max(bounds_by_counts(best, delta).values())

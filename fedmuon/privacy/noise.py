@@ -1,9 +1,9 @@
-"""The randomness of releases: key streams, streams from the run's seed, and draws from them.
+"""Random draws for private releases, from a secret key or from the run's seed.
 
 A `KeyStream` is AES-256 in counter mode (NIST SP 800-38A), under a key from the operating system's
-entropy. Blocks never repeat. Distinguishing n blocks of 16 bytes from uniform blocks would break
-AES, except for an advantage of n^2 / 2^129. Proofs about uniform words therefore hold against every
-adversary that cannot break AES. A statistical generator such as PCG64 has no such guarantee.
+entropy. Blocks never repeat. An adversary who cannot break AES distinguishes n blocks of 16 bytes
+from uniform blocks with an advantage of at most n^2 / 2^129. Proofs about uniform words therefore
+hold against every such adversary. A statistical generator such as PCG64 has no such guarantee.
 """
 
 import dataclasses
@@ -28,23 +28,22 @@ ZEROS = bytes(2**16)
 
 
 def counter_mode(key: bytes, counter: bytes = bytes(16)) -> Any:
-    """Return an encryptor that converts zeros to its key stream."""
+    """Return an AES encryptor in counter mode; encrypting zeros yields the key stream."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes  # slow to load
 
     return Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
 
 
 class KeyStream:
-    """Random words and draws under a key that only this object's cipher stores.
+    """A source of secret random words, with a key that only this object stores.
 
-    It cannot be copied or pickled, and no attribute contains the key or its seed. A forked process
-    starts again with its own key, so two processes never return the same words.
+    A KeyStream cannot be copied or pickled, and no attribute contains the key. A forked process
+    draws a new key, so two processes never return the same words.
     """
 
     _forks = 0  # number of forks from the first process to this one
 
     def __init__(self) -> None:
-        """Draw a fresh key."""
         self._begin()
 
     def _begin(self) -> None:
@@ -56,12 +55,12 @@ class KeyStream:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise InputError(
-            "a KeyStream cannot be copied, because the copy would repeat its noise. Create a new "
-            "KeyStream."
+            "a KeyStream cannot be copied, because the copy would draw the same noise. Create a "
+            "new KeyStream."
         )
 
     def random_raw(self, count: int) -> np.ndarray:
-        """Return the next 64-bit words [count]. The name is that of NumPy's bit generators."""
+        """Return the next 64-bit words [count], like the method of NumPy's bit generators."""
         if self._home != KeyStream._forks:
             self._begin()
         words = np.empty(count, np.uint64)
@@ -72,7 +71,7 @@ class KeyStream:
         return words
 
     def standard_normal(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Draw float64 entries with tails that are not cut.
+        """Draw standard normal entries in float64, with tails that are not cut off.
 
         An entry is 2^-52 times the discrete Gaussian with a standard deviation of 2^52.
         """
@@ -91,10 +90,10 @@ Normal = Callable[[tuple[int, ...], int], "Tensor"]  # (shape [K S, ...], block)
 
 
 def secret_stream(source: str = "secure") -> Stream:
-    """Return a new stream that nobody can repeat: a key stream, or the generator in `noise-source`.
+    """Return a new secret stream, of the kind that [privacy] noise-source selects.
 
-    That generator is PCG64, seeded with 256 bits of the operating system's entropy. It takes 25%
-    less time than a `KeyStream`, but it is not a cryptographic generator.
+    The stream is a `KeyStream`, or PCG64 seeded with 256 bits of the operating system's entropy.
+    PCG64 takes 25% less time, but it is not a cryptographic generator.
     """
     if source == "secure":
         return KeyStream()
@@ -102,12 +101,12 @@ def secret_stream(source: str = "secure") -> Stream:
 
 
 def words_of(stream: Stream) -> Words:
-    """Return the stream's source of uniform words."""
+    """Return the function of the stream that draws uniform 64-bit words."""
     return (stream if isinstance(stream, KeyStream) else stream.bit_generator).random_raw
 
 
 def secret_streams(clients: int = 1, source: str = "secure") -> Streams:
-    """Return one new stream for all clients and blocks. No two calls return the same stream."""
+    """Return a new secret stream, which all clients and blocks share."""
     streams = [secret_stream(source)] * clients
     return lambda block: streams
 
@@ -115,30 +114,30 @@ def secret_streams(clients: int = 1, source: str = "secure") -> Streams:
 def keyed_streams(draws: Sequence[Draws]) -> Streams:
     """Return streams that depend only on (seed, round, client, step, block).
 
-    draws[k] belongs to client k. These streams repeat a run exactly, so everyone who knows the seed
-    knows the noise. Use them only for experiments on data that need no protection.
+    The draws in draws[k] belong to client k. These streams repeat a run exactly, so everyone who
+    knows the seed knows the noise. Use them only for experiments on data that need no protection.
     """
     return lambda block: [draw(Draw.NOISE, block=block) for draw in draws]
 
 
 def normals(streams: Streams) -> Normal:
-    """Return a function that draws normal entries, which the replicas of a client share."""
+    """Return a function that draws standard normal entries, equal for all replicas of a client."""
     return lambda shape, block: normal(streams(block), shape)
 
 
 def poisson_rows(rng: Stream, size: int, rate: float) -> np.ndarray:
     """Draw the rows of a Poisson lot: each of `size` rows with probability `rate`, independently.
 
-    The accountant's amplification assumes this sampling. A shuffled lot of fixed size is another
-    mechanism.
+    The accountant's amplification is valid only for this sampling, not for shuffled lots of a fixed
+    size.
 
     A key stream draws each row with probability floor(rate 2^64) / 2^64. For rates of at least
-    2^-11, this equals the rate. For smaller rates, it is less by under 2^-64. A smaller rate costs
-    no privacy: the release is then a mixture of a release at the larger rate and a release without
-    the example. By convexity, no epsilon is larger.
+    2^-11, this probability equals the rate. For smaller rates, it is below the rate by less than
+    2^-64. This difference costs no privacy: the release is then a mixture of a release at the
+    larger rate and a release without the example. By convexity, no epsilon is larger.
 
     Returns:
-        The rows, sorted; possibly none.
+        The sorted row numbers; the lot may be empty.
     """
     if not isinstance(rng, KeyStream):
         return np.flatnonzero(rng.random(size) < rate)
@@ -165,13 +164,13 @@ CAVEATS = {"secret": "", "predictable": PREDICTABLE, "repeatable": REPEATABLE}
 
 
 def secrecy(repeatable: bool, source: NoiseSource) -> str:
-    """Return the class of this noise source, a key of `CAVEATS`."""
+    """Return the name of the noise's secrecy class, which is a key of `CAVEATS`."""
     if repeatable:
         return "repeatable"
     return "secret" if source == "secure" else "predictable"
 
 
 def uncertified(answer: Answer, why: str = REPEATABLE) -> Answer:
-    """Return the answer without its certificate, with the reason in its note."""
+    """Mark an account as not certified, and add the reason to its note."""
     note = f"{why} {answer.note}".strip()
     return dataclasses.replace(answer, certified=False, note=note)

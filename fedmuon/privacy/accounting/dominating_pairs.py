@@ -66,7 +66,7 @@ class Event:
 
 
 def hardest(spent: Iterable[Event]) -> list[Event]:
-    """Return the events that can spend most, and leave out all events that surely spend less.
+    """Return the events that can spend most, and leave out all events that surely spend no more.
 
     An event is left out if another event has at least the same rate and count, and at most the same
     noise. Proof: a pair of rate p < q is a mixture, with weights p/q and 1 - p/q, of the pair of
