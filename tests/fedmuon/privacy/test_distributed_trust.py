@@ -210,7 +210,7 @@ def test_a_wrap_around_or_a_missing_mask_is_noticed() -> None:
     sent = [own.perturbed(held, held, 0, k) for k in range(3)]
     own.released(held, sent, 0)
     full = {"model": {"a": torch.full((1, 40), 2**62 + 1)}}
-    with pytest.raises(InputError, match="too large to be a sum of clipped updates"):
+    with pytest.raises(InputError, match="larger than any sum of clipped updates"):
         own.released(held, [full] * 3, 0)  # 3 (2^62 + 1) = -2^62 + 3
     hidden = masked(sent, 40)
     own.released(held, hidden, 0)

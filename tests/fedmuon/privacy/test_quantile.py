@@ -168,7 +168,7 @@ def test_a_release_at_the_bounds_of_another_cohort_is_refused() -> None:
     batch = Batch(torch.zeros(2, 4, dtype=torch.float64), torch.zeros(2, dtype=torch.long))
     for bounds, match in (
         (torch.ones(2), "one model"),
-        (None, "a link that stores the clipping bounds"),
+        (None, "needs the current clipping bounds"),
     ):
         with pytest.raises(InputError, match=match):
             mechanism.releases(task, [batch], DRAWS)([(1.0, stack)], bounds)

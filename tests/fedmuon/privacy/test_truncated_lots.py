@@ -241,9 +241,7 @@ def test_a_mechanism_of_ones_own_has_the_same_limits() -> None:
     ):
         with pytest.raises(InputError, match=r"max.lot"):
             Mechanism(**{"clipping": Clipping(), "noise": 1.0, "lot": 8.0, "max_lot": 20, **given})
-    with pytest.raises(
-        InputError, match="max-lot is 0, but a lot must be allowed at least 1 example"
-    ):
+    with pytest.raises(InputError, match="max-lot is 0, but it must be at least 1"):
         cut_probability(40, 0.2, 0)
 
 
