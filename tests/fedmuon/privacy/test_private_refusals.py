@@ -117,7 +117,7 @@ def test_what_no_account_covers_is_refused_by_the_config(
 
 @pytest.mark.parametrize(("options", "why"), [
     ({"adjacency": "add-remove"}, "does not hold for the sampling rates"),
-    ({"adjacency": "substitute"}, "must be one of"),
+    ({"adjacency": "substitute"}, "'substitute', but it must be one of"),
     ({"source": "dice"}, "is unknown. Use"),
     ({"arithmetic": "sand"}, "is unknown. Use"),
     ({"adjacency": "add-remove", "fixed_order": FixedOrderSampling()}, "moves other samples"),
