@@ -1,4 +1,4 @@
-"""The samples of all clients: reading, splitting over clients, and tensors.
+"""Read the samples, split them over the clients, and store them as tensors.
 
 `read_source` reads the source that [data] names. `deal` draws the train and held-out samples, and
 the client of each train sample. `Shards` stores the rows of all clients in one tensor, sorted by
@@ -62,10 +62,10 @@ _shared: ContextVar[bool] = ContextVar("shared", default=False)
 
 
 def read_source(config: Config, mapped: bool = False) -> Source:
-    """Read the whole configured source. The last one is cached, because nothing changes it.
+    """Read the whole configured data source, and cache the last result.
 
-    With a public center, the source no longer contains the center's samples. If `mapped` is true,
-    or within `one_copy`, the source is read as memory maps. User data are never mapped.
+    With a public center, the samples of the center are removed from the result. If `mapped` is
+    true, or within `one_copy`, the arrays are memory maps of files. User data are never mapped.
     """
     table = config.data
     if user_objects(config).data is not None:
@@ -99,7 +99,7 @@ forget_source = _read.cache_clear
 
 
 def reader_options(config: Config) -> tuple[tuple[str, Scalar], ...]:
-    """Return the options for the reader of the configured source, sorted by name."""
+    """Return the options of [data] that the reader of this source needs, sorted by name."""
     table = config.data
     found: dict[str, Scalar] = dict(object_options(config, "data"))
     if table.folder:
@@ -121,7 +121,7 @@ def reader_options(config: Config) -> tuple[tuple[str, Scalar], ...]:
 
 
 def _user_data(config: Config) -> tuple[UserObjects, Facts, str, str]:
-    """Return the user's data, the arguments of the reader, the name of the data, and the target."""
+    """Return the user's data, their arguments, their name, and the name of the target."""
     own = user_objects(config)
     facts = takes(own.data, facts_for(config, "data")) if callable(own.data) else {}
     facts.pop("digest", None)  # the run writes this entry; it is not an option
@@ -130,7 +130,7 @@ def _user_data(config: Config) -> tuple[UserObjects, Facts, str, str]:
 
 @lru_cache(maxsize=2)
 def _read_user_data(own: UserObjects, facts: Facts, name: str, target: str) -> Source:
-    """Read or create the user's data, once for the same arguments."""
+    """Read or create the user's data. Equal arguments share one result."""
     named = f"[data] name = '{name}'" if name != GIVEN else ""
     with Guard("data", own.data, named):
         made = make(own.data, dict(facts), (Source, tuple, list))
@@ -144,7 +144,6 @@ def user_data_digest(config: Config) -> str:
 
 @lru_cache(maxsize=2)
 def _digest(own: UserObjects, facts: Facts, name: str, target: str) -> str:
-    """Hash the samples once, because a worker resolves the config for each of its clients."""
     found = _read_user_data(own, facts, name, target)
     with Guard("data", own.data):
         return digest(found)
@@ -154,7 +153,7 @@ def _digest(own: UserObjects, facts: Facts, name: str, target: str) -> str:
 
 
 def build_data(config: Config, source: Source | None = None) -> FederatedData:
-    """Draw train and test samples from the source, and split the train samples over clients."""
+    """Draw train and held-out samples, and split the train samples over clients."""
     source = read_source(config) if source is None else source
     stored = source.inputs
     require_room(config, stored.shape[1:], len(stored), stored.itemsize)
@@ -163,7 +162,7 @@ def build_data(config: Config, source: Source | None = None) -> FederatedData:
 
 
 def deal(config: Config, source: Source) -> Dealt:
-    """Draw the train samples with their clients, and the held-out samples."""
+    """Draw train samples, the client of each train sample, and held-out samples."""
     dealt, share = _dealt(config, source), config.data.client_test
     if not share:
         return dealt
@@ -171,7 +170,7 @@ def deal(config: Config, source: Source) -> Dealt:
 
 
 def _dealt(config: Config, source: Source) -> Dealt:
-    """Draw the samples as in `deal`, but without the clients' own test samples."""
+    """Draw the samples as `deal` does, before each client sets its own test samples aside."""
     table, federation, seed = config.data, config.federation, config.federation.seed
     n, official, validation = len(source.labels), source.official_test, table.validation_samples
     if (parts := _index_arrays(config)) is not None:  # samples in no array may be held out
@@ -197,8 +196,8 @@ def _dealt(config: Config, source: Source) -> Dealt:
         client = source.owner[train]
         if client.max() >= federation.clients:
             raise InputError(
-                f"[federation] clients = {federation.clients}, but the client column of the data "
-                f"has {int(source.owner.max()) + 1} clients. Set clients = "
+                f"[federation] clients is {federation.clients}, but the client column of the "
+                f"data names {int(source.owner.max()) + 1} clients. Set clients = "
                 f"{int(source.owner.max()) + 1}."
             )
     else:
@@ -211,20 +210,20 @@ def _dealt(config: Config, source: Source) -> Dealt:
 
 
 def _partition_guard(config: Config) -> AbstractContextManager[None]:
-    """Return the guard for errors in the user's partition, or an empty context without one."""
+    """Return a context that reports errors of the user's partition function, if there is one."""
     brought = user_objects(config).partition is not None
     return guard(config, "partition") if brought else nullcontext()
 
 
 def _index_arrays(config: Config) -> tuple | list | None:
-    """Return the user's index arrays, one per client; None if the partition has another form."""
+    """Return the user's partition if it consists of index arrays; otherwise None."""
     found = user_objects(config).partition
     with _partition_guard(config):
         return found if isinstance(found, tuple | list) else None
 
 
 def _partition(config: Config) -> Any:
-    """Return the partition function, and create a partitioner if the user passed a class."""
+    """Return the partition function. If the user passed a class, create an object of this class."""
     kind = user_objects(config).partition
     if isinstance(kind, type) and is_partitioner(kind):
         clients = {"num_partitions": config.federation.clients}
@@ -232,8 +231,8 @@ def _partition(config: Config) -> Any:
             found = kind(**takes(kind, {**clients, **COLUMN, **facts_for(config, "partition")}))
         except Exception as error:  # the partitioner's own checks
             raise InputError(
-                f"{kind.__name__} cannot be created ({one_line(error)}). Set its arguments in "
-                "[federation.options]."
+                f"your partitioner {kind.__name__} could not be created ({one_line(error)}). Set "
+                f"the arguments of {kind.__name__} in [federation.options]."
             ) from error
     else:
         found = make_named(config, "partition", PARTITIONS)
@@ -244,13 +243,13 @@ def _partition(config: Config) -> Any:
 
 
 def partition_digest(train: np.ndarray, client: np.ndarray) -> str:
-    """Return a hash of the train indices [n] and the client [n] of each."""
+    """Return a hash of the partition: the train indices [n] and their clients [n]."""
     pairs = np.stack([train, client]).astype("<i8")
     return sha256(pairs.tobytes()).hexdigest()[:16]
 
 
 def with_user_sizes(config: Config) -> Config:
-    """Set numbers that follow from the user's data and partition, unless the config sets them."""
+    """Set the numbers of samples and clients that follow from the user's data and partition."""
     own, parts = user_objects(config), _index_arrays(config)
     with _partition_guard(config):
         count = partitioner_clients(own.partition) if parts is None else len(parts)
@@ -264,8 +263,8 @@ def with_user_sizes(config: Config) -> Config:
     if count is not None:
         if "clients" in given and federation.clients != count:
             raise InputError(
-                f"[federation] clients = {federation.clients}, but your partition has {count} "
-                "clients. Leave clients out."
+                f"[federation] clients is {federation.clients}, but your partition has {count} "
+                "clients. Remove clients from the config, so that it follows from the partition."
             )
         changed["clients"] = count
     if parts is not None:
@@ -285,7 +284,7 @@ def with_user_sizes(config: Config) -> Config:
 
 
 def _sizes_of_parts(config: Config, parts: Any) -> dict[str, int]:
-    """Return the number of samples in the index arrays, and the size of the smallest array."""
+    """Return the sizes that follow from the user's index arrays."""
     with _partition_guard(config):
         sizes = [len(part) for part in parts]
     least = max(1, min(sizes, default=1))
@@ -294,14 +293,14 @@ def _sizes_of_parts(config: Config, parts: Any) -> dict[str, int]:
         asked = getattr(config.data, name)
         if name in config.data.model_fields_set and asked != size:
             raise InputError(
-                f"[data] {name} = {asked}, but the index arrays of your partition need {name} = "
-                f"{size}. Leave {name} out."
+                f"[data] {name} is {asked}, but the index arrays of your partition require "
+                f"{name} = {size}. Remove {name} from the config, and the correct value is set."
             )
     return found
 
 
 def _sizes_of_source(config: Config, source: Source) -> dict[str, Any]:
-    """Return the numbers of train and test samples, and the minimum per client."""
+    """Return the sizes that follow from the user's data."""
     table, n = config.data, len(source.labels)
     given = table.model_fields_set
     if source.official_test is not None and config.given.test is not None:
@@ -322,7 +321,7 @@ def _sizes_of_source(config: Config, source: Source) -> dict[str, Any]:
 
 
 def _beside_validation(table: Data, room: int) -> int:
-    """Return the number of train samples if the rest of `room` is used for validation."""
+    """Return the number of train samples if `room` samples are split into train and validation."""
     share = table.validation < 1
     return max(1, int(room / (1 + table.validation) if share else room - table.validation))
 
@@ -332,12 +331,12 @@ def _beside_validation(table: Data, room: int) -> int:
 
 @dataclass(frozen=True)
 class Shard:
-    """One client's rows, and the samples among them that some replicas replace.
+    """The samples of one client. Some replicas may replace some of these samples.
 
     Attributes:
-        data: The rows.
-        position: The positions of the replaced samples, on the CPU. A mini-batch can then find its
-            replaced samples without synchronizing the GPU.
+        data: The samples, and their replacements if there are any.
+        position: The positions of the replaced samples, stored on the CPU so that no GPU
+            synchronization is needed.
         test: The client's own test samples, if any.
     """
 
@@ -347,7 +346,7 @@ class Shard:
 
     @classmethod
     def among(cls, data: Batch, neighbours: Neighbours | None, client: int) -> "Shard":
-        """Return a client's shard for several data sets, some of which replace its samples."""
+        """Return a client's shard for several data sets, which may each replace one sample."""
         there = np.flatnonzero(neighbours.client == client) if neighbours else np.array([])
         if neighbours is None or not there.size:
             return cls(Batch(data.inputs, data.labels))
@@ -363,7 +362,7 @@ class Shard:
         return len(self.data.labels)
 
     def batch(self, rows: np.ndarray | None) -> Batch:
-        """Return the given rows in the given order; None returns all rows without a copy."""
+        """Return the samples with these row numbers; None returns all samples without a copy."""
         if rows is None:
             return self.data
         chosen = to_device(torch.from_numpy(rows), self.data.labels.device)
@@ -385,7 +384,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Shards:
-    """All clients' rows (`inputs` [n, d], `labels` [n], `offsets` [N + 1]), and held-out rows."""
+    """The samples of all clients, sorted by client, and the held-out samples."""
 
     inputs: Tensor
     labels: Tensor
@@ -429,7 +428,7 @@ class Shards:
 
     @cached_property
     def partition_digest(self) -> str:
-        """A hash of the partition, for comparison with the server's partition."""
+        """A hash of the partition, to check that server and client have the same partition."""
         return partition_digest(*self.whose) if self.whose else ""
 
     def size(self, client: int) -> int:
@@ -437,25 +436,25 @@ class Shards:
         return int(self.offsets[client + 1] - self.offsets[client])
 
     def only(self, kept: np.ndarray) -> "Shards":
-        """Return only the chosen rows (a boolean mask [n]) of the base data set."""
+        """Return shards with only the samples that the boolean mask [n] selects."""
         counts = np.diff(np.concatenate([[0], np.cumsum(kept)])[self.offsets])
         there = torch.from_numpy(kept).to(self.labels.device)
         offsets = np.concatenate([[0], np.cumsum(counts)])
         return Shards(self.inputs[there], self.labels[there], offsets, self.held_out)
 
     def with_test(self, client: int) -> Shard:
-        """Return client i's shard with its own test samples, which may be empty."""
+        """Return the shard of client i together with the client's own test samples, if any."""
         tests = self.client_test
         return dataclasses.replace(self[client], test=tests and tests[client].data)
 
     def __getitem__(self, client: int) -> Shard:
-        """Return client i's shard as views, without a copy."""
+        """Return the shard of client i, as views of the shared tensors."""
         rows = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
         own = Batch(self.inputs[rows], self.labels[rows])
         return Shard.among(own, self.neighbours, client)
 
 
 def targets_on(device: torch.device, dtype: torch.dtype, values: np.ndarray) -> Tensor:
-    """Convert labels to a tensor. Real-valued targets get the precision of the run."""
+    """Convert labels to a tensor. Real-valued labels are converted to the precision of the run."""
     found = torch.from_numpy(values)
     return to_device(found, device, dtype if found.is_floating_point() else None)

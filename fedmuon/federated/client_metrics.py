@@ -1,4 +1,4 @@
-"""Measurements of each client in a round, which are the records of `clients.jsonl`.
+"""Measurements of each client in a round, for the file `clients.jsonl`.
 
 Each client measures, on its own samples, its loss before and after its local steps, its drift, the
 norm of its momentum, and its score on its own test samples. The server adds the measurements that
@@ -48,7 +48,7 @@ def client_metrics(
 
 
 def cosines_to_mean(before: Params, models: Sequence[Params]) -> list[float]:
-    """Return the cosine of each model's update with the mean update; NaN if one of them is 0."""
+    """Return the cosine between each update and the mean update; NaN if either is 0."""
 
     def update(model: Params) -> Tensor:  # computed twice, to store only one update at a time
         return _flat({name: one - before[name] for name, one in model.items()})
@@ -68,7 +68,7 @@ def cosines_to_mean(before: Params, models: Sequence[Params]) -> list[float]:
 
 
 def norm(tree: Mapping[str, Tensor]) -> float:
-    """Return the Euclidean norm of all entries, in float64."""
+    """Return the Euclidean norm of all entries of all tensors, in float64."""
     return float(torch.linalg.vector_norm(_flat(tree)))
 
 
@@ -77,7 +77,7 @@ def _flat(tree: Mapping[str, Tensor]) -> Tensor:
 
 
 def _means(task: Task, params: Params, samples: Batch) -> dict[str, float]:
-    """Return the mean loss of one model, and the means of the task's other scores."""
+    """Return the mean loss and the mean scores of one model on these samples."""
     sums: dict[str, Tensor] = {}
     for start in range(0, len(samples.labels), PIECE):
         part = slice(start, start + PIECE)

@@ -1,14 +1,13 @@
 """Client states that are stored between the rounds in which a client takes part.
 
-A state is identified by its client and by the round in which the client took part. Before round r,
-a client has the newest state of an earlier round. A round that is repeated, or a run that is
-resumed from any round, therefore reads the same state again. Files are never changed. Before a
-checkpoint, all states that are in no file are written to one new file. A file is deleted when no
-checkpoint needs any of its states.
+A state is identified by its client and by the round in which the client took part. In round r, a
+client uses the newest state of an earlier round. A repeated round and a resumed run therefore read
+the same state again. Files are never changed. Before a checkpoint, all states that are not yet in a
+file are written to one new file. A file is deleted when no checkpoint needs any of its states.
 
-Memory contains the states that are in no file yet, and the states read most recently, up to a
-budget. If the budget is too small, states are written early. Memory therefore does not grow with
-the number of clients.
+Memory contains the states that are not yet in a file, and the states that were read most recently,
+up to a budget in bytes. If the budget is too small, states are written early. Memory therefore does
+not grow with the number of clients.
 """
 
 from collections import OrderedDict
@@ -35,7 +34,7 @@ Key = tuple[int, int]  # a client, and a round in which it took part
 
 @dataclass
 class ClientStates:
-    """The states of all clients that have stored any.
+    """The stored states of all clients.
 
     Attributes:
         folder: Folder of the files; without a folder, all states stay in memory.
@@ -56,12 +55,12 @@ class ClientStates:
     _count: dict[int, int] = field(default_factory=dict, init=False)  # file -> needed states
 
     def last_round(self, client: int, before: int) -> int | None:
-        """Return the client's last round before the round `before` that left a state, or None."""
+        """Return the last round before `before` with a stored state of the client, or None."""
         rounds = self._rounds.get(client, ())
         return next((one for one in reversed(rounds) if one < before), None)
 
     def read(self, client: int, before: int) -> States:
-        """Return the client's states before a round; empty if it has none."""
+        """Return the newest states of a client before a round; empty if no states are stored."""
         last = self.last_round(client, before)
         if last is None:
             return {}
@@ -114,7 +113,7 @@ class ClientStates:
         self._new.clear()
 
     def commit(self, round: int) -> None:
-        """Drop states that neither the checkpoint of this round nor the previous one needs.
+        """Drop states that neither this round's checkpoint nor the previous checkpoint needs.
 
         Call this after the checkpoint is written.
         """
@@ -124,7 +123,7 @@ class ClientStates:
         self._shrink()
 
     def restore(self, round: int, expected: Mapping[int, int], others: Sequence[int] = ()) -> None:
-        """Read the folder's files as they were at the checkpoint of a round.
+        """Restore the stored states of the checkpoint of a round from the folder's files.
 
         Args:
             round: The round of the checkpoint.
@@ -155,7 +154,7 @@ class ClientStates:
         self._several = {client for client, rounds in self._rounds.items() if len(rounds) > 1}
 
     def _read_index(self) -> None:
-        """Check all files, and record the place of each state. The later of two files wins."""
+        """Check all files, and record which file contains each state."""
         files: list[Path] = []
         if self.folder is not None and self.folder.exists():
             remove_drafts(self.folder)
@@ -164,9 +163,11 @@ class ClientStates:
             number = int(file.name.removesuffix(SUFFIX))
             arrays, about = read_arrays(file)
             if about.pop("digest", "") != digest_of_arrays(arrays, about):
-                raise InputError(f"{file} is damaged: {AFRESH}")
+                raise InputError(f"the file {file} of client states is damaged: {AFRESH}")
             if about.get("run") != self.run:
-                raise InputError(f"{file} belongs to another run: {AFRESH}")
+                raise InputError(
+                    f"the file {file} of client states belongs to another run: {AFRESH}"
+                )
             self._count[number] = 0
             found = zip(arrays["client"].tolist(), arrays["round"].tolist(), strict=True)
             for row, key in enumerate(found):
@@ -204,7 +205,7 @@ class ClientStates:
                 self._unlink(number)
 
     def _shrink(self) -> None:
-        """Write or drop states until memory is within the budget."""
+        """Write states to a file, or drop them from memory, until memory is within the budget."""
         if self.folder is None:
             return
         if self._bytes > self.budget and sum(map(_size, self._new.values())) > self.budget:
@@ -223,9 +224,10 @@ class ClientStates:
 
 
 def flat_states(states: States) -> Flat:
-    """Flatten states to copies on the CPU, so that they do not keep the tensors of a round alive.
+    """Copy states to the CPU as a flat dictionary, so that the tensors of a round can be freed.
 
-    The copies have the same memory order as a file, because the rounding of products depends on it.
+    The copies have the memory order of tensors read from a file, because rounding depends on the
+    order.
     """
     return {
         f"{link}.{name}": value.detach().cpu().clone(memory_format=torch.contiguous_format)

@@ -1,4 +1,4 @@
-"""The virtual clock: simulated times and availability of devices, and the replies that count.
+"""The virtual clock: simulate when devices are available, how long they take, and who replies.
 
 Time is simulated, not measured. It depends only on the config, the sizes of messages and the
 numbers of samples, and not on training results. `timetable` can therefore compute all rounds before
@@ -28,18 +28,19 @@ ZONE, THERE = 3, 4  # blocks of the draws of time zones and of random availabili
 
 @dataclass(frozen=True)
 class Timetable:
-    """The rounds of a run with simulated devices.
+    """The simulated schedule of a run: who takes part in each round, and when each round ends.
 
     Attributes:
         selected: The clients that the server selected in each round, sorted.
-        answered: The clients whose replies it used in each round, sorted.
+        answered: The clients whose replies the server used in each round, sorted.
         seconds: The simulated time [R] at which each round ended.
-        uniform: Whether each cohort is a uniform sample, as it is without devices.
-        versions: For each client in `answered`, the model from which it started, given as the
-            number of rounds before this model. Empty if every client starts from the newest model.
-        lost: Number of clients [R] that received a model since the previous round and are not in
-            `selected`. With FedBuff, these are the lost clients. Otherwise, they are the clients in
-            attempts without a reply.
+        uniform: Whether each cohort is a uniform sample of all clients.
+        versions: For each client in `answered`, the version of the model from which the client
+            started. Version r is the model after r rounds. Empty if every client starts from the
+            newest model.
+        lost: For each round [R], the number of clients that received the model but are not in
+            `selected`. With FedBuff, the lost clients are counted. Otherwise, all clients of
+            attempts without a reply are counted.
     """
 
     selected: tuple[np.ndarray, ...]
@@ -50,11 +51,11 @@ class Timetable:
     lost: tuple[int, ...] = ()
 
     def oldest(self, round: int) -> int:
-        """Return the oldest model version from which a reply in this round or later started."""
+        """Return the oldest model version that a reply in this round or a later round needs."""
         return min((int(one.min()) for one in self.versions[round:]), default=round)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the timetable as arrays for a file; -1 fills up short rounds."""
+        """Return the timetable as arrays for a file. Short rounds are padded with -1."""
         widest = max(map(len, self.selected))
 
         def table(rounds: Sequence[np.ndarray]) -> np.ndarray:
@@ -73,14 +74,14 @@ class Timetable:
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices of all clients: the time each needs for a round, and when it is available.
+    """The devices of all clients: the duration of a client's round, and the times of availability.
 
     Attributes:
         seed: The seed of the run.
-        needed: Seconds [N] from the server's message to the client's reply.
+        needed: For each client [N], seconds from the server's message to the client's reply.
         dropout: Probability that a client is lost during a round.
         share: Probability that a client is available, or the available share of a day.
-        day: Seconds of a day, or of a trace, which repeats.
+        day: Length of a day, or of a trace, in seconds. A trace repeats after this time.
         zones: The start of each client's day [N], as a share of the day; None without days.
         spans: Sorted intervals [T, 2] in which each client is available; None without a trace.
     """
@@ -94,10 +95,11 @@ class Devices:
     spans: tuple[np.ndarray, ...] | None = None
 
     def until_there(self, now: float, round: int, attempt: int = 0) -> np.ndarray:
-        """Return the seconds [N] from `now` until each client is available.
+        """For each client [N], return the seconds from `now` until the client is available.
 
-        The value is 0 for an available client, and infinite if the time is unknown. With random
-        availability, a client is available or not for a whole `attempt` at a `round`.
+        The result is 0 for an available client. With random availability, the result is infinite
+        for all other clients, because availability does not change during an `attempt` at a
+        `round`.
         """
         many = len(self.needed)
         if self.spans is not None:
@@ -111,7 +113,7 @@ class Devices:
         return np.zeros(many)
 
     def lost_after(self, client: int, round: int, attempt: int = 0) -> float:
-        """Return the seconds after which a client is lost in this round; infinite if it is not."""
+        """Return the seconds after which a client is lost in this round, or infinity."""
         if not self.dropout:
             return math.inf
         rng = generator(self.seed, Draw.DEVICE, round=round, client=client, step=attempt)
@@ -123,10 +125,12 @@ class Devices:
     ) -> tuple[float, np.ndarray]:
         """Draw `many` clients uniformly from the available clients that are not barred.
 
-        If there are fewer, choose all of them. If no client is available, wait until one is.
+        If fewer clients are available, choose all available clients. If no client is available,
+        wait until at least one is available.
 
         Returns:
-            The time, and the clients, sorted; no clients if random availability leaves none.
+            The time after the wait, and the sorted clients. There may be no clients if availability
+                is random.
         """
         rng = generator(self.seed, Draw.SCHEDULE, round=round, step=attempt)
         if not barred and self.zones is None and self.spans is None and self.share == 1.0:
@@ -156,7 +160,7 @@ def timetable(
         config: The config.
         steps: Number of local steps of each client [N].
         samples: Number of samples per step of each client [N].
-        sizes: Bytes of a message to a client, and of its reply.
+        sizes: Bytes of a message to a client, and bytes of a reply.
 
     Raises:
         InputError: If a trace cannot be used, or if a round gets no reply.
@@ -195,7 +199,7 @@ def timetable(
 
 
 def buffered(devices: Devices, rounds: int, many: int, size: int) -> Timetable:
-    """Return the updates of FedBuff: `many` clients work at a time, and `size` replies are a round.
+    """Simulate FedBuff: `many` clients work at a time, and a round ends after `size` replies.
 
     A client starts when another one has replied or is lost. Simultaneous replies arrive in the
     order of the client numbers, and before any client starts. A client whose reply waits in the
@@ -208,8 +212,9 @@ def buffered(devices: Devices, rounds: int, many: int, size: int) -> Timetable:
     while len(ends) < rounds:
         if starts - least > 10 * ATTEMPTS * many:
             raise InputError(
-                f"update {len(ends) + 1} has received too few replies after {starts - least} "
-                "attempts. Raise [devices] available, or lower [devices] dropout."
+                f"round {len(ends) + 1} of [devices] mode = 'fedbuff' has received too few "
+                f"replies after {starts - least} attempts to start clients. Raise [devices] "
+                "available, or lower [devices] dropout."
             )
         busy = [client for _, client, _, _ in working]
         then, chosen = devices.choose(
@@ -245,11 +250,11 @@ def buffered(devices: Devices, rounds: int, many: int, size: int) -> Timetable:
 def round_of(
     devices: Devices, chosen: np.ndarray, number: tuple[int, int], wanted: int, deadline: float
 ) -> tuple[float, np.ndarray]:
-    """Return the duration of an attempt at a round, and the clients whose replies it uses.
+    """Return the duration of an attempt at a round, and the clients whose replies are used.
 
     The attempt ends when `wanted` replies have arrived, when every client has replied or is lost,
-    or at the deadline, whichever is first. Among simultaneous replies, lower client numbers come
-    first.
+    or at the deadline, whichever happens first. Among simultaneous replies, lower client numbers
+    come first.
     """
     if not len(chosen):
         return 0.0, chosen
@@ -266,7 +271,7 @@ def round_of(
 
 
 def devices_of(config: Config, work: np.ndarray, sizes: tuple[int, int]) -> Devices:
-    """Return the devices of a config, for clients that process `work` [N] samples per round."""
+    """Build the configured devices, for clients that process `work` [N] samples per round."""
     table, seed = config.devices, config.federation.seed
     clients = len(work)
     with np.errstate(all="ignore"):  # overflow is rejected below
@@ -314,7 +319,7 @@ def hardware(config: Config, clients: int) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 def _rows(path: str, key: str, columns: Sequence[str]) -> list[tuple[int, int, list[float]]]:
-    """Return the rows of a CSV trace: line number, client and numbers."""
+    """Read a CSV trace. Return a line number, a client and the numbers of each line."""
     where, rows = f"[devices] {key}", []
     if not path:
         raise InputError(
@@ -343,15 +348,16 @@ def _rows(path: str, key: str, columns: Sequence[str]) -> list[tuple[int, int, l
         sound = len(values) == len(columns) - 1 and all(map(math.isfinite, values))
         if not sound or client < 0 or not client.is_integer():
             raise InputError(
-                f"{path}, line {number}: {','.join(cells)!r} must be a client number and "
-                f"{len(columns) - 1} finite numbers ({','.join(columns)}). Fix the line."
+                f"{path}, line {number}: the line is {','.join(cells)!r}, but it must contain a "
+                f"client number and {len(columns) - 1} finite numbers ({','.join(columns)}). Fix "
+                "the line."
             )
         rows.append((number, int(client), values))
     return rows
 
 
 def _require_all(path: str, seen: Mapping[int, object], clients: int) -> None:
-    """Reject a trace without a line for every client."""
+    """Raise an error if a trace has no line for some client."""
     if missing := [client for client in range(clients) if client not in seen]:
         raise InputError(
             f"{path} has no line for client {missing[0]} ({len(missing)} of {clients} clients "
@@ -360,7 +366,7 @@ def _require_all(path: str, seen: Mapping[int, object], clients: int) -> None:
 
 
 def _hardware_trace(path: str, clients: int) -> dict[str, np.ndarray]:
-    """Return the columns of a hardware trace, which has one line per client."""
+    """Read a hardware trace, with one line per client. Return each column by name."""
     seen: dict[int, list[float]] = {}
     for line, client, values in _rows(path, "trace", ("client", *HARDWARE)):
         if client in seen:

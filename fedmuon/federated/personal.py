@@ -27,14 +27,16 @@ def tuning_steps(config: Config) -> int:
 
 
 def tests_personal_models(config: Config, recipe: Recipe) -> bool:
-    """Return whether the end of the run also tests one model per client, besides the server's."""
+    """Return whether the run finally tests a personal model of each client."""
     return bool(config.data.client_test) and (tuning_steps(config) > 0 or recipe.personalizes)
 
 
 def personal_model(experiment: Experiment, state: ServerState, client: int) -> Params:
-    """Return a client's own model, or the server's model with the client's personal parameters.
+    """Return the client's personal model.
 
-    If the client never took part, these parameters have the values of the first model.
+    The model is the client's complete own model, or the server's model with the client's personal
+    parameters. If the client never took part, its personal parameters are those of the initial
+    model.
     """
     whole = experiment.recipe.personal
     start = state.params if whole else first_model(experiment.task, experiment.plan.seed)
@@ -45,11 +47,11 @@ def personal_model(experiment: Experiment, state: ServerState, client: int) -> P
 def fine_tuned(
     experiment: Experiment, state: ServerState, clients: Sequence[int], steps: int
 ) -> Iterator[Params]:
-    """Yield the models of clients after local steps from the server's model.
+    """Fine-tune the server's model on each client's samples, and yield the clients' models.
 
-    Personal parameters start from the client's own values. As many clients train at once as in a
-    round. The random draws are those of the round after the last one, and the step sizes are those
-    of the last round.
+    Personal parameters start from the client's own values. Clients train in groups with the size of
+    a round. The random draws are those of an additional round after the last round. The step sizes
+    are those of the last round.
     """
     plan, memory = experiment.plan, experiment.client_states
     # A client's rule would turn the model into a reply, so it is left out.
@@ -70,10 +72,10 @@ def fine_tuned(
 def personal_means(
     experiment: Experiment, state: ServerState, fine_tune: int = 0
 ) -> dict[str, np.ndarray]:
-    """Return the mean loss and scores [C] of all clients with test samples.
+    """Return the mean test loss and mean scores [C] of each client that has test samples.
 
-    Each client tests its own model or, with `fine_tune`, the server's model after that many local
-    steps.
+    Each client tests its personal model. With `fine_tune` > 0, each client instead tests the
+    server's model after this number of local steps.
     """
     tests = experiment.shards.client_test
     assert tests is not None

@@ -1,12 +1,13 @@
-"""Federated rounds: Algorithm 1 of the Stability note, from top to bottom.
+"""Federated rounds: the complete Algorithm 1 of the Stability note.
 
 The server samples clients and sends them its model and states (`broadcast`). Each client takes E
 local steps of its chain (`client_update`). The server combines the replies and applies its rule
 (`server_update`). `run_rounds` does all this in one process. Other engines carry the same messages
 between processes and call the same functions.
 
-A model is a stack of S replicas with a leading axis [S, ...]. A single run has S = 1. A run and its
-neighbours are one stack, in which all replicas share every random draw.
+All tensors of a model have a leading axis [S, ...] for S replicas, which are trained together. A
+single run has S = 1. To compare a run with neighbouring data sets, each data set is one replica,
+and all replicas share every random draw.
 """
 
 import math
@@ -48,7 +49,7 @@ LEAST, MOST = 1024, 64  # minimum samples per piece, and maximum pieces, within 
 
 @dataclass(frozen=True)
 class Experiment:
-    """The parts of a run that all rounds share, and the states of its clients."""
+    """The objects of a run that all rounds share, and the stored states of the clients."""
 
     recipe: Recipe
     task: Task
@@ -60,9 +61,9 @@ class Experiment:
 
 @dataclass(frozen=True)
 class ServerState:
-    """The model after `round` rounds, and the server's states.
+    """The server's model and states after `round` rounds.
 
-    `older` contains the earlier models from which some clients are still training.
+    `older` contains earlier server states, from which some clients are still training.
     """
 
     round: int
@@ -84,9 +85,10 @@ class Broadcast:
 class Reply:
     """The reply of a client.
 
-    `loss` [S] is the loss at the start of its last step. `samples` is n_i, and `steps` is its
-    number of local steps. `own` contains its persistent states, which stay with the client.
-    `metrics` contains its measurements, if they were requested.
+    `loss` [S] is the client's loss at the start of the last local step. `samples` is the number n_i
+    of the client's samples, and `steps` is the number of local steps. `own` contains the client's
+    persistent states, which are not sent. `metrics` contains the client's measurements, if they
+    were requested.
     """
 
     client: int
@@ -101,7 +103,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Fault:
-    """A participant that sent no valid reply at an attempt, or was asked again, and the reason."""
+    """A failed attempt to get a client's reply, and the reason."""
 
     client: int
     attempt: int
@@ -115,7 +117,8 @@ class Round:
     Attributes:
         state: The server's state after the round.
         participants: The clients that were selected.
-        answered: The clients whose replies were used. A dropped client voids the bound.
+        answered: The clients whose replies were used. If a client is missing, the stability bound
+            does not hold.
         loss: Mean loss of the clients that answered, per replica [S].
         faults: The failures during the round.
         clients: The measurements of each client that answered, if they were requested.
@@ -149,12 +152,12 @@ def begin(recipe: Recipe, task: Task, seed: int, stack: int = 1) -> ServerState:
 
 @lru_cache(maxsize=2)
 def first_model(task: Task, seed: int, stack: int = 1) -> Params:
-    """Return the first model, from which personal models start. It must not be changed."""
+    """Return the initial model, from which personal models start. Do not change its tensors."""
     return task.initial(generator(seed, Draw.INITIAL), stack)
 
 
 def run_rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
-    """Run, in this process, the rounds that remain after `state`."""
+    """Run the remaining rounds in this process, starting from `state`."""
     plan, shards = experiment.plan, experiment.shards
     shard_of = shards.with_test if experiment.measured else shards.__getitem__
     for number in range(state.round, plan.rounds):
@@ -171,7 +174,8 @@ def run_round(
     """Run one round with these clients.
 
     Returns:
-        The next state, the replies as they were sent, and the clients' records (see `next_state`).
+        The next server state, the replies as the clients sent them, and a record for each client if
+            the experiment is `measured`.
     """
     recipe, plan, memory = experiment.recipe, experiment.plan, experiment.client_states
     own = {client: memory.read(client, state.round) for client, _ in clients if recipe.keeps_states}
@@ -192,7 +196,7 @@ def run_round(
 def starts(
     plan: RandomnessPlan, state: ServerState, clients: Sequence[int]
 ) -> list[tuple[ServerState, list[int]]]:
-    """Return the states from which clients of the next round started, and the clients of each."""
+    """Group the clients of the next round by the server state from which each client started."""
     if plan.timetable is None or not plan.timetable.versions:
         return [(state, [*clients])]
     versions, known = plan.timetable.versions[state.round], (*state.older, state)
@@ -204,7 +208,7 @@ def starts(
 def as_read(
     recipe: Recipe, plan: RandomnessPlan, state: ServerState, replies: Sequence[Reply]
 ) -> tuple[list[Reply], States]:
-    """Return the replies as the server's rule reads them, and the next EF21 states.
+    """Convert replies to the form that the server's rule needs; also return the next EF21 states.
 
     With FedBuff, a reply is converted to a change of the newest model. This change is the
     difference between the reply and the model that its client received, times 1 / sqrt(1 +
@@ -243,7 +247,7 @@ def _uncompressed(
 def _moved_to(
     state: ServerState, began: Mapping[str, Params], weight: float, reply: Reply
 ) -> Reply:
-    """Move the reply of a client that received `began` to the newest model, with a weight."""
+    """Add the weighted change of a reply to the newest model and states."""
 
     def moved(now: Params, then: Params, value: Params) -> Params:
         return {name: now[name] + weight * (one - then[name]) for name, one in value.items()}
@@ -263,7 +267,7 @@ def next_state(
     """Update the server with the replies of a round.
 
     Returns:
-        The state after the round, with the older models from which later replies started, and a
+        The server state after the round, including the older models that later rounds need, and a
         record for each client if the experiment is `measured`.
     """
     recipe, plan, records = experiment.recipe, experiment.plan, ()
@@ -300,11 +304,11 @@ def client_update(
     own: Mapping[int, States] = NO_STATES,
     measured: bool = False,
 ) -> list[Reply]:
-    """Take E local steps from the server's model (lines 4 to 11), for clients in one batch.
+    """Train clients in one batch: E local steps from the server's model (lines 4 to 11 of Alg. 1).
 
-    K clients are K blocks of S replicas [K S, ...], each with its own samples. A link starts with a
-    fresh state, unless the server sent its state or the client stored it (`own`, by client). If
-    `measured` is true, S is 1 and replies have metrics.
+    The tensors have the shape [K S, ...] for K clients with S replicas each. Each part of the
+    optimizer starts with a new state, unless the server sent a state or the client stored one in an
+    earlier round (`own`). If `measured` is true, S must be 1, and replies contain metrics.
     """
     numbers, count = [client for client, _ in clients], len(clients)
     steps = plan.steps_of(clients[0][1].size)  # clients in one batch take the same number of steps
@@ -359,13 +363,13 @@ def client_update(
 def server_update(
     recipe: Recipe, state: ServerState, replies: Iterable[Reply], factor: float = 1.0
 ) -> ServerState:
-    """Combine the replies (lines 12 and 13, eqs. (4) and (5)), then apply the server's rule.
+    """Combine the replies (lines 12 and 13 of Alg. 1), then apply the server's rule.
 
     Args:
         recipe: The optimizer, which defines the combined states and the server's rule.
         state: The state before the round.
-        replies: The replies, in any order. They are added in the order of the clients, so that
-            rounding is the same in every engine.
+        replies: The replies, in any order. The sum is computed in the order of the clients, so that
+            every engine rounds in the same way.
         factor: The factor of the step sizes in this round.
     """
     with in_round(state.round):
@@ -375,7 +379,7 @@ def server_update(
 def _updated(
     recipe: Recipe, state: ServerState, replies: list[Reply], estimates: States, factor: float
 ) -> ServerState:
-    """Return the server's state after these replies, which are already decompressed."""
+    """Return the server's next state, computed from replies that are already decompressed."""
     ordered = sorted(replies, key=lambda reply: reply.client)
     if recipe.keeps_states:  # aggregators never see these states
         ordered = [replace(reply, own={}) for reply in ordered]
@@ -409,13 +413,13 @@ def simulate(
 def traffic(
     recipe: Recipe, state: ServerState, asked: int, replies: Sequence[Reply]
 ) -> dict[str, int]:
-    """Return the bytes of a round's arrays in each direction: models and states as they are sent.
+    """Return the bytes of all models and states that a round sends, in each direction.
 
     Args:
         recipe: The recipe.
         state: The state before the round.
-        asked: Number of clients that received the model. Repeated messages do not count.
-        replies: The replies that were used, as they were sent.
+        asked: Number of clients that received the model. Repeated messages are not counted.
+        replies: The replies that the server used, in the form that the clients sent.
     """
     down = payload_bytes(*sent_like(recipe, state.params, state.states))
     up = sum(payload_bytes(reply.params, reply.states) for reply in replies)
@@ -438,10 +442,10 @@ def mean_loss(replies: Sequence[Reply]) -> np.ndarray:
 def client_records(
     before: ServerState, replies: Sequence[Reply], direction: bool = False
 ) -> tuple[dict[str, Any], ...]:
-    """Return a record of each client after a round, in the order of the clients.
+    """Return a record of each client's measurements in this round, in the order of the clients.
 
-    A record contains the client's measurements, and the cosine of its update with the mean update.
-    Numbers that are not finite are left out.
+    A record also contains the cosine between the client's update and the mean update. Numbers that
+    are not finite are left out.
     """
     ordered = sorted(replies, key=lambda reply: reply.client)
     base = zeros(before.params) if direction else before.params  # a direction is already an update
@@ -457,7 +461,7 @@ def client_records(
 def _metrics_of_each(
     task: Task, clients: Sequence[Client], start: Params, local: Params, states: States
 ) -> list[dict[str, float]]:
-    """Measure each client of a batch, from its received model to its model after local steps."""
+    """Measure each client of a batch, before and after its local steps."""
     starts, models = (blocks(one, len(clients)) for one in (start, local))
     momenta = {name: blocks(states[name], len(clients)) for name in MOMENTA if name in states}
     return [
@@ -480,12 +484,13 @@ def client_updates(
     own: Mapping[int, States] = NO_STATES,
     measured: bool = False,
 ) -> list[Reply]:
-    """Return the replies of all clients in their order, and train several groups at once.
+    """Train all clients, in groups, and return their replies in the order of `clients`.
 
-    Clients train in groups. Each group is one batch of limited size, and its clients take the same
-    number of steps. With client-level privacy, each client trains alone, so that its result cannot
-    depend on other clients even by rounding. A GPU may have to repeat a round with checks
-    (`fedmuon.core.device`). A release that may be drawn only once is never repeated.
+    Each group is trained as one batch of limited size, and all clients of a group take the same
+    number of steps. With client-level privacy, each client is trained alone. Otherwise, rounding
+    could make a client's result depend on other clients. A GPU may have to repeat a round with
+    checks (`fedmuon.core.device`). A round is not repeated if its noise is secret or correlated,
+    because the account would not count a second release.
 
     `sent` is the result of `read_broadcast`.
     """
@@ -516,10 +521,10 @@ def client_updates(
 
 
 def privatize_reply(recipe: Recipe, level: ClientLevel, sent: Broadcast, reply: Reply) -> Reply:
-    """Make a reply private at client level.
+    """Apply client-level privacy to a reply.
 
-    The reply loses its loss. If clients do not trust the server, it also gets its share of the
-    noise.
+    The loss is removed from the reply. If clients do not trust the server, the update is also
+    clipped, and noise is added.
     """
     reply = replace(reply, loss=torch.full_like(reply.loss, math.nan))
     if level.trust == "central":
@@ -538,7 +543,7 @@ def compressed(
     replies: Sequence[Reply],
     own: Mapping[int, States] = NO_STATES,
 ) -> list[Reply]:
-    """Return the replies as they are sent, with the error memory that clients store.
+    """Compress replies, and store each client's compression error in `own` of the reply.
 
     `sent` is the result of `read_broadcast`.
     """
@@ -564,7 +569,7 @@ def compressed(
 
 
 def received_trees(recipe: Recipe, state: ServerState) -> dict[str, Params]:
-    """Return the model and states that a client reads from the broadcast of this state."""
+    """Return the model and states that a client gets if the server sends this state."""
     like, sent = shared_part(recipe, state.params), broadcast(recipe, state)
     trees = {MODEL: sent.params, **recipe.decoded(sent.states, state.params)}
     if recipe.compression is None or not recipe.compression.down:
@@ -575,7 +580,7 @@ def received_trees(recipe: Recipe, state: ServerState) -> dict[str, Params]:
 def decompressed(
     recipe: Recipe, state: ServerState, replies: Sequence[Reply]
 ) -> tuple[list[Reply], States]:
-    """Return the clients' models and states as the server reads them, and the next EF21 states."""
+    """Decompress the replies; also return the next EF21 states of the server."""
     if recipe.compression is None or not recipe.compression.up:
         return list(replies), {}
     base = received_trees(recipe, state)
@@ -591,7 +596,7 @@ def decompressed(
 
 
 def read_broadcast(recipe: Recipe, sent: Broadcast, model: Params) -> Broadcast:
-    """Return the model and states that clients use.
+    """Decompress a message, and return the model and states that clients use.
 
     Args:
         recipe: The optimizer, whose compressor was applied to the message.
@@ -607,13 +612,13 @@ def read_broadcast(recipe: Recipe, sent: Broadcast, model: Params) -> Broadcast:
 
 
 def joint(recipe: Recipe, params: Params, states: States) -> dict[str, Params]:
-    """Return the model and the returned states: all parts of a client's update."""
+    """Return the model and the states that a client returns, by name."""
     learned, _ = split_statistics(params)
     return {"model": params, **{name: states.get(name, learned) for name in recipe.returned}}
 
 
 def sent_like(recipe: Recipe, params: Params, states: States) -> tuple[Params, States]:
-    """Return tensors with the shapes of a broadcast, to which received arrays must fit."""
+    """Return tensors with the shapes and dtypes that the arrays of a broadcast must have."""
     found = {name: states[name] for name in recipe.sent}
     found |= {
         name: recipe.codecs[name].template(found[name]) for name in found if name in recipe.codecs
@@ -627,7 +632,7 @@ def sent_like(recipe: Recipe, params: Params, states: States) -> tuple[Params, S
 
 
 def returned_like(recipe: Recipe, params: Params, states: States) -> tuple[Params, States]:
-    """Return tensors with the shapes of a reply, to which received arrays must fit."""
+    """Return tensors with the shapes and dtypes that the arrays of a reply must have."""
     found = joint(recipe, shared_part(recipe, params), states)
     for name, codec in recipe.codecs.items():
         if name in found:  # otherwise, the server sends this state but clients do not return it
@@ -653,10 +658,10 @@ def _context(
     statistics: Params,
     after: Params,
 ) -> Context:
-    """Return the context of the links in a step.
+    """Return the context for the links of the optimizer in one local step.
 
-    It computes mini-batch gradients, or only the releases of a privacy mechanism. The first
-    gradient reads the running `statistics` and writes their next values into `after`.
+    The context can compute mini-batch gradients or, in a private run, only releases. The first
+    gradient uses the running `statistics` and writes their next values into `after`.
     """
     round, step = now
     factor, mechanism = plan.factor_at(round), recipe.mechanism
@@ -713,7 +718,7 @@ def _context(
 
 
 def _repeated(tree: Params, times: int) -> Params:
-    """Repeat a tree K times along the replica axis, and preserve class-major memory order."""
+    """Repeat tensors along the replica axis, and preserve their memory order."""
     if times == 1:
         return tree
     turned = {name: value.ndim > 2 and value.mT.is_contiguous() for name, value in tree.items()}
@@ -732,8 +737,8 @@ def _received(
 ) -> Params:
     """Return the models from which a batch of clients starts.
 
-    These are the server's model, with each client's own personal parameters. Before a client has
-    its own, it uses the parameters of the first model.
+    Each model is the server's model with the client's personal parameters. A client that has not
+    stored any uses those of the initial model.
     """
     if not recipe.personal:
         return sent
@@ -756,8 +761,8 @@ def _resumed(
 ) -> States:
     """Return the persistent states of a batch of clients.
 
-    Before a client has its own state, it uses the initial state of the link. For a personal model,
-    this is the first model of the run.
+    A client that has not stored a state uses the initial state of the link. The initial state of a
+    personal model is the run's initial model.
     """
     found: States = {}
     for link in recipe.chain.links:
@@ -817,7 +822,7 @@ def _combined(
 def run_neighbours(
     experiment: Experiment, neighbours: Neighbours, seed: int, engine: Engine = run_rounds
 ) -> Params:
-    """Return the last models [S, ...] of the S data sets in `neighbours`, from the same start."""
+    """Train on each of the S data sets in `neighbours`, and return the final models [S, ...]."""
     shards = replace(experiment.shards, neighbours=neighbours)
     experiment = replace(experiment, shards=shards, client_states=ClientStates(), measured=False)
     fresh = begin(experiment.recipe, experiment.task, seed, len(neighbours.client))
@@ -825,19 +830,20 @@ def run_neighbours(
 
 
 def retrained(experiment: Experiment, stay: np.ndarray, seed: int) -> Params:
-    """Retrain on the samples in `stay` [n], with the same start, schedule and noise.
+    """Train again with only the samples that the boolean mask `stay` [n] selects.
 
-    Return the last model [1, ...].
+    The initial model, the schedule and all random draws stay the same. Return the final model [1,
+    ...].
     """
     less = replace(experiment, shards=experiment.shards.only(stay))
     return simulate(less, begin(less.recipe, less.task, seed)).params
 
 
 def distances(params: Params, families: int = 1) -> np.ndarray:
-    """Return ||X_s - X_0||_F over all matrices, for members s >= 1 of each family [families, T].
+    """Return the distance ||X_s - X_0||_F of each neighbour's model from the base model.
 
-    A stack [families (1 + T), ...] contains one family after the other, each with its base run
-    first.
+    The tensors contain one family after the other: a base model, followed by its T neighbours. The
+    result has the shape [families, T].
     """
     apart = []
     for value in params.values():
@@ -851,7 +857,7 @@ def distances(params: Params, families: int = 1) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Risk:
-    """Weighted mean loss [S], and the means [S] of the task's other scores by name, in float64."""
+    """The mean loss [S] of each replica, and the mean [S] of each other score, in float64."""
 
     loss: np.ndarray
     scores: dict[str, np.ndarray]
@@ -860,7 +866,7 @@ class Risk:
 def risk(
     task: Task, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor | None = None
 ) -> Risk:
-    """Return means over samples with `weights` [n] that sum to 1; None returns the plain mean."""
+    """Return the mean loss and scores over samples, weighted by `weights` [n] if they are set."""
     # Counts are divided at the end, so that 443 of 500 is 0.886 and not 0.8860000000000007.
     parts = len(labels) if weights is None else 1
     loss, means = sums(task, params, inputs, labels, weights)
@@ -871,7 +877,7 @@ def risk(
 def sums(
     task: Task, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor | None = None
 ) -> tuple[Tensor, Params]:
-    """Return weighted sums [S] of losses and scores (float64, on the device); None weights by 1."""
+    """Return sums [S] of losses and scores over samples, with `weights` [n] if they are set."""
     if weights is None:
         weights = torch.ones(len(labels), dtype=torch.float64, device=labels.device)
     stack = len(next(iter(params.values())))
@@ -892,13 +898,13 @@ def sums(
 
 
 def _pieces(rows: int, stack: int) -> list[slice]:
-    """Return ranges of rows that are evaluated together."""
+    """Split the row numbers into ranges, each of which is evaluated at once."""
     step = max(1, min(CHUNK // (16 * stack), max(LEAST, -(-rows // MOST))))
     return [slice(start, start + step) for start in range(0, rows, step)]
 
 
 def client_means(task: Task, params: Params, shards: Shards) -> dict[str, np.ndarray]:
-    """Return the mean loss and scores [S, C] of each client with samples, in one pass over all."""
+    """Return the mean loss and mean scores [S, C] of each client that has samples."""
 
     def look(part: slice) -> Params:
         losses, scores = task.losses(params, Batch(shards.inputs[part], shards.labels[part]))
@@ -916,5 +922,5 @@ def client_means(task: Task, params: Params, shards: Shards) -> dict[str, np.nda
 
 
 def sample_weights(sizes: np.ndarray, client_weights: np.ndarray) -> Tensor:
-    """Return w_ij = p_i / n_i for samples sorted by client, shape [n] (Stability note, sec. 3)."""
+    """Return each sample's weight p_i / n_i [n], sorted by client (Stability note, sec. 3)."""
     return torch.from_numpy(np.repeat(client_weights / sizes, sizes))

@@ -1,7 +1,7 @@
 """Reject a run that does not fit into this machine's memory, before the memory is allocated.
 
 The estimate counts the large arrays that exist at the same time, without the interpreter and its
-libraries. It is not exact. Its purpose is to find sizes that do not fit into any machine.
+libraries. The estimate is not exact. It finds only runs that are much too large.
 """
 
 import os
@@ -37,7 +37,7 @@ MENDS = {
 def require_room(
     config: Config, shape: tuple[int, ...], stored: int = 0, itemsize: int = DOUBLE
 ) -> None:
-    """Reject data, a partition or a schedule that does not fit into memory.
+    """Raise an error if the data, the partition or the schedule does not fit into memory.
 
     Args:
         config: The config of the run.
@@ -63,7 +63,7 @@ def require_room(
 def require_room_for_parameters(
     config: Config, entries: int, size: int, device: torch.device
 ) -> None:
-    """Reject a model with `entries` parameters of `size` bytes, before the model is created."""
+    """Raise an error if a model with this number of parameters does not fit into memory."""
     if device.type == "cpu":
         _refuse({"model": _of_parameters(config, entries, size, 1)})
 
@@ -71,7 +71,7 @@ def require_room_for_parameters(
 def require_room_for_model(
     config: Config, task: Task, classes: int, rows: int, replicas: int = 1
 ) -> None:
-    """Reject `replicas` models of the task, trained on `rows` samples.
+    """Raise an error if training `replicas` models on `rows` samples needs too much memory.
 
     Only CPU memory is checked. Another device raises its own error if its memory is full.
     """
@@ -93,12 +93,12 @@ def require_room_for_model(
 
 
 def _of_parameters(config: Config, entries: int, size: int, replicas: int) -> int:
-    """Return the bytes of all copies of the parameters, including two per reply."""
+    """Return the bytes of all copies of the parameters. Each reply needs two copies."""
     return entries * replicas * size * (COPIES + 2 * config.federation.per_round)
 
 
 def _refuse(parts: dict[str, int]) -> None:
-    """Reject a run whose parts need more bytes than the machine has."""
+    """Raise an error if the parts of a run together need more bytes than the machine has."""
     needed = sum(parts.values())
     if needed <= LEAST or needed <= (most := machine_memory()):
         return
@@ -114,9 +114,9 @@ def _said(count: int) -> str:
 
 
 def machine_memory() -> int:
-    """Return the bytes that this process may use: the smaller of machine and control-group limits.
+    """Return the bytes that this process may use: the machine's memory, or a smaller cgroup limit.
 
-    The memory that other processes use is ignored, so that the answer is always the same.
+    The result is always the same, because memory in use by other processes is not subtracted.
     """
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     try:
@@ -132,7 +132,7 @@ def machine_memory() -> int:
 
 
 def _limits(root: Path, path: str, name: str) -> list[int]:
-    """Return the limits in a group's folder and its parents; a container's root may be its own."""
+    """Return the memory limits of a control group and of all its parent groups."""
     group = root / path.strip("/")
     folders = [group, *(above for above in group.parents if above.is_relative_to(root))]
     found = []
