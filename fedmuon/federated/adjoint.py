@@ -1,17 +1,18 @@
-"""Derivatives of a run's last model with respect to sample weights, by a reverse pass.
+"""Derivatives of a run's final model with respect to sample weights, by reverse differentiation.
 
-Algorithm 1 of the Stability note is a deterministic program once every random draw is fixed. Its
-last model X^R is then a function of the weights w of the samples in their clients' gradients. The
-function is smooth wherever the orthogonalizer is. For a stack of directions V, one pass from the
-last round to the first computes
+Algorithm 1 of the Stability note is a deterministic program once every random draw is fixed. The
+final model X^R is then a function of w, the weights of the samples in the gradients of their
+clients. This function is smooth where the orthogonalizer is smooth. For several directions V at
+once, one pass from the last round to the first round computes
 
     <V, dX^R / dw_z>
 
-for all V and all samples z at once, and for candidates of weight 0.
+for all V and all samples z. The pass also includes candidates, which are possible additional
+samples with weight 0.
 
-Each round runs once more from the state at its start. Autograd then propagates the adjoints of the
-server's states (X, and M if it exists) backwards through it. Memory contains 2 sqrt(R) server
-states and one round.
+Each round is computed again from the server's state at the start of the round. Autograd then
+propagates the adjoints of the server's model X and momentum M (if there is one) backwards through
+the round. The memory is that of 2 sqrt(R) server states and one round.
 """
 
 import dataclasses
@@ -53,7 +54,7 @@ from fedmuon.tasks.networks import NetworkTask
 
 @dataclass(frozen=True, kw_only=True)
 class Weighted(Batch):
-    """A batch, candidates that may replace one of its samples, and the weights [n + P] of both."""
+    """A batch of n samples with P candidates, which may replace a sample, and weights [n + P]."""
 
     others: Batch
     weights: Tensor
@@ -61,7 +62,7 @@ class Weighted(Batch):
 
 @dataclass(frozen=True)
 class Differentiable:
-    """A task whose gradient on weighted batches can be differentiated.
+    """A wrapper of a task that makes the task's gradient differentiable in the sample weights.
 
     `directions` is the number of reverse passes that run together.
     """
@@ -84,7 +85,7 @@ class Differentiable:
         return getattr(self.task, name)
 
     def gradient(self, params: Params, batches: Sequence[Weighted]) -> tuple[Tensor, Params]:
-        """Return the mean loss [K] and gradient [K, ...] of K clients, each with one replica."""
+        """Return the mean loss [K] and the gradient [K, ...] of K clients, for one replica."""
         weights = [batch.weights for batch in batches]
         given = (self, batches, tuple(params), *params.values(), *weights)
         loss, *slopes = _Gradient.apply(*given)  # type: ignore[misc]
@@ -92,7 +93,7 @@ class Differentiable:
 
 
 class _Gradient(torch.autograd.Function):
-    """G(X, w), computed by the kernels of the task, and its reverse derivative."""
+    """The gradient G(X, w) as an autograd function that uses the kernels of the task."""
 
     @staticmethod
     def forward(
@@ -144,7 +145,8 @@ def _of_matrix(weight: Tensor, towards: Tensor, batch: Weighted) -> tuple[Params
 def _of_network(
     what: Differentiable, params: Params, towards: Params, batch: Weighted
 ) -> tuple[Params, Tensor]:
-    """Return one client's reverse derivative in its parameters [1, ...] and weights [n + P]."""
+    """Return a client's reverse derivatives with respect to the parameters and the weights [n +
+    P]."""
     task = what.task
     assert isinstance(task, NetworkTask)
     point, direction = ({name: one[0] for name, one in tree.items()} for tree in (params, towards))
@@ -178,10 +180,10 @@ Tree = dict[tuple[str, ...], Tensor]  # the tensors of a server state, by their 
 
 
 class Pulled(NamedTuple):
-    """The derivatives <V, dX^R / dw> of one client's batch in one round, for k directions V.
+    """The derivatives <V, dX^R / dw> for the samples of a client in one round, and k directions V.
 
-    `own` [k, b] belongs to the samples in `rows` (None for all samples). `others` [k, P] belongs to
-    the candidates that may replace any of them.
+    `own` [k, b] contains the derivatives for the b samples in `rows` (None means all samples).
+    `others` [k, P] contains the derivatives for the P candidates that may replace a sample.
     """
 
     client: int
@@ -192,9 +194,9 @@ class Pulled(NamedTuple):
 
 @dataclass(frozen=True)
 class Weighed(Shard):
-    """A client's rows with candidates.
+    """A client's samples with candidates.
 
-    Each mini-batch has its own weights, but all full batches share one set of weights.
+    Each mini-batch has its own weights. All full batches share the same weights.
     """
 
     others: Batch = field(kw_only=True)
@@ -206,7 +208,7 @@ class Weighed(Shard):
         return len(self.others.labels)
 
     def batch(self, rows: np.ndarray | None) -> Weighted:
-        """Return the given rows in the given order, with the candidates."""
+        """Return the samples with these row numbers, together with the candidates."""
         found = super().batch(rows)
         if rows is not None or not self.taken:
             entries = len(found.labels) + self.candidates
@@ -222,9 +224,9 @@ def pulled_back(
     others: Callable[[int], Batch],
     heard: Callable[[], None] = lambda: None,
 ) -> Iterator[Pulled]:
-    """Run the reverse pass from directions [k, 1, ...] in the last model, round by round.
+    """Run the reverse pass for k directions in the final model, from the last round to the first.
 
-    `others` returns the candidates for a client's samples. `heard` is called after each round.
+    `others` maps a client to its candidates. `heard` is called after each round.
     """
     adjoint: Tree = {("params", name): value for name, value in towards.items()}
     count = len(next(iter(towards.values())))
@@ -242,9 +244,9 @@ def pulled_back(
 def _through(
     taped: Experiment, state: ServerState, shards: Mapping[int, Weighed], adjoint: Tree
 ) -> tuple[Tree, list[Pulled]]:
-    """Propagate the adjoint [k, ...] from the state after a round to the state before it.
+    """Propagate the adjoint [k, ...] from the end of a round to the start of the round.
 
-    Return it with the derivatives with respect to the sample weights in this round.
+    Return this adjoint, and the derivatives with respect to the sample weights in this round.
     """
     leaves = {place: value.detach().requires_grad_() for place, value in _tree(state).items()}
     params = {place[1]: value for place, value in leaves.items() if place[0] == "params"}
@@ -275,7 +277,7 @@ def _through(
 
 
 def _tree(state: ServerState) -> Tree:
-    """Return the tensors of a server state, by their path."""
+    """Return all tensors of a server state in one dictionary."""
     params: Tree = {("params", name): value for name, value in state.params.items()}
     for link, held in state.states.items():
         params |= {("states", link, name): value for name, value in held.items()}
@@ -285,7 +287,7 @@ def _tree(state: ServerState) -> Tree:
 def backwards(experiment: Experiment, start: ServerState) -> Iterator[ServerState]:
     """Yield the state before each round, from the last round to the first.
 
-    Only every sqrt(R)-th state is stored; the states between are computed again.
+    Only every sqrt(R)-th state is stored. The other states are computed again.
     """
     stride = math.isqrt(max(0, experiment.plan.rounds - 1)) + 1
     every = itertools.chain([start], (done.state for done in run_rounds(experiment, start)))

@@ -1,8 +1,8 @@
-"""Build the optimizer of a run from its config: local steps, server rule, aggregate and release.
+"""Build the optimizer of a run from its config, and check custom optimizers in a trial round.
 
 A custom optimizer or aggregate first runs one trial round on random tensors, before any samples are
-read. The trial rejects visible errors early, with messages that say which arguments and results
-links, the server's rule and an aggregate have. It cannot find every error.
+read. The trial reports many errors early, with messages that name the required arguments and
+results. The trial cannot find every error.
 """
 
 import math
@@ -58,24 +58,24 @@ MOST_TURNS = 10**5  # optimize buffers for at most this number of steps, which t
 AGGREGATE = "federation.aggregate"
 UNWEIGHTED = ("median", "trimmed-mean", "krum")  # these ignore the numbers of samples
 LINK = (
-    "A link needs an update(direction, state, context) that returns (direction, state). With "
-    "links.stateless, update(direction, context) returns a direction. Directions and states are "
-    "mappings of names to tensors."
+    "The update function of a link must take (direction, state, context) and return (direction, "
+    "state). With links.stateless, it must take (direction, context) and return a direction. "
+    "Directions and states are mappings of names to tensors."
 )
 CLIENT_RULE = (
     "The clients' rule must take (received model, model, states, steps) and return (model, "
-    "states), mappings like its arguments."
+    "states). Both must be mappings of names to tensors, as in the arguments."
 )
 RULE = (
-    "The server's rule must take (old, mean, states) and return (model, states), mappings like "
-    "old and states."
+    "The server's rule must take (old, mean, states) and return (model, states). The returned "
+    "model must be a mapping like old, and the returned states a mapping like states."
 )
 
 
 def build_recipe(
     config: Config, task: Task, lr: Number | None = None, regularization: Number | None = None
 ) -> Recipe:
-    """Build the configured optimizer with its aggregate, and with its release at client level."""
+    """Build the configured optimizer, with its aggregate, compression and client-level privacy."""
     brought, privacy, federation = user_objects(config), config.privacy, config.federation
     if brought.recipe is None:
         routed, mine, centred = None, user_map(config), _is_centred(config, task)
@@ -107,8 +107,8 @@ def build_recipe(
         raise InputError(
             "[privacy] adjacency = 'add-remove' is not valid for a model with dropout. The "
             "dropout mask of a sample depends on the sample's position in its client's data, and "
-            "removing one sample moves the others. Set adjacency = 'zero-out', or remove the "
-            "dropout."
+            "removing one sample changes the positions of others. Set adjacency = 'zero-out', or "
+            "remove the dropout."
         )
     if hidden and not found.aggregate.averages and federation.aggregate not in UNWEIGHTED:
         raise InputError(
@@ -126,15 +126,15 @@ def build_recipe(
     if found.keeps_states or found.client is not None or found.counted:
         raise InputError(
             "[privacy] level = 'client' clips only the model update of a client and adds noise "
-            "to it, but this recipe also stores or sends other data. Choose recipe fedavg, "
-            "fedavgm, local-muon or fedmuon."
+            "to it, but this recipe also stores or sends other data of the client. Choose recipe "
+            "fedavg, fedavgm, local-muon or fedmuon."
         )
     for name in found.returned:
         if name not in found.sent:  # then its change is unknown and cannot be clipped
             raise InputError(
-                f"[privacy] level = 'client' clips the change of the state {name!r}, which your "
-                "recipe returns. This needs the state that the server sent, but `sent` does not "
-                f"list {name!r}. Add {name!r} to `sent`."
+                f"[privacy] level = 'client' clips how much a client changes the state {name!r}, "
+                f"but the server does not send this state to the clients. Add {name!r} to `sent` "
+                "of your recipe."
             )
     if not found.aggregate.averages:
         raise InputError(
@@ -158,7 +158,7 @@ def build_recipe(
 
 
 def _with_compression(config: Config, recipe: Recipe) -> Recipe:
-    """Add the compressors of [compression]. The config has already checked built-in recipes."""
+    """Add the compressors of [compression] to a recipe."""
     table = config.compression
     if table.uplink == table.downlink == "none":
         return recipe
@@ -190,7 +190,7 @@ def _with_compression(config: Config, recipe: Recipe) -> Recipe:
 
 
 def _joint_block(config: Config, task: Task) -> frozenset[str] | None:
-    """Return the parameters that are clipped as one block; None if the routing decides this."""
+    """Return the names of the parameters that are clipped together as one block, or None."""
     if not isinstance(task, NetworkTask) or not reads(config, "privacy.blocks"):
         return None
     if config.privacy.blocks == "routed":
@@ -202,8 +202,8 @@ def _joint_block(config: Config, task: Task) -> frozenset[str] | None:
 def _is_centred(config: Config, task: Task) -> bool:
     """Return whether the rows of every momentum sum to 0.
 
-    The gradients of a softmax have this property, and so do their weighted sums. Noise destroys it,
-    and so do aggregates that select single entries from several clients.
+    The gradients of a softmax and their weighted sums have this property. Noise destroys the
+    property, and so do aggregates that select single entries from several clients.
     """
     summed = config.federation.aggregate in ("mean", "by-samples")
     whole = config.compression.uplink == config.compression.downlink == "none"
@@ -220,10 +220,10 @@ def routes(network: nn.Module, rule: str, qkv: str = "split") -> RoutingTable:
     """List every parameter with its shape, its matrix view [out, -1] and its optimizer.
 
     You can print the result. The rule `hidden` assigns vectors, embeddings, norms, and the first
-    and last layer to the auxiliary optimizer. If no matrix is left, Muon gets the largest one (see
-    `fedmuon.optim.routing`). The rule `all-matrices` assigns only parameters with fewer than two
-    axes to the auxiliary optimizer. Fused projections are split into their matrices, unless `qkv`
-    is `whole`.
+    and last layer to the auxiliary optimizer. If no matrix is left for Muon, Muon updates the
+    largest matrix (see `fedmuon.optim.routing`). The rule `all-matrices` assigns only parameters
+    with fewer than two axes to the auxiliary optimizer. Fused projections are split into their
+    matrices, unless `qkv` is `whole`.
     """
     learned = [one for one in network.named_parameters() if one[1].requires_grad]
     every = [name for name, param in learned if param.ndim >= 2]
@@ -234,8 +234,8 @@ def routes(network: nn.Module, rule: str, qkv: str = "split") -> RoutingTable:
 def matrix_counts(network: nn.Module, rule: str, qkv: str = "split") -> dict[str, int]:
     """Return the number of matrices into which each parameter is split for orthogonalization.
 
-    The number is 0 if the auxiliary optimizer updates the parameter, and 1 unless it is fused.
-    Raise an error if the rule finds no matrix.
+    The number is 0 if the auxiliary optimizer updates the parameter. Otherwise it is 1, or more for
+    a fused projection. Raise an error if the rule finds no matrix.
     """
     table = routes(network, rule, qkv)
     found = {one.name: one.matrices[0] if one.matrices else 0 for one in table}
@@ -249,9 +249,9 @@ def matrix_counts(network: nn.Module, rule: str, qkv: str = "split") -> dict[str
 
 
 def _require_countable(config: Config, recipe: Recipe, hidden: bool) -> None:
-    """Reject rules that count replies if the counts are hidden or have another meaning.
+    """Raise an error if the server's rule needs counts of samples or steps that it cannot get.
 
-    Also reject epochs if a rule or an account needs the same number of steps for all clients.
+    Also raise an error for `epochs` if all clients must take the same number of steps.
     """
     aggregate = config.federation.aggregate
     if recipe.counted and hidden:
@@ -266,8 +266,9 @@ def _require_countable(config: Config, recipe: Recipe, hidden: bool) -> None:
         )
     if recipe.counted and recipe.persistent and not recipe.aggregate.averages:
         raise InputError(
-            f"[federation] aggregate = '{aggregate}' weights clients, but the server of this "
-            "recipe stores the plain mean of the states of clients. Set aggregate = 'mean'."
+            f"[federation] aggregate = '{aggregate}' gives clients different weights, but the "
+            "server of this recipe needs the plain mean of the client states. Set aggregate = "
+            "'mean'."
         )
     own = user_objects(config).recipe is not None  # the config checks built-in recipes
     if own and config.local.epochs and (recipe.private or recipe.steps):
@@ -278,13 +279,16 @@ def _require_countable(config: Config, recipe: Recipe, hidden: bool) -> None:
 
 
 def _require_personal(config: Config, recipe: Recipe, task: Task) -> None:
-    """Reject patterns of personal parameters that match nothing, or that match everything."""
+    """Raise an error if a pattern in [local] personal matches no parameter, or if all match."""
     built_in = user_objects(config).recipe is None
     if built_in and config.local.recipe == "fedper" and not recipe.personal:
         raise InputError(
             "[local] recipe = 'fedper' needs to know which part of the model stays with each "
             "client. Set [local] personal, for example personal = 'head.*'."
-            + " Also set [task] name = 'network', because the model of 'matrix' has one parameter."
+            + (
+                " Also set [task] name = 'network', because the model of the task 'matrix' has "
+                "only one parameter."
+            )
             * isinstance(task, MatrixTask)
         )
     if PERSONAL in recipe.persistent and getattr(task, "statistics", ()):
@@ -317,7 +321,7 @@ def _require_personal(config: Config, recipe: Recipe, task: Task) -> None:
 
 
 def _require_public(config: Config, recipe: Recipe) -> None:
-    """Reject private recipes with parts that the ledger does not count, and useless fine-tuning."""
+    """Raise an error if a private recipe reveals more than the ledger counts."""
     tuned = config.output.fine_tune if reads(config, "output.fine-tune") else 0
     if tuned and (recipe.private or PERSONAL in recipe.persistent or recipe.direction):
         why = (
@@ -345,10 +349,10 @@ def _require_public(config: Config, recipe: Recipe) -> None:
 
 
 def _require_movable(config: Config, recipe: Recipe) -> None:
-    """Reject recipes that FedBuff cannot use: it adds up weighted changes of models and states.
+    """Raise an error if FedBuff cannot use the recipe.
 
-    Weighted changes can make some states wrong. Built-in recipes were already checked with the
-    config.
+    FedBuff adds up weighted changes of models and states, and weighted changes can make some states
+    invalid.
     """
     if config.devices.mode != "fedbuff":
         return
@@ -360,7 +364,7 @@ def _require_movable(config: Config, recipe: Recipe) -> None:
     if others := {*recipe.returned} & {*recipe.sent} - {"momentum"}:
         raise InputError(
             "[devices] mode = 'fedbuff' adds weighted changes of states, which can make the "
-            f"state {min(others)!r} of this recipe invalid: a second moment, for example, can "
+            f"state {min(others)!r} of this recipe invalid. For example, a second moment can "
             "become negative. Set mode = 'deadline', or let clients return changes of a state "
             "that the server does not send."
         )
@@ -371,7 +375,7 @@ def _require_movable(config: Config, recipe: Recipe) -> None:
 
 @lru_cache(maxsize=4)
 def _user_recipe(config: Config, task: Task) -> Recipe:
-    """Build the user's recipe and try it, once for all clients of a worker process."""
+    """Build the user's recipe and run a trial round. The result is cached for all clients."""
     mine, local = user_objects(config).recipe, config.local
     facts: dict[str, Any] = {"task": task} | _map_for(config, mine)
     if isinstance(task, NetworkTask) and "routes" in takes(mine, {"routes": 0}):
@@ -417,11 +421,11 @@ def _user_recipe(config: Config, task: Task) -> Recipe:
 
 
 def _map_for(config: Config, mine: Any) -> dict[str, Orthogonalizer]:
-    """Return the orthogonalizer for a custom recipe that has the parameter `orthogonalizer`.
+    """Return the argument `orthogonalizer` for a custom recipe that has this parameter.
 
-    This is a custom orthogonalizer, or the built-in one that the config names. With the default
-    [orthogonalizer], a recipe whose parameter has a default keeps that default. Reject settings of
-    [orthogonalizer] if the recipe has no such parameter.
+    The argument is the custom orthogonalizer, or the built-in orthogonalizer that the config names.
+    If the table [orthogonalizer] has its defaults, the recipe's own default is used. Raise an error
+    if [orthogonalizer] is set but the recipe has no such parameter.
     """
     table, keys = config.orthogonalizer, []
     for name in NEEDS["orthogonalizer"]:
@@ -447,26 +451,27 @@ def _map_for(config: Config, mine: Any) -> dict[str, Orthogonalizer]:
 
 
 def _require_apart(chain: Chain, start: Params) -> None:
-    """Reject links whose result for a client changes when another client is in the same batch.
+    """Raise an error if a client's result changes when another client is in the same batch.
 
-    Some engines train clients in one batch, others one by one. `start` [1, ...] has the shapes of
-    the parameters.
+    Some engines train several clients in one batch, and other engines train clients one by one.
+    `start` contains parameters with the shapes [1, ...].
     """
     together = _trial_steps(chain, start, (0, 1))
     for client in (0, 1):
         alone = _trial_steps(chain, start, (client,))
         if any(differ(alone[name], together[name][client : client + 1]) for name in start):
             raise InputError(
-                "your recipe gives a client another result when the client trains in one batch "
-                "with others, so engines would differ. Take norms and means over the last axes, "
-                "separately for each replica, and draw random numbers only from context.draws."
+                "the result of your recipe for a client changes when other clients are in the "
+                "same batch, so the results would depend on the engine. Take norms and means "
+                "over the last axes, separately for each replica, and draw random numbers only "
+                "from context.draws."
             )
 
 
 def _trial_steps(
     chain: Chain, start: Params, clients: Sequence[int], factor: float = 1.0
 ) -> Params:
-    """Return the change of these clients' models after two steps."""
+    """Take two trial steps, and return the change of these clients' models."""
     first = params = {name: torch.cat([value] * len(clients)) for name, value in start.items()}
     states = chain.init(params, {})
     for step in range(2):
@@ -477,7 +482,8 @@ def _trial_steps(
 def _context(
     params: Params, clients: Sequence[int], step: int, factor: float = 1.0, private: bool = False
 ) -> Context:
-    """Return a link context for half the squared distance to random centres, private or not."""
+    """Return the context of a trial step; the loss is half the squared distance to random
+    centres."""
     drawn = torch.Generator().manual_seed(0)
     centres = {}
     for name, value in params.items():  # always drawn for two clients, also if one takes part
@@ -504,7 +510,7 @@ def _context(
 
 
 def _require_held(recipe: Recipe) -> None:
-    """Reject a recipe that names a state that does not exist."""
+    """Raise an error if the recipe names a state that does not exist."""
     links = [link.name for link in recipe.chain.links]
     for name in recipe.returned:
         if name not in links and recipe.client is None:
@@ -532,7 +538,7 @@ def _require_held(recipe: Recipe) -> None:
 
 
 def _require_resumable(recipe: Recipe, start: Params, states: States) -> None:
-    """Reject persistent states whose tensors after a round differ from the tensors of `init`."""
+    """Raise an error if a persistent state has other tensors after a round than after `init`."""
     for link in recipe.chain.links:
         if link.name in recipe.persistent:
             fresh, after = (
@@ -541,16 +547,16 @@ def _require_resumable(recipe: Recipe, start: Params, states: States) -> None:
             )
             if fresh != after:
                 raise InputError(
-                    f"the persistent state {link.name!r} has other tensors after a round than at "
-                    "its start, so a run could not be resumed. Let init of the link create all "
-                    "tensors with their final shapes."
+                    f"the tensors of the persistent state {link.name!r} change their names or "
+                    "shapes during a round, so a run could not be resumed. Let init of the link "
+                    "create all tensors with their final shapes."
                 )
 
 
 def require_round(recipe: Recipe, start: Params) -> None:
-    """Run one round from the parameters `start` [1, ...], and reject a recipe that fails.
+    """Run a trial round from the parameters `start` [1, ...]. Raise an error if the recipe fails.
 
-    Also reject a recipe that names states that do not exist.
+    Also raise an error if the recipe names states that do not exist.
     """
     _require_held(recipe)
     states = {
@@ -573,7 +579,10 @@ def require_round(recipe: Recipe, start: Params) -> None:
         rule = partial(recipe.client, **factor)
         made = _tried("the clients' rule", CLIENT_RULE, rule, start, params, states, 2)
         if not _are_mappings(made):
-            raise InputError(f"the clients' rule returns a {type(made).__name__}. {CLIENT_RULE}")
+            raise InputError(
+                f"the clients' rule returns an object of type {type(made).__name__}, not a pair "
+                f"of mappings. {CLIENT_RULE}"
+            )
         params, states = made
         _require_alike("the clients' rule", CLIENT_RULE, start, params)
         if lost := [name for name in (*recipe.returned, *recipe.persistent) if name not in states]:
@@ -587,7 +596,10 @@ def require_round(recipe: Recipe, start: Params) -> None:
     start, params = shared_part(recipe, start), shared_part(recipe, params)
     found = _tried("the server's rule", RULE, rule, start, params, given)
     if not _are_mappings(found):
-        raise InputError(f"the server's rule returns a {type(found).__name__}. {RULE}")
+        raise InputError(
+            f"the server's rule returns an object of type {type(found).__name__}, not a pair of "
+            f"mappings. {RULE}"
+        )
     model, after = found
     _require_alike("the server's rule", RULE, start, model)
     if lost := [name for name in recipe.kept if name not in after]:
@@ -598,7 +610,7 @@ def require_round(recipe: Recipe, start: Params) -> None:
 
 
 def _require_alike(what: str, rule: str, start: Params, made: Mapping[str, Any]) -> None:
-    """Reject a model that lacks a tensor, or has a tensor with another shape or precision."""
+    """Raise an error if a tensor of the model is missing, or has another shape or precision."""
     for name, tensor in start.items():
         mine = made.get(name)
         if not isinstance(mine, Tensor) or (mine.shape, mine.dtype) != (tensor.shape, tensor.dtype):
@@ -608,14 +620,17 @@ def _require_alike(what: str, rule: str, start: Params, made: Mapping[str, Any])
 
 
 def _updated(link: Link, direction: Params, state: State, context: Context) -> tuple[Params, State]:
-    """Return the result of a link. Reject a link that changes its input in place."""
+    """Return the result of a link, and raise an error if the link changes its input in place."""
     given = (direction, state, context.params)
     context = context if link.knows_client else replace(context, clients=())
     before = [_copied(one) for one in given]
     what = f"update of the link {link.name}"
     found = _tried(what, LINK, link.update, direction, state, context)
     if not _are_mappings(found):
-        raise InputError(f"the link {link.name} returns a {type(found).__name__}. {LINK}")
+        raise InputError(
+            f"the link {link.name} returns an object of type {type(found).__name__}, not a pair "
+            f"of mappings. {LINK}"
+        )
     if lost := [name for name in before[0] if name not in found[0]]:
         raise InputError(
             f"the link {link.name} returns no direction for the parameter {lost[0]}. Return one "
@@ -641,7 +656,7 @@ def _tried(what: str, mend: str, function: Callable[..., Any], *given: Any) -> A
 
 
 def require_memoryless(config: Config, recipe: Recipe, task: Task) -> None:
-    """Reject a custom aggregate whose result for the same replies depends on earlier calls."""
+    """Raise an error if a custom aggregate's result depends on earlier calls."""
     brought, count = user_objects(config), config.federation.per_round
     if brought.aggregate is None and brought.recipe is None:
         return
@@ -673,9 +688,9 @@ def require_memoryless(config: Config, recipe: Recipe, task: Task) -> None:
         raise InputError(
             "your aggregate returns a different model when it is called again with the same "
             "replies, so a resumed run would differ. Draw no random numbers in the aggregate. If "
-            "the aggregate stores anything, use fedmuon.Aggregator(apply, init=init) with "
-            "init(params) -> state and apply(replies, state) -> (params, state), or store it in "
-            "a state of the recipe that the server's rule updates."
+            "the aggregate needs a state, use fedmuon.Aggregator(apply, init=init) with "
+            "init(params) -> state and apply(replies, state) -> (params, state). Or let the "
+            "server's rule of the recipe update the state."
         )
 
 

@@ -264,7 +264,7 @@ def with_user_sizes(config: Config) -> Config:
         if "clients" in given and federation.clients != count:
             raise InputError(
                 f"[federation] clients is {federation.clients}, but your partition has {count} "
-                "clients. Remove clients from the config, so that it follows from the partition."
+                "clients. Remove the key clients from [federation]."
             )
         changed["clients"] = count
     if parts is not None:

@@ -1,4 +1,4 @@
-"""The random draws of a run that do not depend on the data, as a function of its seed.
+"""All random draws of a run, as a function of the seed and independent of the data.
 
 See Assumption 4.2 of the Stability note.
 """
@@ -30,7 +30,7 @@ BIASED = (
 
 
 def schedule_of(config: Config) -> Callable[[int], float] | None:
-    """Return the step-size factor as a function of the round; None if it is constant."""
+    """Return the schedule as a function from a round to a step-size factor, or None."""
     if (found := make_named(config, "schedule", SCHEDULES)) is None:
         return None
     if user_objects(config).schedule is None:
@@ -43,7 +43,7 @@ def schedule_of(config: Config) -> Callable[[int], float] | None:
 
 @dataclass(frozen=True)
 class RandomnessPlan:
-    """The participants of each round, and all random draws of a run."""
+    """The plan of a run: the participants of each round, and all random draws."""
 
     seed: int
     clients: int
@@ -63,29 +63,29 @@ class RandomnessPlan:
     )
 
     def factors(self) -> np.ndarray | None:
-        """Return the step-size factor of each round [R]; None if it is constant."""
+        """Return the step-size factor of each round [R]; None without a schedule."""
         if self.factor is None:
             return None
         return np.array([self.factor_at(round) for round in range(self.rounds)])
 
     def factor_at(self, round: int) -> float:
-        """Return the step-size factor of a round, which is at least 0."""
+        """Return the step-size factor of a round."""
         if self.factor is None:
             return 1.0
         number = as_factor(self.factor(round))
         if not isinstance(number, float) or not 0 <= number < math.inf:
             raise InputError(
-                f"[local] schedule returned {number} for round {round}. Return a number of 0 or "
-                "more."
+                f"[local] schedule returned {number} for round {round}, but a step-size factor "
+                "must be at least 0. Return a number of 0 or more."
             )
         return number
 
     def participants(self, round: int) -> np.ndarray:
         """Return the clients C_r [K] of a round, sorted.
 
-        They are K of N clients, drawn uniformly without replacement in memory O(K). A Poisson
-        cohort may be empty, and stays the same until `forget`. With simulated devices, they are the
-        clients whose replies count.
+        By default, K of N clients are drawn uniformly without replacement. A Poisson cohort may be
+        empty, and stays the same until `forget` is called. With simulated devices, the result
+        contains the clients whose replies are used.
         """
         if self.fixed is not None:
             return np.sort(self.fixed[round])
@@ -103,14 +103,14 @@ class RandomnessPlan:
         return self._cohorts[round]
 
     def forget(self, round: int) -> None:
-        """Draw this round's secret cohort again at the next request.
+        """Forget the secret cohort of this round, so that `participants` draws a new cohort.
 
-        A new attempt at a round that released something must not repeat its cohort.
+        If a round has already released something, a new attempt must use a new secret cohort.
         """
         self._cohorts.pop(round, None)
 
     def schedule(self) -> np.ndarray:
-        """Return the participants of all rounds [R, K], drawn once."""
+        """Return the participants of all rounds as an array [R, K]."""
         if self.poisson:
             raise InputError(
                 "[privacy] cohorts = 'poisson' draws the clients of a round only when the round "
@@ -133,11 +133,11 @@ class RandomnessPlan:
         return max(1, math.ceil(round(self.epochs * size / (self.batch or size), 9)))
 
     def turn(self, round: int, client: int, step: int) -> int:
-        """Return the number of steps that a client took before this step, over all rounds."""
+        """Return how many steps a client took before this step, counted over all rounds."""
         return int((self.schedule()[:round] == client).sum()) * self.steps + step
 
     def rows(self, round: int, client: int, step: int, size: int) -> np.ndarray | None:
-        """Draw the mini-batch rows [b] of a client without replacement; None means all rows."""
+        """Draw the row numbers [b] of a client's mini-batch; None means all rows."""
         if self.batch == 0 or self.batch >= size:
             return None
         rng = generator(self.seed, Draw.BATCH, round=round, client=client, step=step)
@@ -146,10 +146,10 @@ class RandomnessPlan:
     def keys(
         self, round: int, client: int, step: int, rows: np.ndarray | None, size: int
     ) -> np.ndarray:
-        """Return the keys [b] of the dropout masks of a client's samples; rows = None means all."""
+        """Return the keys [b] of the dropout masks for these samples; None means all samples."""
         rng = generator(self.seed, Draw.DROPOUT, round=round, client=client, step=step)
         return sample_keys(rng, rows, size)
 
     def draws(self, round: int, client: int, step: int) -> Callable[..., np.random.Generator]:
-        """Return the function draw(what, block=...) for one local step."""
+        """Return a function that creates the random generators of one local step of a client."""
         return partial(generator, self.seed, round=round, client=client, step=step)

@@ -1,7 +1,7 @@
-"""A server state as one flat dictionary of named tensors, for messages and files.
+"""Convert server states to flat dictionaries of named tensors, for messages and files.
 
-Names are `model.<parameter>` and `<link>.<parameter>`, and each array appears once. Messages are
-not trusted: names, shapes and types are checked before arrays are read.
+The names are `model.<parameter>` and `<link>.<parameter>`. Messages are not trusted: names, shapes
+and types are checked before arrays are read.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ def pack(params: Params, states: States) -> dict[str, Tensor]:
 
 
 def named(params: Params, states: States) -> dict[str, Tensor]:
-    """Return the model and states under their flat names, on their devices."""
+    """Return the tensors of a model and states in one dictionary, with flat names."""
     trees = {"model": params, **states}
     return {
         f"{tree}.{name}": value for tree, values in trees.items() for name, value in values.items()
@@ -34,16 +34,16 @@ def named(params: Params, states: States) -> dict[str, Tensor]:
 
 
 def unpack(tensors: Mapping[str, Tensor], params: Params, states: States) -> tuple[Params, States]:
-    """Convert flat tensors to a model and link states, with the shapes and devices of `params`.
+    """Convert a flat dictionary of tensors to a model and states, with the shapes of `params`.
 
-    Missing or additional arrays, other shapes and other dtypes are rejected.
+    Raise an error if an array is missing or unexpected, or has another shape or dtype.
     """
     trees = {"model": params, **states}
     wanted = {f"{tree}.{name}" for tree, values in trees.items() for name in values}
     if odd := sorted(wanted ^ set(tensors)):
         names = ", ".join(plain(name, 60) for name in odd[:3])
         more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
-        raise InputError(f"the arrays {names}{more} are missing, or are present but not expected")
+        raise InputError(f"some arrays are missing, or were not expected: {names}{more}")
     found: States = {}
     for tree, values in trees.items():
         found[tree] = {}
@@ -60,7 +60,7 @@ def unpack(tensors: Mapping[str, Tensor], params: Params, states: States) -> tup
 
 
 def received(arrays: Mapping[str, bytes], like: Params, states: States) -> tuple[Params, States]:
-    """Unpack the bytes of .npy files. At most the expected size is allocated."""
+    """Unpack the arrays of a received message; at most the expected size is allocated."""
     wanted = named(like, states)
     known = {
         name: _read(data, wanted[name], name) for name, data in arrays.items() if name in wanted
@@ -70,7 +70,7 @@ def received(arrays: Mapping[str, bytes], like: Params, states: States) -> tuple
 
 
 def _read(data: bytes, like: Tensor, name: str) -> Tensor:
-    """Return the array if its header is the expected one and its length matches."""
+    """Read an .npy array. Raise an error if its header or its length is not as expected."""
     try:
         start = BEFORE + int.from_bytes(data[BEFORE - 2 : BEFORE], "little")
         shape, columns, dtype = _header(data[:start])
@@ -90,7 +90,7 @@ def _read(data: bytes, like: Tensor, name: str) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Return shape, memory order and dtype, cached because thousands of replies share a header."""
+    """Return the shape, memory order and dtype in an .npy header."""
     file = io.BytesIO(data)
     if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError
@@ -99,7 +99,7 @@ def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 @contextlib.contextmanager
 def distrusted() -> Iterator[None]:
-    """Convert any error while reading a message to an InputError with one line."""
+    """Within this block, convert every error to an InputError with one line."""
     try:
         yield
     except InputError as error:

@@ -403,7 +403,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "beyond": ({"partition": [[0, 1], [60], [3]]}, "outside the range from 0 to 59"),
     "before": ({"partition": [[0, 1], [-1], [3]]}, "outside the range from 0 to 59"),
     "empty": ({"partition": [[0, 1], [], [3]]}, "Assign more samples"),
-    "count": ({"partition": [[0, 1], [2]]}, "Leave clients out"),
+    "count": ({"partition": [[0, 1], [2]]}, "Remove the key clients"),
     "halves": ({"partition": [[0, 1], [2.5], [3]]}, "use integers"),
     "no-partition": ({"partition": 3}, "pass index arrays"),
     "left-out": ({"partition": lambda y, n, rng: [range(10)]}, "assign each sample exactly once"),

@@ -207,7 +207,7 @@ def test_attempts_of_fedbuff_count_from_the_last_update() -> None:
     found = buffered(Devices(0, np.ones(3), dropout=0.9), 200, 1, 1)
     assert len(found.answered) == 200 and sum(found.lost) > 1000
     with pytest.raises(
-        InputError, match="update 1 has received too few replies after 1001 attempts"
+        InputError, match="has received too few replies after 1001 attempts to start"
     ):
         buffered(Devices(0, np.ones(3), dropout=1 - 1e-9), 200, 1, 1)
 
@@ -752,7 +752,11 @@ WRONG = [
         [f"{i},{i - 3},1,1" for i in range(6)],
         "-3 is not a valid speed or bandwidth for client 0",
     ),
-    ("trace", ["0,1,1"], "line 2: '0,1,1' must be a client number and 3 finite numbers"),
+    (
+        "trace",
+        ["0,1,1"],
+        "line 2: the line is '0,1,1', but it must contain a client number and 3 finite numbers",
+    ),
     ("trace", ["0,1,1,nan"], "finite numbers"),
     ("trace", ["inf,1,1,1"], "'inf,1,1,1' must be a client number"),
     ("trace", ["nan,1,1,1"], "'nan,1,1,1' must be a client number"),
@@ -786,9 +790,9 @@ REFUSED = {
     "mode=fedbuff buffer=6": "buffer = 6 exceeds [federation] per-round = 5",
     "select=7": "select = 7 has no effect",
     "availability=bernoulli available=1e-9": "round 1 has received no reply after 100 attempts",
-    "mode=fedbuff availability=bernoulli available=1e-9": "update 1 has received too few",
+    "mode=fedbuff availability=bernoulli available=1e-9": "'fedbuff' has received too few",
     "dropout=0.9999": "round 1 has received no reply after 100 attempts",
-    "mode=fedbuff dropout=0.99999": "update 1 has received too few replies after 5001 attempts",
+    "mode=fedbuff dropout=0.99999": "has received too few replies after 5001 attempts",
     "speeds=pareto speed-spread=1e15": "needs inf s for a round, but the maximum is 1e+15 s",
     "speeds=log-normal speed-spread=1e3": "s for a round, but the maximum is 1e+15 s",
     "cost=1e15 speed=1e-3": "s for a round, but the maximum is 1e+15 s",
