@@ -1,16 +1,17 @@
 """The privacy account of a run: the noise for a target, the ledger, and the summary.
 
-`RunAccountant` does the work that every private run needs. Two strategies do the work that depends
-on the protected unit:
+`RunAccountant` does the work that every private run needs. Two classes do the work that depends on
+the protected unit, which is an example or a client:
 
 - `PerExample`: Each client has its own account, because it has its own samples and its own rounds.
-  In each round with this client, E steps make E releases, at rate lot / n_i or at a public rate.
-  The schedule of clients is public, so it does not amplify privacy.
-- `PerClient`: A round makes one release, in which a whole client is one record. In Poisson cohorts,
-  all clients have the same chance, so one account, `EVERYONE`, is valid for every client. It has
-  one release per round, at rate K / N. With a public schedule, and with local or distributed trust,
-  each client has its own account, with a release at rate 1 in each of its rounds. With distributed
-  trust, only the noise shares of the clients assumed honest count.
+  In each of the client's rounds, E steps make E releases, with sampling probability lot / n_i or a
+  public probability. The schedule of clients is public, so it does not amplify privacy.
+- `PerClient`: A round makes one release, which protects each whole client. In Poisson cohorts, all
+  clients are sampled with the same probability K / N, so one account, `EVERYONE`, is valid for
+  every client. This account contains one release per round. With a public schedule, and with local
+  or distributed trust, each client has its own account. It contains one release, with sampling
+  probability 1, for each of the client's rounds. With distributed trust, only the noise shares of
+  the clients assumed to be honest count.
 
 A round is written to the ledger before it starts.
 """
@@ -81,12 +82,12 @@ cached_noise_for = cache(noise_for)  # a search takes a second, and the runs of 
 
 
 class Demand(NamedTuple):
-    """Poisson releases that spend the same epsilon as all releases of one client in the run.
+    """The input of the privacy accountant for one client: releases that spend the client's epsilon.
 
     Attributes:
-        noise: The noise multiplier in the config, in the units of the account.
-        factor: The run's noise divided by the account's noise.
-        rate: Sampling probability.
+        noise: The noise multiplier that the account uses.
+        factor: The noise multiplier in the config divided by `noise`.
+        rate: The sampling probability of the releases.
         steps: Number of releases.
     """
 
@@ -119,7 +120,7 @@ class PerExample:
         return self.released.clipping.blocks(params)
 
     def require_possible(self) -> None:
-        """Reject lots that no client can fill, and correlated noise that would not cancel."""
+        """Raise an error if a lot exceeds all clients, or if correlated noise would not cancel."""
         mechanism = self.released
         if not mechanism.public_rate and mechanism.lot > self.sizes.max():
             raise InputError(
@@ -133,7 +134,7 @@ class PerExample:
                 raise InputError(ONE_CLIENT)
 
     def cut(self) -> float:
-        """Bound the probability that any lot of one client exceeds the maximum."""
+        """Return a bound on the probability that any lot of a client exceeds max-lot."""
         mechanism, steps = self.released, self.experiment.plan.steps
         if not mechanism.max_lot:
             return 0.0
@@ -151,7 +152,7 @@ class PerExample:
         )
 
     def demands(self) -> list[Demand]:
-        """Return the demands of the clients that can spend most."""
+        """Return what the accountant needs to know about the clients that can spend most."""
         mechanism, steps = self.released, self.experiment.plan.steps
         worst = hardest(  # with noise 1, because all clients use the same noise
             Event(mechanism.rate(int(self.sizes[client])), 1.0, int(rounds))
@@ -167,13 +168,13 @@ class PerExample:
         return found
 
     def releases(self, number: int) -> tuple[list[int], list[float], float, int]:
-        """Return the releases of a round: participants, their rates, the noise, and the steps."""
+        """Return a round's ledger entry: the clients, their rates, the noise, and the steps."""
         chosen = self.experiment.plan.participants(number).tolist()
         rates = [self.released.rate(int(self.sizes[client])) for client in chosen]
         return chosen, rates, self.released.noise, self.experiment.plan.steps
 
     def described(self, spent: Record, ledger: Ledger, blocks: int, delta: float) -> Record:
-        """Return the summary: the settings, followed by the spent privacy."""
+        """Return the table "privacy" of the summary: the settings, and the spent privacy."""
         mechanism = self.released
         settings = {
             "noise": mechanism.noise,
@@ -232,21 +233,22 @@ class PerClient:
         return 1
 
     def demands(self) -> list[Demand]:
-        """Return the demand of a client that takes part most often."""
+        """Return what the accountant needs to know about the client with the most
+        participations."""
         level, plan = self.released, self.experiment.plan
         rounds = plan.rounds if level.poisson else int(rounds_taken(self.experiment).max())
         factor = (1 + ROUNDING) / level.counted if level.shared else 1.0
         return [Demand(self.config.privacy.noise * level.counted, factor, level.rate, rounds)]
 
     def releases(self, number: int) -> tuple[list[int], list[float], float, int]:
-        """Return the release of a round. A repeated round draws a new cohort."""
+        """Return a round's ledger entry: the clients, their rates, the noise, and one step."""
         level, plan = self.released, self.experiment.plan
         plan.forget(number)
         chosen = [EVERYONE] if level.poisson else plan.participants(number).tolist()
         return chosen, [level.rate] * len(chosen), level.noise * level.counted, 1
 
     def described(self, spent: Record, ledger: Ledger, blocks: int, delta: float) -> Record:
-        """Return the summary: the settings, the spent privacy, and the protected unit."""
+        """Return the table "privacy" of the summary, with settings and spent privacy."""
         level = self.released
         settings = {
             "noise": level.noise,
@@ -258,7 +260,7 @@ class PerClient:
         return settings | spent | self.ledger_about[1]
 
     def notes(self) -> list[str]:
-        """Return notes on random draws that must stay secret."""
+        """Return notes for the user about random draws that must stay secret."""
         if self.released.seed is not None:
             return []
         return [REPLAY, COHORTS] if self.released.poisson else [REPLAY]
@@ -267,7 +269,7 @@ class PerClient:
 def unit_of(
     config: Config, experiment: Experiment, sizes: np.ndarray
 ) -> PerExample | PerClient | None:
-    """Return the strategy for the unit that a run protects; None if the run is not private."""
+    """Return the accounts for the unit that a run protects; None if the run is not private."""
     recipe = experiment.recipe
     if recipe.client_level is not None:
         return PerClient(config, experiment, sizes, recipe.client_level)
@@ -288,7 +290,7 @@ def with_noise(
         params: The model's parameters.
 
     Returns:
-        The config with its noise; the same object if no noise has to be found.
+        The config with the noise, or the same object if no noise has to be computed.
 
     Raises:
         InputError: If lots or noise cannot be used, or if the noise set in the config spends more
@@ -326,7 +328,7 @@ def with_noise(
 def require_accountable(
     config: Config, experiment: Experiment, sizes: np.ndarray, fresh: ServerState
 ) -> None:
-    """Reject a private run before it writes anything, if a later release or its end would fail."""
+    """Raise an error if the accountant would reject a later release of the run."""
     if (unit := unit_of(config, experiment, sizes)) is None:
         return
     delta = delta_of(config, sizes, experiment.recipe.mechanism)
@@ -345,9 +347,9 @@ def require_accountable(
 
 
 def _spent_at_most(unit: PerExample | PerClient, blocks: int, delta: float, cut: float) -> float:
-    """Return the epsilon that the plan spends for the client that spends most.
+    """Return the largest epsilon of a client that the planned run spends.
 
-    The argument `cut` has the same meaning as in `account_cut`.
+    `cut` is the probability that a lot of the run is cut.
     """
     adjacency = unit.released.adjacency
     answers = [
@@ -364,10 +366,10 @@ def _spent_at_most(unit: PerExample | PerClient, blocks: int, delta: float, cut:
 
 
 def _left_by_cuts(mechanism: Mechanism | None, delta: float, cut: float, epsilon: float) -> float:
-    """Return the delta that remains for the releases after a reserve for lots that are cut.
+    """Return the delta that remains for the releases, after the part for lots that are cut.
 
-    Reject a maximum lot that leaves less than half of delta. Rounds that are repeated after an
-    interruption need part of the other half.
+    Raise an error if less than half of delta remains. If rounds are repeated after an interruption,
+    they need more of delta.
     """
     left = delta_left(delta, cut, epsilon)
     if cut and mechanism is not None and left < max(delta / 2, LEAST_DELTA):
@@ -389,8 +391,7 @@ def require_counted(
     delta: float,
     tensors: Sequence[Tensor],
 ) -> None:
-    """Reject releases that the accountant does not support, and noise that does not fit the lattice
-    of these tensors."""
+    """Raise an error if the accountant or the lattice does not support these releases."""
     counted, shared = 1.0, False
     if isinstance(released, ClientLevel):  # noise shares have another lattice
         counted, shared = released.counted, released.shared
@@ -405,7 +406,7 @@ def require_counted(
 
 
 def _too_little(released: Mechanism | ClientLevel) -> str:
-    """Return the message for too little noise: the keys that set it, and sufficient values."""
+    """Return the error message for too little noise, with values that are sufficient."""
     if not (isinstance(released, ClientLevel) and released.shared):
         return (
             f"[privacy] noise = {released.noise:g} is too small for the accountant. Set noise = "
@@ -425,7 +426,7 @@ def _too_little(released: Mechanism | ClientLevel) -> str:
 
 
 def protected(config: Config, sizes: np.ndarray, mechanism: Mechanism | None = None) -> float:
-    """Return the number of clients, or of examples of one client, that an epsilon protects.
+    """Return the number of clients, or of one client's examples, for the choice of delta.
 
     Args:
         config: The config. It may set a public population of examples.
@@ -439,20 +440,21 @@ def protected(config: Config, sizes: np.ndarray, mechanism: Mechanism | None = N
 
 
 def delta_of(config: Config, sizes: np.ndarray, mechanism: Mechanism | None = None) -> float:
-    """Return [privacy] delta. If that is 0, return n^-1.1 for n = `protected` (DiSK), at most 1e-5.
+    """Return [privacy] delta or, if it is 0, a default: n^-1.1 for n = `protected`, at most 1e-5.
 
-    The maximum of 1e-5 matters for small clients: a delta near 1 / n protects nobody.
+    The default n^-1.1 is from DiSK. The maximum of 1e-5 matters for clients with few samples,
+    because a delta near 1 / n protects nobody.
     """
     return config.privacy.delta or min(MOST_DELTA, protected(config, sizes, mechanism) ** -1.1)
 
 
 def rounds_taken(experiment: Experiment) -> np.ndarray:
-    """Return the number of rounds in which each client takes part [N]."""
+    """For each client [N], return the number of rounds in which the client takes part."""
     return np.bincount(experiment.plan.schedule().ravel(), minlength=experiment.plan.clients)
 
 
 def epsilons(ledger: Ledger, delta: float, accountant: str = "pld") -> dict[int, Answer]:
-    """Return each client's epsilon at delta. Clients with equal spending share one computation."""
+    """Return the epsilon of each client at delta."""
     adjacency, sampling = ledger.about["adjacency"], ledger.about["sampling"]
 
     @cache
@@ -468,7 +470,7 @@ def epsilons(ledger: Ledger, delta: float, accountant: str = "pld") -> dict[int,
 
 
 def client_name(client: int) -> int | str:
-    """Return the name of a client in messages."""
+    """Return the name of a client for messages to the user."""
     return EACH if client == EVERYONE else client
 
 
@@ -493,12 +495,12 @@ class RunAccountant:
         """Open the account of a private run, or create it.
 
         Args:
-            path: The ledger file. It must contain all rounds before `state`.
+            path: The ledger file. It must contain all rounds that `state` includes.
             config: The config with its noise.
             experiment: The run.
             sizes: Number of samples of each client [N].
             state: The state from which the run continues.
-            head: The ledger's head when this state was saved.
+            head: The hash of the ledger's last line when this state was saved.
 
         Raises:
             InputError: If the ledger is damaged, belongs to another run, or cannot be continued.
@@ -519,7 +521,7 @@ class RunAccountant:
     def ahead(self, rounds: Iterator[Round], done: int) -> Iterator[Round]:
         """Yield the rounds after the first `done` rounds.
 
-        The ledger records each round before anything of the round is drawn.
+        Each round is written to the ledger before its lots and noise are drawn.
         """
         for number in range(done, self.unit.experiment.plan.rounds):
             participants, rates, noise, steps = self.unit.releases(number)
@@ -530,7 +532,7 @@ class RunAccountant:
         """Return the table "privacy" of summary.json, for the client that has spent most.
 
         Args:
-            stopped: Whether a callback ended the run.
+            stopped: Whether a callback ended the run early.
         """
         unit, config = self.unit, self.unit.config
         mechanism = unit.experiment.recipe.mechanism

@@ -145,8 +145,7 @@ def _of_matrix(weight: Tensor, towards: Tensor, batch: Weighted) -> tuple[Params
 def _of_network(
     what: Differentiable, params: Params, towards: Params, batch: Weighted
 ) -> tuple[Params, Tensor]:
-    """Return a client's reverse derivatives with respect to the parameters and the weights [n +
-    P]."""
+    """Return a client's reverse derivatives with respect to parameters and weights [n + P]."""
     task = what.task
     assert isinstance(task, NetworkTask)
     point, direction = ({name: one[0] for name, one in tree.items()} for tree in (params, towards))

@@ -1,7 +1,7 @@
-"""Build the objects of a run from its config. Every engine uses this module.
+"""Build the objects of a run from its config, for every engine.
 
-`resolve` fixes the settings that a config leaves open. `build_experiment` builds the objects of the
-server, and `build_worker` the objects of one client in another process.
+`resolve` sets all settings that the user's config leaves open. `build_experiment` builds the
+server's objects. `build_worker` builds the objects of one client in another process.
 """
 
 import dataclasses
@@ -73,17 +73,17 @@ ResolvedConfig = NewType("ResolvedConfig", Config)
 
 
 def resolve(config: Config, resumed: Config | None = None) -> ResolvedConfig:
-    """Fix the settings that the config leaves open, so that the run can be repeated.
+    """Set all settings that the user's config leaves open, so that the run can be repeated.
 
     Some of these settings depend on the machine (device, kernel). Some follow from a rule (the step
     sizes of the Nesterov Muon paper, the auxiliary step size). Others come from the user's data and
     partition (numbers of samples and clients). The noise for a target epsilon also depends on the
-    partitioned samples: `fedmuon.runs.loop.prepare` finds it before anything is written.
+    partitioned samples. `fedmuon.runs.loop.prepare` computes this noise later, before the run
+    writes any file.
 
     Args:
         config: The config as the user set it.
-        resumed: The config of the run to resume, which contains its noise. Older versions did not
-            write an auxiliary step size that follows from the rule.
+        resumed: The config of the run to resume, if any. Its noise is used again.
 
     Raises:
         InputError: If the device, the kernel or a custom object cannot be used.
@@ -130,10 +130,10 @@ def _device(name: str) -> torch.device:
 
 
 def _kernel(config: Config, device: torch.device) -> str:
-    """Return the kernel of matrix runs.
+    """Return the name of the kernel for runs of the task 'matrix'.
 
-    If a run computes mean gradients and takes longer than the compilation, it uses a compiled
-    kernel.
+    With the setting `auto`, a compiled kernel is used if the run computes mean gradients and is
+    expected to take longer than the compilation.
     """
     dtype, kernel = DTYPES[config.engine.dtype], config.engine.kernel
     usable = [
@@ -170,7 +170,8 @@ def build_experiment(
     Args:
         config: The resolved config.
         data: The partitioned samples; by default, they are read and partitioned.
-        neighbours: The replaced samples of each replica, if replicas are neighbouring data sets.
+        neighbours: The samples that each replica replaces, if the replicas are neighbouring data
+            sets.
         lr: A step size per replica [S], which overrides the step size in the config.
         regularization: A lambda of the orthogonalizer per replica [S], which overrides the lambda
             in the config.
@@ -187,9 +188,9 @@ def build_experiment(
             squares = np.einsum("nd,nd->n", rows, rows)
             if not (squares <= 1 + ROUNDING).all():  # also rejects NaN
                 raise InputError(
-                    "[task] name = 'matrix' needs samples of norm 1 or less, because its "
-                    "constants are proved only for them, but one sample has norm "
-                    f"{math.sqrt(squares.max()):.4g}. Set [data] normalize = 'unit'."
+                    f"a sample has norm {math.sqrt(squares.max()):.4g}, but [task] name = "
+                    "'matrix' needs samples of norm 1 or less, because the theory's constants "
+                    "are proved only for such samples. Set [data] normalize = 'unit'."
                 )
     stacks = [len(one) for one in (lr, regularization) if isinstance(one, Tensor)]
     require_room_for_model(config, task, data.classes, len(data.labels), max(stacks, default=1))
@@ -206,7 +207,7 @@ def build_experiment(
 def _timetable(
     config: Config, plan: RandomnessPlan, recipe: Recipe, task: Task, sizes: np.ndarray
 ) -> Timetable:
-    """Return the rounds of simulated devices, given the tensors of a message and of a reply."""
+    """Simulate the rounds with the configured devices, for messages and replies of this size."""
     state = begin(recipe, task, plan.seed)
     down, up = (
         payload_bytes(*like(recipe, state.params, state.states))
@@ -220,7 +221,7 @@ def _timetable(
 
 
 def build_plan(config: Config) -> RandomnessPlan:
-    """Return the plan of the run's random draws and of its step-size factors."""
+    """Return the plan of the run, which defines all random draws and step-size factors."""
     federation, local, privacy = config.federation, config.local, config.privacy
     return RandomnessPlan(
         federation.seed,
@@ -244,7 +245,7 @@ def build_task(
     vocabulary: int = 0,
     stored: np.dtype | None = None,
 ) -> Task:
-    """Build the configured task with the run's precision, device and kernel.
+    """Build the configured task.
 
     Args:
         config: The resolved config.
@@ -261,8 +262,8 @@ def build_task(
         return _user_task(config, facts, whole, dtype, device)
     if not classes:
         raise InputError(
-            f"the labels are real numbers, but [task] name = '{table.name}' predicts classes. "
-            "Number the classes with integers from 0, or pass your own task."
+            f"the labels of the data are real numbers, but [task] name = '{table.name}' predicts "
+            "classes. Use integers from 0 as labels, or pass your own task."
         )
     if table.name != "network":
         width = math.prod(shape)
@@ -285,7 +286,7 @@ def _user_task(
     dtype: torch.dtype,
     device: torch.device,
 ) -> NetworkTask:
-    """Build the user's task, once for all clients of a worker process."""
+    """Build the user's task. The result is cached for all clients of this process."""
     known = dict(facts)
     with torch.random.fork_rng(devices=[]):  # leave the caller's random state unchanged
         torch.manual_seed(config.federation.seed)  # a class draws its initial weights when called
@@ -300,7 +301,7 @@ def _user_task(
 def _network(
     model: str, shape: tuple[int, ...], classes: int, dtype: torch.dtype, device: torch.device
 ) -> NetworkTask:
-    """Build a network task, once for all clients of a worker process."""
+    """Build a network task. The result is cached for all clients of this process."""
     return NetworkTask(network(model, shape, classes), with_channels(shape), dtype, device)
 
 
@@ -315,12 +316,12 @@ def _decoder(
     dtype: torch.dtype,
     device: torch.device,
 ) -> NetworkTask:
-    """Build a decoder task, once for all clients of a worker process.
+    """Build a decoder task. The result is cached for all clients of this process.
 
-    If `weights` names stored weights, training starts from them. With a `rank`, adapters are
-    trained and the stored weights stay fixed. With `tables`, the task predicts only the sentences.
-    For a GLUE task, which predicts the label, `classified` is (number of classes, number of
-    sentences).
+    If `weights` names stored weights, training starts from these weights. With a `rank`, adapters
+    are trained and the stored weights stay fixed. With `tables`, only the tokens of the sentences
+    are predicted. For a GLUE task, which predicts a label, `classified` is (number of classes,
+    number of sentences).
     """
 
     def stored(module: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -339,13 +340,13 @@ def _decoder(
 
 
 def decoder_form(config: Config, shape: tuple[int, ...], vocabulary: int) -> Form:
-    """Return the form of the decoder for windows of this shape."""
+    """Return the shape settings of the decoder, for text windows of this shape."""
     table, length = config.task, shape[0] - 1
     positions = table.positions or length
     if positions < length:
         raise InputError(
-            f"[task] positions = {positions} is smaller than a text window of {length} tokens. "
-            "Raise positions, or lower [data] context."
+            f"[task] positions is {positions}, but a text window has {length} tokens, and each "
+            "token needs a position. Raise positions, or lower [data] context."
         )
     sizes = vocabulary, positions, table.width, table.depth, table.heads
     padded = config.data.name in TABLES and config.data.pad_token
@@ -376,23 +377,23 @@ class WorkerSetup:
 
 @dataclass(frozen=True)
 class LocalClient:
-    """One client: its own samples, and the objects that it shares with other clients."""
+    """One client: the client's samples, and the objects that all clients of a process share."""
 
     client: int
     shard: Shard
     setup: WorkerSetup
 
     def require_same_partition(self, digest: str) -> None:
-        """Reject a partition that differs between this process and the server."""
+        """Raise an error if this process and the server have different partitions."""
         if self.setup.partition_digest != digest:
             raise InputError(
-                "your partition function returned a different result in another process, but all "
-                "processes of this engine must agree. Use only the random generator that the "
-                "function receives."
+                "your partition function returned different results in two processes, but all "
+                "processes of a run need the same partition. In your function, draw random "
+                "numbers only from the generator that it receives."
             )
 
     def with_neighbours(self, rows: np.ndarray) -> Shard:
-        """Return this client's shard for the data sets in rows [S, 3], see `Neighbours.of`."""
+        """Return this client's shard for the S neighbouring data sets in `rows` [S, 3]."""
         source, own_rows = self.setup.source, rows[rows[:, 0] == self.client]
         most = [len(self.shard.data.labels), len(source.labels)]
         if not ((own_rows[:, 1:] >= 0) & (own_rows[:, 1:] < most)).all():
@@ -405,19 +406,19 @@ class LocalClient:
         return Shard.among(self.shard.data, neighbours, self.client)
 
     def template(self, stack: int) -> tuple[Params, States]:
-        """Return parameters and sent states with the shapes, precision and device of a message."""
+        """Return tensors with the shapes, precision and device that a message must have."""
         return _template(self.setup.task, self.setup.recipe, stack)
 
 
 @lru_cache(maxsize=2)  # one replica, and a batch of replicas
 def _template(task: Task, recipe: Recipe, stack: int) -> tuple[Params, States]:
-    """Build the template once for all messages. It must not be changed."""
+    """Build the tensors for `template` once. Do not change the returned tensors."""
     params = task.initial(generator(0, Draw.INITIAL), stack)
     return sent_like(recipe, params, initial_states(recipe, params))
 
 
 def build_worker(config: Config, client: int) -> LocalClient:
-    """Build client i of a config. Only this client's samples are read from the source."""
+    """Build one client of a config, with a copy of only this client's samples."""
     setup = _worker_setup(config)
     rows = setup.rows[setup.offsets[client] : setup.offsets[client + 1]]
     device, dtype = setup.task.device, setup.task.dtype
@@ -436,13 +437,14 @@ def build_worker(config: Config, client: int) -> LocalClient:
 
 @lru_cache(maxsize=1)
 def _worker_setup(config: Config) -> WorkerSetup:
-    """Build the shared objects once for all clients of a worker process."""
+    """Build the objects that all clients of this process share. The result is cached."""
     resolved = resolve(config)
     told, here = (dict(one.data.options).get("digest") for one in (config, resolved))
     if told and told != here:
         raise InputError(
-            "your data function returned different samples in another process, but all processes "
-            "of this engine must agree. Use a fixed seed in the function, or let it load a file."
+            "your data function returned different samples in two processes, but all processes "
+            "of a run need the same samples. Use a fixed seed in your function, or load the "
+            "samples from a file."
         )
     source = read_source(resolved, mapped=True)
     dealt = deal(resolved, source)

@@ -482,8 +482,7 @@ def _trial_steps(
 def _context(
     params: Params, clients: Sequence[int], step: int, factor: float = 1.0, private: bool = False
 ) -> Context:
-    """Return the context of a trial step; the loss is half the squared distance to random
-    centres."""
+    """Return the context of a trial step with half the squared distance to random centres."""
     drawn = torch.Generator().manual_seed(0)
     centres = {}
     for name, value in params.items():  # always drawn for two clients, also if one takes part

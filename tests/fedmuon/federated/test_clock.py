@@ -207,7 +207,8 @@ def test_attempts_of_fedbuff_count_from_the_last_update() -> None:
     found = buffered(Devices(0, np.ones(3), dropout=0.9), 200, 1, 1)
     assert len(found.answered) == 200 and sum(found.lost) > 1000
     with pytest.raises(
-        InputError, match="has received too few replies after 1001 attempts to start"
+        InputError,
+        match=r"round 1 of .*'fedbuff' has received too few replies after 1001 attempts to",
     ):
         buffered(Devices(0, np.ones(3), dropout=1 - 1e-9), 200, 1, 1)
 
