@@ -1,4 +1,4 @@
-"""The ClientApp of fedmuon.
+"""The ClientApp of fedmuon, which answers the server's messages on a node.
 
 The app imports torch only for training, so that it answers partition queries quickly.
 """
@@ -19,17 +19,17 @@ def _training() -> Any:
 
 
 def query(message: Message, context: Context) -> Message:
-    """Reply with the partition of this node, because node ids are random."""
+    """Reply with this node's partition number, which the random node id does not show."""
     return answer(message, {"who": ConfigRecord({"partition": partition(context)})})
 
 
 def key(message: Message, context: Context) -> Message:
-    """Reply with a public key for the mask of this node's next reply."""
+    """Reply with a new public key, which is needed to mask this node's next reply."""
     return _training().key(message, context)
 
 
 def train(message: Message, context: Context, fetch: Fetch = nothing) -> Message:
-    """Reply with the result of one client's local steps."""
+    """Train one client, and reply with the client's model and states."""
     return _training().train_together([message], [context], fetch)[0]
 
 
@@ -54,11 +54,11 @@ class Clients(ClientApp):
         self.evaluate()(partial(evaluate, fetch=fetch))
 
     def load(self) -> None:
-        """Import the modules for training, so that no message has to wait for the import."""
+        """Import the modules for training in advance, because the import takes seconds."""
         _training()
 
     def together(self, messages: list[Message], contexts: list[Context]) -> list[Message]:
-        """Return the replies to the messages of one round, which share their content.
+        """Return replies to messages of one round, which must all have the same content.
 
         Raises:
             InputError: If the messages differ in their content.
@@ -66,7 +66,7 @@ class Clients(ClientApp):
         first = messages[0]
         if any(one.content is not first.content for one in messages[1:]):
             raise InputError(
-                "the messages of this round have different settings. Send the same settings to "
+                "the messages of this round have different contents. Send the same content to "
                 "every client."
             )
         if first.metadata.message_type != MessageType.TRAIN:

@@ -1,14 +1,15 @@
 """The states that a client stores between rounds.
 
-A server that simulates its nodes stores these states. Otherwise each node stores them on its disk.
+In a simulation, the server stores the states of all clients. In a deployment, each node stores the
+states of its client on its disk.
 
 A state is identified by the last round in which the client took part. The server sends the round of
-the required state, and the checkpoints to which it may return. So a resumed run reads the states
-of its checkpoint. If a node does not have the required state, it reports an error. It never starts
-again silently.
+the required state, and the checkpoints to which the server may return. A resumed run therefore
+reads the states of its checkpoint. If a node does not have the required state, the node reports an
+error and never starts from a new state.
 
 Each run has a unique id, so a run never reads the states of another run, even with the same config.
-When a node starts another run, it removes states that were not used for a week.
+When a node starts another run, the node removes states that were not used for a week.
 """
 
 import os
@@ -32,18 +33,18 @@ UNUSED = 7 * 86400.0  # seconds after which the states of another run are remove
 
 
 def state_record(states: States, round: int) -> RecordDict:
-    """Return the state of a context that contains these states after a round."""
+    """Pack a client's states after a round as a record for the state of Flower's context."""
     return RecordDict({f"{PREFIX}{round}": ArrayRecord(flat_states(states))})
 
 
 def states_of(held: RecordDict, round: int) -> States:
-    """Return the states after a round from the state of a context."""
+    """Unpack a client's states after a round from the state of Flower's context."""
     record = held.array_records[f"{PREFIX}{round}"]
     return nested_states(dict(record.to_torch_state_dict()))
 
 
 class Memory:
-    """The client states that a message requires, and the place where they are stored."""
+    """Reads and writes the stored states of one client, as a message of the server requires."""
 
     def __init__(self, message: Message, context: Context, client: int) -> None:
         with distrusted():
@@ -56,10 +57,10 @@ class Memory:
         self._last = None if last < 0 else last
 
     def recall(self, round: int) -> States:
-        """Return the client's states before a round; empty before the client's first round.
+        """Return the client's stored states before a round; empty before the client's first round.
 
         Raises:
-            InputError: If the node does not have the states.
+            InputError: If the node does not have the required states.
         """
         if self._last is None:
             return {}
@@ -75,9 +76,9 @@ class Memory:
             ) from None
 
     def keep(self, own: States) -> None:
-        """Store the client's states after the round that uses its reply.
+        """Store the client's states of this round.
 
-        States that the server's checkpoints need are kept, too.
+        The states that the server's checkpoints need also stay stored.
         """
         if self._with_server:
             self._context.state = state_record(own, self._round)
@@ -89,7 +90,7 @@ class Memory:
         store.flush()
 
     def _store(self) -> ClientStates:
-        """Return the node's stored states of this client in this run.
+        """Open the folder with the states of this client in this run.
 
         States of replies that the server did not use are removed.
         """
@@ -111,7 +112,7 @@ class Memory:
 
 
 def _forget_unused(place: Path, of_client: str) -> None:
-    """Remove the client's states of runs that were not active for a week."""
+    """Remove the client's states of other runs that were not active for a week."""
     for other in place.glob(f"{'[0-9a-f]' * 16}{of_client}"):
         if other.is_dir() and time.time() - other.stat().st_mtime > UNUSED:
             shutil.rmtree(other, ignore_errors=True)

@@ -1,9 +1,9 @@
-"""Answers to messages in a client: unpack a message, train or evaluate, mask and pack the reply.
+"""Answer messages in a client: unpack a message, train or evaluate, mask and pack the reply.
 
-Between rounds, a client process stores only two things. The first is a cache that can be computed
-again: the samples of the partitions, and the objects that the config describes. The second is the
-persistent states of an optimizer (`stored_states.py`). With distributed trust, a client also stores
-the private key of its mask, from the request for its public key until its reply.
+Between rounds, a client process stores the persistent states of the optimizer (`stored_states.py`).
+It also caches the samples of its clients and the objects that the config describes. With
+distributed trust, a client also stores the private key of its mask. The key is created when the
+server requests the public key, and deleted after the reply.
 """
 
 import faulthandler
@@ -50,22 +50,23 @@ KEPT = "fedmuon-key"  # name of the record with the private key in the node's co
 
 
 def key(message: Message, context: Context) -> Message:
-    """Reply with a new public key. The node stores the private key, and replaces an earlier key."""
+    """Create a new pair of keys, store the private key, and reply with the public key."""
     private, public = distributed.key_pair()
     context.state[KEPT] = ConfigRecord({"private": private})
     return answer(message, {"who": ConfigRecord({"partition": partition(context), "key": public})})
 
 
 def mask_reply(recipe: Recipe, reply: Reply, message: Message, context: Context) -> Reply:
-    """Add the client's mask of this round to the reply, and delete its private key.
+    """Add the client's mask of this round to the reply, and delete the client's private key.
 
-    The clients of the cohort must have different public keys, because fewer clients would add fewer
-    shares of noise.
+    All public keys of the cohort must be different. Equal keys could mean that fewer clients, and
+    thus fewer shares of noise, are in the sum.
     """
     assert recipe.client_level is not None
     if KEPT not in context.state:
         raise InputError(
-            "this client has no key for its mask. Request the public key of the client first."
+            "the server requests a masked reply, but this client has no key for its mask. "
+            "Request the public key of the client first."
         )
     kept: Any = context.state.pop(KEPT)
     private, cohort = kept["private"], recipe.client_level.cohort
@@ -73,11 +74,13 @@ def mask_reply(recipe: Recipe, reply: Reply, message: Message, context: Context)
     keys = dict(zip(held["clients"], held["keys"], strict=True))
     if not len(keys) == len(set(keys.values())) == len(held["clients"]) == cohort:
         raise InputError(
-            f"the message must contain one different public key for each of the {cohort} clients"
+            "the server's message does not contain a different public key for each of the "
+            f"{cohort} clients. Request new keys from all clients."
         )
     if keys.get(reply.client) != distributed.public_of(private):
         raise InputError(
-            "the public keys in the message belong to another round. Request new keys."
+            "the public keys in the server's message belong to another round. Request new keys "
+            "from all clients."
         )
     vectors = {"model": reply.params, **reply.states}
     count = sum(one.numel() for held in vectors.values() for one in held.values())
@@ -87,10 +90,10 @@ def mask_reply(recipe: Recipe, reply: Reply, message: Message, context: Context)
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """End this worker process if a message takes longer than its time to live.
+    """Within this block, end the process if the message takes longer than its time to live.
 
-    A simulation waits for its workers, so without this limit a hanging client would block its end.
-    The limit works even if Python hangs.
+    A simulation ends only after its workers. Without this limit, a client that hangs would
+    therefore block the simulation. The limit works even if Python hangs.
     """
     faulthandler.dump_traceback_later(seconds, exit=True)
     try:
@@ -102,7 +105,7 @@ def deadline(seconds: float) -> Iterator[None]:
 def train_together(
     messages: Sequence[Message], contexts: Sequence[Context], fetch: Fetch = nothing
 ) -> list[Message]:
-    """Reply to messages with the same content, whose clients are trained as one batch."""
+    """Train the clients of messages with the same content in one batch; return the replies."""
     numbers = [partition(context) for context in contexts]
     with distrusted():
         config, round, stack, rows, factor, dealt = request(messages[0])
@@ -152,7 +155,7 @@ def train_together(
 
 
 def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Message:
-    """Reply with the losses and metrics of the model on this client's samples, per replica.
+    """Evaluate the model on this client's samples, and reply with losses and metrics per replica.
 
     Raises:
         InputError: If the run is private, because the ledger would not count the measurement.
@@ -163,13 +166,13 @@ def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Mess
     client = _client(config, number, fetch())
     if client.setup.recipe.private:
         raise InputError(
-            "a client of a private run does not report measurements of its samples, because they "
-            "would have no noise"
+            "this run is private, so a client does not report a loss on its samples, because "
+            "such a loss would contain no noise. Evaluate the model on the server's test samples."
         )
     if client.setup.recipe.personal:
         raise InputError(
-            "part of this model never leaves a client, so the server cannot request its loss. To "
-            "measure personal models, set [data] client-test."
+            "the server requested the loss of a personal model, but part of a personal model "
+            "never leaves its client. To measure personal models, set [data] client-test."
         )
     with distrusted():
         params, _ = _arrays(message, client, stack, states=False)
@@ -186,13 +189,13 @@ def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Mess
 
 @lru_cache(maxsize=64)
 def _client(config: FlatConfig, client: int, own: UserObjects) -> LocalClient:
-    """Return the objects of one client, cached for its next rounds."""
+    """Build the objects of one client. The result is cached for later rounds."""
     return build_worker(_config(config, own), client)
 
 
 @lru_cache(maxsize=2)
 def _config(config: FlatConfig, own: UserObjects) -> Config:
-    """Return the config of a message, cached per process; also set torch's number of threads."""
+    """Parse the config of a message, and set torch's number of threads. The result is cached."""
     torch.set_num_threads(int(os.environ.get("FEDMUON_CLIENT_THREADS", "1")))
     with distrusted():
         return unflatten(dict(config)).with_objects(own)
@@ -201,7 +204,7 @@ def _config(config: FlatConfig, own: UserObjects) -> Config:
 def _arrays(
     message: Message, client: LocalClient, stack: int, states: bool = True
 ) -> tuple[Params, States]:
-    """Return the model and, with `states`, the states of a message.
+    """Unpack the model of a message and, with `states`, also the states.
 
     Raises:
         InputError: If the message has too few bytes for its number of replicas.
@@ -210,6 +213,10 @@ def _arrays(
     arrays = {name: array.data for name, array in record.items()}
     one = named(client.template(1)[0], {})
     if any(stack * value.nbytes > len(arrays.get(name, b"")) for name, value in one.items()):
-        raise InputError(f"the arrays of the message are too small for {plain(stack, 20)} replicas")
+        raise InputError(
+            f"the server's message announces {plain(stack, 20)} replicas, but its arrays are too "
+            "small for this number. Use the same version of fedmuon on the server and on every "
+            "node."
+        )
     params, template = client.template(stack)
     return received(arrays, params, template if states else {})

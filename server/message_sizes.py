@@ -1,8 +1,8 @@
-"""The size of a round's messages, measured by serializing the messages of the first round.
+"""Measure the bytes of a round's messages, by serializing the messages of the first round.
 
-On Ray, messages are pickled. Content that all messages of a call share is sent once per call or, if
-it is large, once per machine. In a SuperLink, each message is a tree of objects, and every client
-reads its complete message.
+On Ray, messages are pickled. If all messages of a call have the same content, this content is sent
+once per call, or once per machine if it is large. With a SuperLink, each client receives its
+complete message.
 """
 
 import pickle
@@ -25,7 +25,7 @@ SAMPLE = 1024  # maximum number of serialized messages; further messages have th
 
 @dataclass(frozen=True)
 class Sizes:
-    """The bytes of a round: to the clients (down) and back (up)."""
+    """The bytes of a round: sent to the clients (`down`) and back to the server (`up`)."""
 
     down: int
     up: int
@@ -34,7 +34,7 @@ class Sizes:
 def on_ray(
     config: Config, experiment: Experiment, state: ServerState, workers: int, machines: int
 ) -> Sizes:
-    """Return the bytes of a round on Ray workers that get one call each."""
+    """Measure the bytes of a round on Ray, where each worker gets one call."""
     ids = node_ids(config.federation.clients, config.federation.seed)
     partitions = {node: place for place, node in enumerate(ids)}
     messages = requests(config, experiment, state, ids)
@@ -58,7 +58,7 @@ def on_ray(
 
 
 def on_link(config: Config, experiment: Experiment, state: ServerState) -> Sizes:
-    """Return the bytes of a round of a deployment."""
+    """Measure the bytes of a round in a deployment with a SuperLink."""
     messages = requests(config, experiment, state)
     client = messages[0].metadata.dst_node_id
     reply = _reply(experiment, state, messages[0], {client: client})
@@ -68,9 +68,9 @@ def on_link(config: Config, experiment: Experiment, state: ServerState) -> Sizes
 def requests(
     config: Config, experiment: Experiment, state: ServerState, ids: Sequence[int] = ()
 ) -> list[Message]:
-    """Return the messages of the first round.
+    """Create the server's messages of the first round.
 
-    The nodes have these ids or, without ids, the numbers of their partitions.
+    `ids` contains the node ids. Without `ids`, the partition numbers are used as node ids.
     """
     identify()
     clients = [int(client) for client in experiment.plan.participants(0)]
@@ -84,7 +84,7 @@ def requests(
 
 
 def questions(nodes: Iterable[int]) -> list[Message]:
-    """Return the first query to each node, which asks for its partition."""
+    """Create the first query to each node, which asks for the node's partition."""
     identify()
     return [Message(RecordDict(), node, MessageType.QUERY) for node in nodes]
 
@@ -92,7 +92,7 @@ def questions(nodes: Iterable[int]) -> list[Message]:
 def _reply(
     experiment: Experiment, state: ServerState, message: Message, partitions: Mapping[int, int]
 ) -> Message:
-    """Return a reply with the size of a client's reply, but with other numbers."""
+    """Create a reply that is as large as a real reply."""
     like = returned_like(experiment.recipe, state.params, state.states)
     stack = len(next(iter(state.params.values())))
     client = partitions[message.metadata.dst_node_id]
@@ -107,7 +107,7 @@ def _reply(
 def _scaled(
     messages: Sequence[Message], calls: int, of: Callable[[Sequence[Message]], Any], count: int = 0
 ) -> int:
-    """Return the bytes of `count` messages (default: all) in `calls` calls, extrapolated."""
+    """Return the bytes of `count` messages in `calls` calls, extrapolated from a sample."""
     count, each = count or len(messages), -(-len(messages) // calls)
     some = list(messages[: min(SAMPLE, each)])
     whole, one = (len(pickle.dumps(of(part), 5)) for part in (some, some[:1]))

@@ -1,4 +1,4 @@
-"""Exchange of messages with nodes: deadlines, partitions, public keys, and readable errors."""
+"""Exchange messages with nodes: deadlines, partitions, public keys, and readable errors."""
 
 import contextlib
 import logging
@@ -22,41 +22,44 @@ FRAMES, LINES, WIDTH = 3, 20, 200  # limits of a traceback: calls, lines, charac
 
 @runtime_checkable
 class Numbered(Protocol):
-    """A grid that knows the node of each partition, and does not need polling."""
+    """A grid that knows the node of each partition, and can wait for replies without polling."""
 
     retried: dict[str, str]  # id of a message that was sent again since the last push -> reason
 
     def node_of(self, partition: int) -> int:
-        """Return the node of a partition."""
+        """Return the id of the node that has this partition."""
         ...
 
     def pull_within(self, message_ids: Iterable[str], seconds: float) -> list[Message]:
-        """Wait at most this number of seconds for a reply, and return the replies so far."""
+        """Wait for a reply, but at most `seconds`, and return all replies that have arrived."""
         ...
 
     def forget(self, message_ids: Iterable[str]) -> None:
-        """Drop the replies to these messages."""
+        """Ignore all later replies to these messages."""
         ...
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A grid that lets the server store the states of contexts. Otherwise, nodes store them."""
+    """A grid that lets the server read and write the state of each node's context."""
 
     def lend_state(self, partition: int, state: RecordDict) -> None:
-        """Set the state of a node's context for the next message to the node."""
+        """Set the state that a node's context has when the node gets its next message."""
         ...
 
     def collect_state(self, partition: int) -> RecordDict:
-        """Remove from the grid, and return, the state of a node's context after its last reply."""
+        """Return the state that a node's context had after the node's last reply.
+
+        The state is then removed from the grid.
+        """
         ...
 
 
 def exchange(grid: Grid, messages: Sequence[Message], deadline: float) -> dict[int, Message]:
     """Send messages and collect the replies.
 
-    A reply is matched by the id of the message that it answers, because the SuperLink replies in
-    place of a late node.
+    Each reply names the message that it answers. The sender is not used to match replies, because
+    the SuperLink replies in place of a late node.
 
     Args:
         grid: Flower's grid.
@@ -91,8 +94,8 @@ def meet(
 ) -> dict[int, int]:
     """Ask unknown nodes for their partitions.
 
-    A node that left is removed. If it returns with another id, it gets its partition back. A node
-    never replaces another node that still has the partition.
+    A node that left the grid is removed from the result. If it returns with another id, the node
+    gets its partition back. A new node never replaces a connected node with the same partition.
 
     Returns:
         Partition -> node id. All partitions in `wanted` are included, unless `patience` seconds
@@ -113,7 +116,7 @@ def meet(
 def _partitions(grid: Grid, nodes: Iterable[int], deadline: float) -> dict[int, int]:
     """Return partition -> node id for the nodes that reply.
 
-    A partition that two nodes claim is left out.
+    If two nodes report the same partition, this partition is left out.
     """
     asked = list(nodes)
     questions = [Message(RecordDict(), node, MessageType.QUERY, ttl=deadline + 1) for node in asked]
@@ -131,16 +134,16 @@ def _partitions(grid: Grid, nodes: Iterable[int], deadline: float) -> dict[int, 
 def public_keys(
     grid: Grid, clients: Sequence[int], nodes: Mapping[int, int], deadline: float
 ) -> ConfigRecord:
-    """Ask the node of each client for a new public key for the client's mask.
+    """Request a new public key from each client, which is needed for the client's mask.
 
-    The server sends all public keys to each client.
+    The server later sends all public keys to each client.
 
     Raises:
         InputError: If a client sends no key, because a sum of masked replies needs every client.
     """
     refusal = (
         "client {} sent no key for its mask ({}), but the sum needs the masks of all clients. "
-        "Fix this cause, then continue with --resume."
+        "Fix the cause, then continue with --resume."
     )
     for client in clients:
         if client not in nodes:
@@ -160,13 +163,16 @@ def public_keys(
             key, right = who["key"], (nodes[client], client)
             is_key = isinstance(key, bytes) and len(key) == KEY_LENGTH
             if not is_key or (reply.metadata.src_node_id, who["partition"]) != right:
-                raise InputError(f"client {client} sent an invalid key for its mask")
+                raise InputError(
+                    f"client {client} sent an invalid public key for its mask. Check that the "
+                    "node of this client runs an unchanged fedmuon, then continue with --resume."
+                )
         keys.append(key)
     return ConfigRecord({"clients": list(clients), "keys": keys})
 
 
 def reason(reply: Message) -> str:
-    """Return the reason of an error reply, without the text that Flower and Ray add."""
+    """Return the cause in an error reply, without the text that Flower and Ray add."""
     text = (reply.error.reason or "").strip() or "the client failed without a reason"
     inner = (text.rsplit("Message: ", 1)[-1].strip() or text).splitlines()[0]
     most = SENTENCE if OWN in inner else 200
@@ -174,9 +180,9 @@ def reason(reply: Message) -> str:
 
 
 def raised(message: Message, error: BaseException) -> str:
-    """Return the reason of an error reply: a line with the error, then the end of the traceback.
+    """Describe an error for a reply: one line with the error, then the end of the traceback.
 
-    The text includes the round if the message does, as messages of Flower's strategies do.
+    The text includes the round if the message contains the round.
     """
     last = traceback.extract_tb(error.__traceback__)[-1:]
     place = "".join(f" ({one.filename}:{one.lineno} in {one.name})" for one in last)
@@ -193,10 +199,10 @@ def raised(message: Message, error: BaseException) -> str:
 
 
 class Failures:
-    """The errors in replies to a grid.
+    """Logs the errors in the replies to a grid.
 
-    The first error is logged with its traceback, and later errors are counted. In every reply, only
-    the line with the error remains.
+    The first error is logged with its traceback. Later errors are only counted. Each error reply is
+    shortened to the line with the error.
     """
 
     def __init__(self, shown: bool) -> None:

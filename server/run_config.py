@@ -1,4 +1,4 @@
-"""Flower's run config: the tables of an experiment, the folder of its results, and options.
+"""Conversion between an experiment's config and the run config of Flower.
 
 Flower rejects keys that are not in the app's pyproject.toml. The names of the user's options are
 not known in advance, so one key, `options`, can contain all of them as JSON.
@@ -18,14 +18,14 @@ OUT, OPTIONS = "out", "options"
 
 
 def packed(config: Config, out: Path) -> dict[str, Any]:
-    """Return the content of a file for `flwr run --run-config`."""
+    """Convert a config to the content of a file for `flwr run --run-config`."""
     tables = nested(config)
     options = {name: keys.pop(OPTIONS) for name, keys in tables.items() if OPTIONS in keys}
     return {OUT: str(out), OPTIONS: json.dumps(options) if options else "", **tables}
 
 
 def unpacked(run_config: Mapping[str, Scalar], engine: str) -> Config:
-    """Convert Flower's run config to a config with the engine that really runs it."""
+    """Convert Flower's run config to a config."""
     flat: dict[str, Any] = {
         key: value for key, value in run_config.items() if key not in (OUT, OPTIONS)
     }
@@ -42,7 +42,7 @@ def unpacked(run_config: Mapping[str, Scalar], engine: str) -> Config:
 
 
 def require_noise(config: Config, folder: Path) -> None:
-    """Reject a new private run without noise.
+    """Raise an error if a new private run has no noise.
 
     Flower's run config sets every key, so noise = 0 may be a default that the user did not choose.
     """

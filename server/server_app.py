@@ -1,4 +1,4 @@
-"""The ServerApp of `flwr run`, which runs the experiment of a run config in a run folder."""
+"""The ServerApp for `flwr run`, which runs the experiment that a run config describes."""
 
 import os
 import time
@@ -27,7 +27,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the experiment that the run config describes; log an InputError in one line."""
+    """Run the experiment that the run config describes, and log an InputError as one line."""
     out = str(context.run_config.get(OUT, ""))
     folder = Path(out or Path(os.environ.get("FEDMUON_RUNS", "runs"), str(context.run_id)))
     try:
@@ -47,7 +47,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def await_nodes(config: Config, grid: Grid) -> None:
-    """With the policy `strict`, wait until there are enough SuperNodes for the experiment."""
+    """With the fault policy `strict`, wait until enough SuperNodes are connected."""
     wanted, patience = config.federation.clients, config.faults.patience
     if config.faults.policy != "strict":
         return
@@ -59,7 +59,7 @@ def await_nodes(config: Config, grid: Grid) -> None:
     while (found := len(list(grid.get_node_ids()))) < wanted:
         if time.monotonic() > end:
             raise InputError(
-                f"[federation] clients = {wanted}, but only {found} SuperNodes are connected. "
+                f"[federation] clients is {wanted}, but only {found} SuperNodes are connected. "
                 f"{advice}, or lower [federation] clients."
             )
         stopping.pause(PAUSE)

@@ -1,4 +1,4 @@
-"""Requests to stop, which a signal handler passes to the thread that waits for clients."""
+"""Pass requests to stop from a signal handler to the thread that waits for clients."""
 
 import contextlib
 import signal
@@ -16,7 +16,7 @@ _event = threading.Event()
 
 
 def ask(number: int) -> None:
-    """Request to stop: the next `pause` raises Interrupted with this signal number."""
+    """Request to stop: the next call of `pause` raises Interrupted with this signal number."""
     _asked.append(number)
     _event.set()
 
@@ -28,7 +28,7 @@ def forget() -> None:
 
 
 def pause(seconds: float) -> None:
-    """Sleep, and raise Interrupted if there is a request to stop or the program is ending."""
+    """Sleep. Raise Interrupted if someone requested to stop, or if the program is ending."""
     if _event.wait(seconds):
         raise Interrupted(_asked[0])
     if not threading.main_thread().is_alive():
@@ -37,9 +37,10 @@ def pause(seconds: float) -> None:
 
 @contextlib.contextmanager
 def on_signals() -> Iterator[None]:
-    """Convert the signals that end Flower's process to requests to stop.
+    """Within this block, convert signals to end the process into requests to stop.
 
-    At the end, a request becomes an InputError, because Flower reports errors but not interrupts.
+    If the block is interrupted by a request, raise an InputError, because Flower reports only
+    errors to the user.
     """
     forget()
     ended = threading.Event()

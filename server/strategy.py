@@ -1,8 +1,8 @@
 """The server's part of a round with Flower: send messages, read replies, compute the next state.
 
-The plan samples clients as indices. Flower's node ids are random, so the server asks each node once
-for its partition. A fault is named and counted, and the request is repeated or the fault is
-recorded. A fault never changes the schedule silently.
+The plan samples clients by number. Flower's node ids are random, so the server asks each node once
+for the number of its client. If a client fails, the request is repeated or the fault is recorded. A
+fault never changes the schedule of clients silently.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,12 +48,12 @@ PAUSE = 2.0  # added seconds before each further attempt, so that a killed worke
 
 
 class RoundFailed(InputError):
-    """The error for a round that the fault policy rejects; the run can resume from its start."""
+    """A round failed under the fault policy. The run can resume from the start of this round."""
 
 
 @dataclass
 class FedMuonStrategy(Strategy):
-    """A Flower strategy for every optimizer of fedmuon; `state` is the current server state."""
+    """A Flower strategy that runs any optimizer of fedmuon; `state` is the current server state."""
 
     config: Config
     experiment: Experiment
@@ -64,14 +64,15 @@ class FedMuonStrategy(Strategy):
     counts_in: int = 0  # the round whose update uses the replies; FedBuff's replies begin earlier
 
     def rounds(self, grid: Grid) -> Iterator[Round]:
-        """Yield the remaining rounds, with the config's fault policy."""
+        """Run and yield the remaining rounds, with the config's fault policy."""
         self.keeps_states, recipe = isinstance(grid, Stateful), self.experiment.recipe
         # The server tests personal models, so it needs the client states.
         lacking = recipe.keeps_states and not self.keeps_states
         if lacking and tests_personal_models(self.config, recipe):
             raise RoundFailed(
-                "[data] client-test needs the model of each client, but this model stays on the "
-                "client's SuperNode. Set client-test = 0, or [engine] name = 'inline' or 'ray'."
+                "[data] client-test needs the personal model of each client, but in a deployment "
+                "this model stays on the client's SuperNode. Set client-test = 0, or set "
+                "[engine] name = 'inline' or 'ray'."
             )
         while self.state.round < self.experiment.plan.rounds:
             participants = self.experiment.plan.participants(self.state.round)
@@ -93,7 +94,7 @@ class FedMuonStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the messages of a round. Flower counts rounds from 1, and the plan from 0."""
+        """Return the messages of a round. Flower counts rounds from 1."""
         if self.experiment.recipe.keeps_states:
             raise InputError(
                 "this recipe stores states of clients, but the round loop of Flower's own "
@@ -119,7 +120,7 @@ class FedMuonStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord]:
-        """Compute the next state from replies, which must all be valid."""
+        """Compute the next server state from the replies of all clients."""
         holders = {node: client for client, node in self.nodes.items()}
         sound = [self._read(reply, holders[reply.metadata.src_node_id]) for reply in replies]
         self.state, _ = next_state(self.experiment, self.state, sound)
@@ -134,16 +135,16 @@ class FedMuonStrategy(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return None, because no client evaluates."""
+        """Return None, because clients evaluate no model."""
         return None
 
     def summary(self) -> None:
-        """Log the optimizer and the sampling."""
+        """Log the name of the optimizer, and how clients are sampled."""
         table = self.config.federation
         log(INFO, "%s: %s of %s", self.config.local.recipe, table.per_round, table.clients)
 
     def _remember(self, grid: Grid, replies: list[Reply]) -> None:
-        """Store the client states if the grid provides them, otherwise only their round."""
+        """Store the client states of this round or, if nodes store the states, only their round."""
         recipe, memory, round = (
             self.experiment.recipe,
             self.experiment.client_states,
@@ -156,12 +157,12 @@ class FedMuonStrategy(Strategy):
             memory.write(reply.client, round, own)
 
     def arrays(self) -> ArrayRecord:
-        """Return the arrays for participants: the model and the states that the optimizer sends."""
+        """Return the arrays that participants receive: the model, and the states that are sent."""
         sent = broadcast(self.experiment.recipe, self.state)
         return ArrayRecord(pack(sent.params, sent.states))
 
     def messages(self, kind: str, clients: Sequence[int]) -> list[Message]:
-        """Return messages with the same records for every client; each array is serialized once."""
+        """Create messages with the same records for each client; serialize each array only once."""
         stack = len(next(iter(self.state.params.values())))
         request: dict[str, int | float | str] = {"round": self.state.round, "stack": stack}
         request["dealt"] = self.experiment.shards.partition_digest
@@ -190,10 +191,11 @@ class FedMuonStrategy(Strategy):
         return [Message(content, self.nodes[client], kind, ttl=deadline) for client in clients]
 
     def _collect(self, grid: Grid, clients: list[int]) -> tuple[list[Reply], list[Fault]]:
-        """Return the valid replies of the participants, and the faults.
+        """Request replies from the participants. Return the valid replies, and the faults.
 
         Raises:
-            RoundFailed: If a reply is missing and the policy is `strict`, or if all are missing.
+            RoundFailed: If a reply is missing and the policy is `strict`, or if all replies are
+                missing.
         """
         table, faults, missing = self.config.faults, [], clients
         replies: dict[int, Reply] = {}
@@ -224,9 +226,10 @@ class FedMuonStrategy(Strategy):
     def _attempt(
         self, grid: Grid, clients: list[int], attempt: int
     ) -> tuple[dict[int, Reply], list[Fault]]:
-        """Send one request to each client.
+        """Send one request to each client. Return the valid replies by client, and the faults.
 
-        A client without a valid reply is a fault. Its node is removed from the known nodes.
+        A client without a valid reply is a fault. The server then no longer uses the client's node,
+        until the node reports its partition again.
         """
         table, found = self.config.faults, {}
         self._meet(grid, clients)
@@ -258,9 +261,9 @@ class FedMuonStrategy(Strategy):
         return found, retried + [Fault(i, attempt, why[i]) for i in clients if i not in found]
 
     def _meet(self, grid: Grid, clients: list[int]) -> None:
-        """Find the nodes of clients, and collect public keys if replies are masked.
+        """Find the nodes of these clients. If replies are masked, also request public keys.
 
-        The first call waits until the nodes of all clients have appeared.
+        The first call waits until the nodes of all clients of the run are connected.
         """
         table = self.config.faults
         if isinstance(grid, Numbered):
@@ -275,7 +278,7 @@ class FedMuonStrategy(Strategy):
             self.keys = public_keys(grid, clients, self.nodes, table.deadline)
 
     def _read(self, message: Message, client: int) -> Reply:
-        """Read and check a client's reply, which may contain anything.
+        """Read and check a client's reply. Replies are not trusted.
 
         Raises:
             InputError: If the reply is for another client or round, or its arrays have wrong shapes
@@ -284,13 +287,17 @@ class FedMuonStrategy(Strategy):
         if message.has_error():
             raise InputError(reason(message))
         if message.metadata.src_node_id != self.nodes.get(client):
-            raise InputError("the reply came from another node than the one of this client")
+            raise InputError(
+                "the reply came from a node that does not have the partition of this client"
+            )
         recipe, content = self.experiment.recipe, message.content
         with distrusted():
             who = content.config_records["who"]
             if (who["round"], who["partition"]) != (self.state.round, client):
                 about = f"partition {plain(who['partition'], 20)}, round {plain(who['round'], 20)}"
-                raise InputError(f"the reply is for {about}")
+                raise InputError(
+                    f"the reply belongs to {about}, which is not the requested client and round"
+                )
             like = returned_like(recipe, self.state.params, self.state.states)
             record = content.array_records["arrays"]
             params, states = received({name: one.data for name, one in record.items()}, *like)
@@ -334,15 +341,15 @@ def _metrics(content: RecordDict) -> Mapping[str, float]:
 
 @dataclass(frozen=True)
 class FlowerEngine:
-    """An engine whose clients are reached through a Flower grid."""
+    """An engine that runs rounds on the nodes of a Flower grid."""
 
     config: Config
     grid: Grid
 
     def __call__(self, experiment: Experiment, state: ServerState) -> Iterator[Round]:
-        """Yield the remaining rounds."""
+        """Run and yield the remaining rounds."""
         return FedMuonStrategy(self.config, experiment, state).rounds(self.grid)
 
     def memory(self) -> list[Record]:
-        """Return the maximum memory of each worker; empty if the grid has no workers."""
+        """Return the peak memory of each worker; empty if the grid has no workers."""
         return self.grid.memory() if isinstance(self.grid, Measured) else []

@@ -233,8 +233,7 @@ class PerClient:
         return 1
 
     def demands(self) -> list[Demand]:
-        """Return what the accountant needs to know about the client with the most
-        participations."""
+        """Return what the accountant needs to know about the client with most participations."""
         level, plan = self.released, self.experiment.plan
         rounds = plan.rounds if level.poisson else int(rounds_taken(self.experiment).max())
         factor = (1 + ROUNDING) / level.counted if level.shared else 1.0

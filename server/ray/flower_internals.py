@@ -1,4 +1,4 @@
-"""Internal parts of Flower that our implementation of a Grid needs."""
+"""Internal functions of Flower that the Grid on Ray needs."""
 
 import copy
 import secrets
@@ -27,19 +27,19 @@ SERVER = SUPERLINK_NODE_ID  # the sender of a server's messages
 
 
 def identify() -> None:
-    """Set the sender of messages in this process, as Flower requires before the first message."""
+    """Set the sender of this process's messages. Flower requires this before the first message."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = RUN, RUN, SERVER
 
 
 def numbered(message: Message) -> str:
-    """Set the id of a message, as a SuperLink would, and return the id."""
+    """Set the id of a message as a SuperLink would set it, and return the id."""
     name = str(uuid4())
     message.metadata.__dict__["_message_id"] = name
     return name
 
 
 def with_content(message: Message, content: RecordDict | None) -> Message:
-    """Return a copy of a message with other content or None; the copy can have another id."""
+    """Copy a message with other content, or without content; the copy can get another id."""
     found = copy.copy(message)
     found.__dict__["_content"] = content
     found.__dict__["_metadata"] = copy.copy(message.metadata)
@@ -47,7 +47,7 @@ def with_content(message: Message, content: RecordDict | None) -> Message:
 
 
 def refusal(message: Message, why: str, raised: bool = False) -> Message:
-    """Return an error reply in place of a node's reply."""
+    """Create an error reply in place of a node's reply."""
     code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION if raised else ErrorCode.UNKNOWN
     reply = Message(Error(code, why), reply_to=message)
     numbered(reply)
@@ -55,7 +55,7 @@ def refusal(message: Message, why: str, raised: bool = False) -> Message:
 
 
 def expired(message: Message) -> Message:
-    """Return the error reply of a SuperLink to a message whose time to live has ended."""
+    """Create the error reply of a SuperLink to a message whose time to live has ended."""
     # This module loads the SuperLink's database, which only a late reply needs.
     from flwr.server.superlink.linkstate.utils import create_message_error_unavailable_ins_message
 
@@ -64,14 +64,17 @@ def expired(message: Message) -> Message:
 
 
 def node_ids(count: int, seed: int | None) -> list[int]:
-    """Return distinct node ids, one per partition; a seed makes them reproducible.
+    """Draw distinct node ids, one per partition. With a seed, the ids are reproducible.
 
     A SuperLink draws ids in the same way: 8 random bytes, but neither 0 nor its own id.
     """
     if seed is None:
         seed = secrets.randbits(64)
     elif not (isinstance(seed, int) and seed >= 0):
-        raise InputError(f"seed = {seed!r:.40} is not valid. Use an integer of 0 or more.")
+        raise InputError(
+            f"the seed of the node ids is {seed!r:.40}, but it must be an integer of at least 0. "
+            "Pass such a seed, or None."
+        )
     draw, found = generator(seed, Draw.NODE), dict[int, None]()
     while len(found) < count:
         missing = count - len(found)
@@ -83,7 +86,7 @@ def node_ids(count: int, seed: int | None) -> list[int]:
 
 
 def flat(run_config: dict[str, Any] | None) -> UserConfig:
-    """Convert a run config as Flower does for apps: nested tables become keys with dots."""
+    """Flatten a run config as Flower does for apps: nested tables become keys with dots."""
     try:
         return flatten_dict(run_config)
     except ValueError as error:
@@ -96,7 +99,7 @@ def flat(run_config: dict[str, Any] | None) -> UserConfig:
 def context(
     node: int, place: tuple[()] | tuple[int, int], state: RecordDict | None, config: UserConfig
 ) -> Context:
-    """Return the context of an app.
+    """Create the context of an app.
 
     For a ClientApp, `place` contains its partition and the number of partitions.
     """
@@ -105,5 +108,5 @@ def context(
 
 
 def weight(message: Message) -> int:
-    """Return the bytes of the objects into which a SuperLink splits a message."""
+    """Return the bytes of a message when it is sent through a SuperLink."""
     return sum(len(one.deflate()) for one in get_all_nested_objects(message).values())

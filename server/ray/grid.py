@@ -1,15 +1,15 @@
 """A Flower Grid on Ray actors, which sends messages directly to workers.
 
-Flower's own simulation stores messages in a table and scans the table, with one message per node
-and scan. This grid sends the messages of many clients to a worker in one call. Content that the
-messages share is sent once per call. A node without messages takes about 100 bytes. A node gets one
-message at a time, even if several threads of a server send messages.
+Flower's own simulation stores messages in a table, and scans the table for each message. This grid
+sends the messages of many clients to a worker in one call. If the messages have the same content,
+it is sent once per call. A node without messages takes about 100 bytes. A node gets one message at
+a time, even if several threads of a server send messages.
 
-If a worker dies or does not answer in time, it is replaced. Its messages are sent again one by one,
-so that a faulty client does not affect other clients. Clients that had already answered in the
-failed call answer again, from their earlier state. A message's time to live starts when a worker
-takes the message, so that waiting for a worker does not count. After the time to live, the reply is
-the error MESSAGE_UNAVAILABLE, as from a SuperLink.
+If a worker dies or does not answer in time, the worker is replaced. Its messages are sent again one
+by one, so that a faulty client does not affect other clients. Clients that had already answered in
+the failed call answer again, from their earlier state. The time to live of a message starts when a
+worker takes the message. The time before, in which the message waits for a worker, does not count.
+After the time to live, the reply is the error MESSAGE_UNAVAILABLE, as from a SuperLink.
 """
 
 import math
@@ -124,7 +124,7 @@ class RayGrid(Grid):
         self.close()
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers, or return them to `spare`."""
         with self._change:
             self._closed, self._running = True, {}
             self._pool.close()
@@ -132,12 +132,12 @@ class RayGrid(Grid):
             self._failures.close()
 
     def set_run(self, run: Run) -> None:
-        """Set the run."""
+        """Set the record of the current run."""
         self._run = run
 
     @property
     def run(self) -> Run:
-        """The run, as a record of Flower."""
+        """Flower's record of the current run."""
         return self._run
 
     def create_message(
@@ -167,23 +167,26 @@ class RayGrid(Grid):
         return len(self._pool.absent) + asked
 
     def memory(self) -> list[Record]:
-        """Return the maximum memory in bytes of each worker that answers within a few seconds.
+        """Return the peak memory in bytes of each worker that answers within a few seconds.
 
-        A record also contains Ray's id of the worker's node, and the process id.
+        A record also contains the id of the worker's machine in Ray, and the process id.
         """
         return self._pool.memory()
 
     def node_of(self, partition: int) -> int:
-        """Return the node of a partition, without a query to the nodes."""
+        """Return the id of the node that has this partition."""
         return self._ids[partition]
 
     def lend_state(self, partition: int, state: RecordDict) -> None:
-        """Set the state of a node's context for the next message to the node."""
+        """Set the state that a node's context has when the node gets its next message."""
         with self._change:
             self._states[self._ids[partition]] = state
 
     def collect_state(self, partition: int) -> RecordDict:
-        """Remove from the grid, and return, the state of a node's context after its last reply."""
+        """Return the state that a node's context had after the node's last reply.
+
+        The state is then removed from the grid.
+        """
         with self._change:
             return self._states.pop(self._ids[partition], None) or RecordDict()
 
@@ -227,7 +230,7 @@ class RayGrid(Grid):
         return self.pull_within(message_ids, 0.0)
 
     def pull_within(self, message_ids: Iterable[str], seconds: float) -> list[Message]:
-        """Wait at most this number of seconds for a reply, and return the replies so far."""
+        """Wait for a reply, but at most `seconds`, and return all replies that have arrived."""
         names = list(message_ids)
         self._wait(0.0 if any(name in self._done for name in names) else seconds)
         with self._change:
@@ -236,7 +239,7 @@ class RayGrid(Grid):
             return [self._done.pop(name) for name in found]
 
     def forget(self, message_ids: Iterable[str]) -> None:
-        """Drop the replies to these messages, and do not send messages that wait for a worker."""
+        """Ignore later replies to these messages, and do not send messages that still wait."""
         with self._change:
             self._wanted.difference_update(message_ids)
             self._done = {name: one for name, one in self._done.items() if name in self._wanted}
@@ -255,7 +258,7 @@ class RayGrid(Grid):
         return replies
 
     def _wait(self, seconds: float) -> None:
-        """Wait at most this number of seconds until any reply arrives. Several threads may wait."""
+        """Wait until any reply arrives, but at most `seconds`. Several threads may wait."""
         with self._change:
             now = time.monotonic()
             for worker, batch in list(self._running.values()):
@@ -285,7 +288,7 @@ class RayGrid(Grid):
             self._ask(self._pool.idle.pop(), batch, shared)
 
     def _next(self) -> Batch | None:
-        """Remove and return the first batch whose nodes all have no message at a worker."""
+        """Remove and return the first batch whose nodes are not busy with another message."""
         busy = [batch.nodes for _, batch in self._running.values() if batch.messages]
         for place, batch in enumerate(self._queue):
             if all(batch.nodes.isdisjoint(nodes) for nodes in busy):
@@ -296,7 +299,7 @@ class RayGrid(Grid):
     def _ask(self, worker: Any, batch: Batch, shared: dict[int, Any]) -> None:
         """Send a batch to a worker in one call.
 
-        Large content that several calls share is stored in Ray's store once.
+        If several calls need the same large content, it is put into Ray's object store only once.
         """
         batch.start = time.monotonic()
         ttl = min(message.metadata.ttl for message in batch.messages)
@@ -313,9 +316,9 @@ class RayGrid(Grid):
         self._running[asked] = (worker, batch)
 
     def _take(self, place: Any) -> None:
-        """Store the replies of one call, unless another thread has done so.
+        """Store the replies of one call, unless another thread has already stored them.
 
-        If the call failed, its messages are sent again one by one, or get an error as reply.
+        If the call failed, its messages are sent again one by one, or the replies are errors.
         """
         if place not in self._running:
             return
@@ -348,7 +351,7 @@ class RayGrid(Grid):
             self._store(expired(message) if batch.late else refusal(message, why(error)))
 
     def _can_split(self, batch: Batch) -> bool:
-        """Return whether the messages of a batch are sent again one by one if the call fails."""
+        """Return whether messages are sent again one by one after a failure of this batch."""
         return len(batch.messages) > 1 and self._asks_again
 
     def _still_wanted(self, batch: Batch) -> list[Message]:

@@ -1,4 +1,4 @@
-"""An actor of Ray: a separate process that calls a ClientApp to answer for clients."""
+"""A Ray actor: a separate process that calls a ClientApp to answer messages to clients."""
 
 import contextlib
 import copy
@@ -21,7 +21,7 @@ NODE = 12  # digits of Ray's node id that are enough to distinguish nodes
 
 @runtime_checkable
 class Together(Protocol):
-    """A ClientApp that can answer several messages together; it must not change the messages."""
+    """A ClientApp that can answer several messages together, and does not change them."""
 
     def load(self) -> None:
         """Import the modules that are needed to answer messages."""
@@ -33,7 +33,7 @@ class Together(Protocol):
 
 
 class Worker:
-    """An actor that can answer messages to any client."""
+    """A Ray actor that can answer messages to any client."""
 
     def __init__(self, app: ClientApp, nodes: int, config: UserConfig) -> None:
         identify()
@@ -47,17 +47,16 @@ class Worker:
             app.load()
 
     def ready(self, *held: Any) -> tuple[list[Message], dict[int, RecordDict]]:
-        """Return an empty answer as soon as the worker can answer.
+        """Return an empty answer, which shows that the worker is ready.
 
-        To use the worker in another grid, pass the app, the number of nodes and the config of that
-        grid.
+        To use the worker in another grid, pass the grid's app, number of nodes and config.
         """
         if held:
             self._serve(*held)
         return [], {}
 
     def memory(self) -> Record:
-        """Return the maximum memory of this process, its node and id, and its number of replies."""
+        """Return this worker's peak memory, machine, process id, and number of replies."""
         node = ray.get_runtime_context().get_node_id()[:NODE]
         return {"node": node, "pid": os.getpid(), "replies": self._replies, **memory()}
 
@@ -71,10 +70,10 @@ class Worker:
         """Answer messages.
 
         Args:
-            content: The content that all messages share; None if each message has its content.
+            content: The content of all messages; None if each message contains its own content.
             messages: The messages.
-            states: Node -> its stored state, if any.
-            partitions: Node -> its partition.
+            states: Stored state of each node that has one, by node id.
+            partitions: Partition of each node, by node id.
 
         Returns:
             A reply to each message, and the new states.
@@ -89,9 +88,9 @@ class Worker:
         return replies, states
 
     def _together(self, messages: list[Message], states: dict[int, RecordDict]) -> list[Message]:
-        """Return replies to all messages, or an empty list if this fails.
+        """Answer all messages in one call of the app; return an empty list if the call fails.
 
-        The messages are then answered one by one, to find the faulty client.
+        After a failure, the messages are answered one by one, so that only the faulty client fails.
         """
         if not isinstance(self._app, Together):
             return []
@@ -105,7 +104,7 @@ class Worker:
         return []
 
     def _alone(self, message: Message, states: dict[int, RecordDict]) -> Message:
-        """Return the app's reply, or its error. The state changes only if there is a reply."""
+        """Answer one message: return the app's reply, or an error reply and the unchanged state."""
         own, node = message, message.metadata.dst_node_id
         found = self._context(message, states)
         if not isinstance(self._app, Together):  # other apps may change their message

@@ -1,4 +1,4 @@
-"""The workers of a Grid on Ray, and the batches of messages that the workers get."""
+"""The workers of a Grid on Ray, and batches of messages for the workers."""
 
 import contextlib
 import logging
@@ -39,12 +39,12 @@ Resources = dict[str, float]
 
 
 class WorkerPool:
-    """Actors of one kind, each of which takes one call at a time.
+    """A pool of equal Ray actors. Each actor takes one call at a time.
 
     Attributes:
         all: All actors.
-        idle: Actors without a call.
-        absent: Actors that do not answer yet: (time to ask, actor, number of failures).
+        idle: Actors that currently have no call.
+        absent: Actors that are not ready: (time of the next query, actor, number of failures).
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class WorkerPool:
 
         Args:
             resources: Options of Ray's actors.
-            asked: Number of actors; None starts as many as fit.
+            asked: Number of actors; None starts as many actors as fit.
             most: Maximum number of actors if `asked` is None.
-            held: Arguments of each actor.
-            spare: Idle actors of earlier pools, which are used first. At the end, idle actors of
-                this pool are added.
+            held: Arguments for the creation of each actor.
+            spare: Idle actors of earlier pools, which are used first. When this pool is closed, its
+                idle actors are added to this list.
         """
         if not ray.is_initialized():
             raise InputError(
@@ -90,7 +90,7 @@ class WorkerPool:
         self.grow()
 
     def close(self) -> None:
-        """End all actors; with `spare`, end only busy actors and add idle actors to `spare`."""
+        """End all actors. With `spare`, end only busy actors, and add idle actors to `spare`."""
         keeps = [] if self._spare is None else self.idle
         for worker in self.all:
             if worker in keeps:
@@ -116,10 +116,10 @@ class WorkerPool:
             self.expect(worker)
 
     def expect(self, worker: Any, tries: int = 0, error: RayError | None = None) -> None:
-        """Use a worker when it answers, or replace it if it died.
+        """Use a worker as soon as it answers, or replace a worker that died.
 
-        A worker is abandoned after a few consecutive failures. If no worker is left, the error is
-        raised.
+        After a few consecutive failures, a worker is not started again. If no worker is left, raise
+        the error.
         """
         # The next call will show whether the actor is dead.
         unsure = isinstance(error, ActorUnavailableError)
@@ -136,20 +136,20 @@ class WorkerPool:
             raise error
 
     def ask(self, worker: Any) -> Any:
-        """Ask an actor to answer as soon as it is ready.
+        """Send a query that an actor answers as soon as it is ready.
 
         An actor of an earlier pool gets the arguments of this pool.
         """
         return worker.ready.remote(*(self._held if worker in self._earlier else ()))
 
     def due(self) -> list[tuple[Any, int]]:
-        """Remove the absent actors that must be asked now, and return them with their failures."""
+        """Remove and return the absent actors whose next query is due, with their failures."""
         now, absent = time.monotonic(), self.absent
         self.absent = [one for one in absent if one[0] > now]
         return [(worker, tries) for at, worker, tries in absent if at <= now]
 
     def complain(self) -> None:
-        """Log a warning once if no worker has started for a long time."""
+        """Log a warning, only once, if no worker has started for a long time."""
         if time.monotonic() < self._begun + PATIENCE:
             return
         self.has_begun()
@@ -167,7 +167,7 @@ class WorkerPool:
         self._begun = math.inf
 
     def memory(self) -> list[Record]:
-        """Return the maximum memory in bytes of each actor that answers within a few seconds."""
+        """Return the peak memory in bytes of each actor that answers within a few seconds."""
         found: list[Record] = []
         with contextlib.suppress(RayError):  # a failed diagnosis must not fail a finished run
             asked = [worker.memory.remote() for worker in self.all]
@@ -179,7 +179,7 @@ class WorkerPool:
 
 
 def died(error: BaseException | None) -> bool:
-    """Return whether a worker's process died, but not because it failed to load the app."""
+    """Return whether a worker's process died for another reason than a failure to load the app."""
     ended = (ActorDiedError, ActorUnavailableError, WorkerCrashedError, OutOfMemoryError)
     return isinstance(error, ended) and not getattr(error, "actor_init_failed", False)
 
@@ -190,7 +190,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def why(error: RayError) -> str:
-    """Describe why a worker does not reply."""
+    """Describe in words why a worker does not reply."""
     kind = type(error).__name__
     if is_full(error):
         return f"Ray's object store is full, and so is the disk to which Ray moves objects ({kind})"
@@ -200,7 +200,7 @@ def why(error: RayError) -> str:
 
 
 def require_room(resources: Resources, machines: list[Mapping[str, float]]) -> None:
-    """Reject workers that do not fit on any machine."""
+    """Raise an error if no machine has room for a worker."""
     if any(_room(one, resources) for one in machines):
         return
     there = "; ".join(wanted({name: one.get(name, 0.0) for name in NAMES.values()})
@@ -212,12 +212,12 @@ def require_room(resources: Resources, machines: list[Mapping[str, float]]) -> N
 
 
 def wanted(resources: Mapping[str, float]) -> str:
-    """Format resources, such as `CPU = 1 and GPU = 0.5`."""
+    """Format resources as text, such as `CPU = 1 and GPU = 0.5`."""
     return " and ".join(f"{NAMES.get(name, name)} = {each:g}" for name, each in resources.items())
 
 
 def _room(machine: Mapping[str, float], resources: Resources) -> int:
-    """Return the number of workers with these resources that fit on a machine."""
+    """Return how many workers with these resources fit on a machine."""
     rooms = [
         machine.get(NAMES.get(name, name), 0.0) // need for name, need in resources.items() if need
     ]
@@ -230,7 +230,7 @@ def _machines() -> list[Mapping[str, float]]:
 
 @dataclass
 class Batch:
-    """The messages of one call to a worker, the time of the call, and its deadline."""
+    """The messages of one call to a worker, with the start and the deadline of the call."""
 
     messages: list[Message]
     start: float = 0.0
@@ -240,20 +240,20 @@ class Batch:
 
     @property
     def late(self) -> bool:
-        """Whether the deadline has passed."""
+        """Whether the deadline of the call has passed."""
         return self.ended or self.end < time.monotonic()
 
     @cached_property
     def nodes(self) -> frozenset[int]:
-        """The nodes that get the messages."""
+        """The ids of the nodes that get these messages."""
         return frozenset(message.metadata.dst_node_id for message in self.messages)
 
 
 def batches(messages: Sequence[Message], size: int) -> Iterator[Batch]:
-    """Split messages, in order, into batches of `size` messages.
+    """Split messages into batches of `size` messages, in the same order.
 
-    A batch is larger if one node has several messages, because the node's state passes from message
-    to message.
+    All messages to the same node are in one batch, which may therefore be larger. The node's state
+    passes from each message to the next message.
     """
     by_node: dict[int, list[Message]] = {}
     for message in messages:
@@ -269,7 +269,7 @@ def batches(messages: Sequence[Message], size: int) -> Iterator[Batch]:
 
 
 def calls(share: float, each: float, most: int) -> int:
-    """Return the number of calls in which a worker gets its share of the messages.
+    """Return into how many calls a worker's share of the messages is split.
 
     Several calls balance the load, but each call costs some milliseconds.
 
@@ -282,9 +282,9 @@ def calls(share: float, each: float, most: int) -> int:
 
 
 def apart(messages: Sequence[Message]) -> tuple[RecordDict | None, list[Message]]:
-    """Split messages into their shared content and messages without content.
+    """Separate the common content of messages from the messages.
 
-    If the messages do not share their content, return None and the unchanged messages.
+    If the messages have different contents, return None and the unchanged messages.
     """
     content = messages[0].content
     if any(one.content is not content for one in messages[1:]):
@@ -293,7 +293,7 @@ def apart(messages: Sequence[Message]) -> tuple[RecordDict | None, list[Message]
 
 
 def large(content: RecordDict) -> bool:
-    """Return whether the content is so large that Ray would copy it into its store in each call."""
+    """Return whether Ray would copy this content into its object store in each call."""
     direct = int(os.environ.get(DIRECT, 102_400))  # 102,400 is Ray's default
     records = content.array_records.values()
     return sum(len(array.data) for record in records for array in record.values()) > direct

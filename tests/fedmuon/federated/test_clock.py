@@ -759,8 +759,8 @@ WRONG = [
         "line 2: the line is '0,1,1', but it must contain a client number and 3 finite numbers",
     ),
     ("trace", ["0,1,1,nan"], "finite numbers"),
-    ("trace", ["inf,1,1,1"], "'inf,1,1,1' must be a client number"),
-    ("trace", ["nan,1,1,1"], "'nan,1,1,1' must be a client number"),
+    ("trace", ["inf,1,1,1"], "the line is 'inf,1,1,1', but it must contain a client number"),
+    ("trace", ["nan,1,1,1"], "the line is 'nan,1,1,1', but it must contain a client number"),
     ("trace", ["0,1,1,1", "x" * 200_000], "is not a CSV text file (field larger than field limit"),
     (
         "trace",
