@@ -60,7 +60,7 @@ def request(message: Message) -> tuple[FlatConfig, int, int, np.ndarray | None, 
 
 
 def partition(context: Context) -> int:
-    """Return the partition number of this node, which is the number of its client."""
+    """Return the number of this node's client, which Flower calls the partition of the node."""
     if "partition-id" not in context.node_config:
         raise InputError(
             "this SuperNode has no partition-id, which is the number of its client. Start the "

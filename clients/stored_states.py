@@ -33,18 +33,18 @@ UNUSED = 7 * 86400.0  # seconds after which the states of another run are remove
 
 
 def state_record(states: States, round: int) -> RecordDict:
-    """Pack a client's states after a round as a record for the state of Flower's context."""
+    """Convert a client's states after a round to a state of Flower's context."""
     return RecordDict({f"{PREFIX}{round}": ArrayRecord(flat_states(states))})
 
 
 def states_of(held: RecordDict, round: int) -> States:
-    """Unpack a client's states after a round from the state of Flower's context."""
+    """Convert a state of Flower's context back to a client's states after a round."""
     record = held.array_records[f"{PREFIX}{round}"]
     return nested_states(dict(record.to_torch_state_dict()))
 
 
 class Memory:
-    """Reads and writes the stored states of one client, as a message of the server requires."""
+    """Access to the stored states of one client, for one message of the server."""
 
     def __init__(self, message: Message, context: Context, client: int) -> None:
         with distrusted():

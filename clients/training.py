@@ -207,7 +207,7 @@ def _arrays(
     """Unpack the model of a message and, with `states`, also the states.
 
     Raises:
-        InputError: If the message has too few bytes for its number of replicas.
+        InputError: If the arrays are too small for the number of replicas in the message.
     """
     record = message.content.array_records["arrays"]
     arrays = {name: array.data for name, array in record.items()}

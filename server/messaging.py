@@ -44,7 +44,7 @@ class Stateful(Protocol):
     """A grid that lets the server read and write the state of each node's context."""
 
     def lend_state(self, partition: int, state: RecordDict) -> None:
-        """Set the state that a node's context has when the node gets its next message."""
+        """Set the state of a node's context for the next message that the node gets."""
         ...
 
     def collect_state(self, partition: int) -> RecordDict:
@@ -67,7 +67,8 @@ def exchange(grid: Grid, messages: Sequence[Message], deadline: float) -> dict[i
         deadline: Seconds to wait for replies.
 
     Returns:
-        Index of a message -> its reply. Messages without a reply are missing.
+        A dictionary from the index of each message to the reply. Messages without a reply are
+            missing.
     """
     waiting = {one: number for number, one in enumerate(grid.push_messages(messages)) if one}
     replies: dict[int, Message] = {}
@@ -98,7 +99,8 @@ def meet(
     gets its partition back. A new node never replaces a connected node with the same partition.
 
     Returns:
-        Partition -> node id. All partitions in `wanted` are included, unless `patience` seconds
+        A dictionary from partition to node id. All partitions in `wanted` are included, unless
+            `patience` seconds
         pass first.
     """
     wanted, end = set(wanted), time.monotonic() + patience
@@ -114,7 +116,7 @@ def meet(
 
 
 def _partitions(grid: Grid, nodes: Iterable[int], deadline: float) -> dict[int, int]:
-    """Return partition -> node id for the nodes that reply.
+    """Ask nodes for their partitions, and return a dictionary from partition to node id.
 
     If two nodes report the same partition, this partition is left out.
     """
@@ -209,7 +211,7 @@ class Failures:
         self._shown, self._count = shown, 0
 
     def take(self, reply: Message, partition: int | None) -> None:
-        """Shorten the reason of an error reply to one line; log the rest of the first error."""
+        """Shorten the reason of an error reply to one line, and log the first error completely."""
         if not reply.has_error():
             return
         line, *below = (reply.error.reason or "").split("\n")

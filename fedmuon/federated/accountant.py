@@ -495,7 +495,7 @@ class RunAccountant:
 
         Args:
             path: The ledger file. It must contain all rounds that `state` includes.
-            config: The config with its noise.
+            config: The config, which must contain the noise.
             experiment: The run.
             sizes: Number of samples of each client [N].
             state: The state from which the run continues.

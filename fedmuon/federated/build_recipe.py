@@ -424,8 +424,8 @@ def _map_for(config: Config, mine: Any) -> dict[str, Orthogonalizer]:
     """Return the argument `orthogonalizer` for a custom recipe that has this parameter.
 
     The argument is the custom orthogonalizer, or the built-in orthogonalizer that the config names.
-    If the table [orthogonalizer] has its defaults, the recipe's own default is used. Raise an error
-    if [orthogonalizer] is set but the recipe has no such parameter.
+    If no key of [orthogonalizer] is set, the default in the recipe's signature is used, if there is
+    one. Raise an error if [orthogonalizer] is set but the recipe has no such parameter.
     """
     table, keys = config.orthogonalizer, []
     for name in NEEDS["orthogonalizer"]:

@@ -185,7 +185,7 @@ class ClientStates:
                 self.folder.rmdir()
 
     def _prune(self, client: int) -> None:
-        """Drop all states of a client except the newest one and those that the checkpoints need."""
+        """Drop a client's states, except the newest states and those that checkpoints need."""
         rounds = self._rounds[client]
         needed = {self.last_round(client, one) for one in self.checkpoints} | {rounds[-1]}
         for one in rounds:

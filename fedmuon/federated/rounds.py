@@ -210,11 +210,11 @@ def as_read(
 ) -> tuple[list[Reply], States]:
     """Convert replies to the form that the server's rule needs; also return the next EF21 states.
 
-    With FedBuff, a reply is converted to a change of the newest model. This change is the
-    difference between the reply and the model that its client received, times 1 / sqrt(1 +
-    staleness). A state that a client returns without receiving it, such as the change of SCAFFOLD's
-    control variate, is not weighted. It is already a change, and the server must add it in full to
-    match the clients' states.
+    With FedBuff, a reply is converted to a change of the newest model. This change is 1 / sqrt(1 +
+    staleness) times the difference between the client's reply and the model that the client
+    received. A state that a client returns without receiving it, such as the change of SCAFFOLD's
+    control variate, is not weighted. Such a state is already a change. The server must add the
+    change in full, so that the server's state matches the clients' states.
     """
     found: list[Reply] = []
     exact = not recipe.codecs and (recipe.compression is None or not recipe.compression.down)
@@ -737,8 +737,8 @@ def _received(
 ) -> Params:
     """Return the models from which a batch of clients starts.
 
-    Each model is the server's model with the client's personal parameters. A client that has not
-    stored any uses those of the initial model.
+    Each model is the server's model with the client's personal parameters. If the client has not
+    stored personal parameters, the parameters of the initial model are used.
     """
     if not recipe.personal:
         return sent

@@ -70,7 +70,7 @@ def received(arrays: Mapping[str, bytes], like: Params, states: States) -> tuple
 
 
 def _read(data: bytes, like: Tensor, name: str) -> Tensor:
-    """Read an .npy array. Raise an error if its header or its length is not as expected."""
+    """Read an .npy array. Raise an error if the header or the length is not as expected."""
     try:
         start = BEFORE + int.from_bytes(data[BEFORE - 2 : BEFORE], "little")
         shape, columns, dtype = _header(data[:start])

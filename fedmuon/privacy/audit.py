@@ -124,7 +124,7 @@ class Statistics(NamedTuple):
 
 @dataclass(frozen=True)
 class LowerBound:
-    """A lower bound on epsilon at delta, with its confidence."""
+    """A lower bound on epsilon at delta, with the confidence of the bound."""
 
     epsilon: float
     method: str
@@ -166,7 +166,7 @@ def require_enough(count: int) -> None:
 
 
 def trials(setting: Setting, observe: Observe, count: int) -> Statistics:
-    """Run `count` trials with the canary, and as many without it."""
+    """Run `count` trials with the canary, and `count` trials without the canary."""
     require_enough(count)
     if not setting.noise_multiplier > 0:
         raise InputError(
@@ -196,9 +196,10 @@ def at_most(hits: int, of: int, failure: float) -> float:
 def counted(found: Statistics, delta: float, confidence: float = CONFIDENCE) -> LowerBound:
     """Return the bound from counts, which uses P_with(A) <= e^epsilon P_without(A) + delta.
 
-    The event A says that the statistic is above a threshold, or below it with the roles of both
-    cases exchanged. The first half of the trials selects the threshold and the direction. The other
-    half gives a bound on each of the two probabilities, each with half of the failure probability.
+    The event A says that the statistic is above a threshold. Alternatively, A says that the
+    statistic is below a threshold, and the two probabilities are exchanged. The first half of the
+    trials selects the threshold and the direction. The other half gives a bound on each of the two
+    probabilities, each with half of the failure probability.
     """
     half, failure = len(found.present) // 2, (1 - confidence) / 2
     first = Statistics(*(part[:half] for part in found))

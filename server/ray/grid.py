@@ -178,7 +178,7 @@ class RayGrid(Grid):
         return self._ids[partition]
 
     def lend_state(self, partition: int, state: RecordDict) -> None:
-        """Set the state that a node's context has when the node gets its next message."""
+        """Set the state of a node's context for the next message that the node gets."""
         with self._change:
             self._states[self._ids[partition]] = state
 

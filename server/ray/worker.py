@@ -70,7 +70,8 @@ class Worker:
         """Answer messages.
 
         Args:
-            content: The content of all messages; None if each message contains its own content.
+            content: The content of all messages; None if the messages contain their content
+                themselves.
             messages: The messages.
             states: Stored state of each node that has one, by node id.
             partitions: Partition of each node, by node id.

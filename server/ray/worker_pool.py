@@ -185,7 +185,7 @@ def died(error: BaseException | None) -> bool:
 
 
 def is_full(error: BaseException) -> bool:
-    """Return whether Ray's object store and the disk for its overflow are both full."""
+    """Return whether an error says that Ray has no room for objects in memory and on disk."""
     return isinstance(getattr(error, "cause", error), ObjectStoreFullError | OutOfDiskError)
 
 

@@ -166,7 +166,7 @@ def _crossing(losses: np.ndarray, trials: int, wanted: float) -> tuple[float, fl
 
 
 def _deviation(delta: float, least: float, side: int) -> float:
-    """Return the p nearest to delta, below or above it, with KL(p || delta) >= `least`."""
+    """Return the number p nearest to delta, on one side, with KL(p || delta) >= `least`."""
 
     def divergence(p: float) -> float:
         first = p * math.log(p / delta) if p else 0.0

@@ -162,7 +162,7 @@ def masked(vectors: Tree, mask: np.ndarray) -> dict[str, Params]:
 
 
 def key_pair() -> tuple[bytes, bytes]:
-    """Draw a private key from the operating system's entropy; return it with its public key."""
+    """Draw a key pair from the operating system's entropy; return (private key, public key)."""
     private = X25519PrivateKey.generate()
     return private.private_bytes_raw(), private.public_key().public_bytes_raw()
 

@@ -92,8 +92,8 @@ def require_finite(public: Params, what: str) -> None:
     """Raise an error if numbers that are already public are not finite.
 
     An error about the loss of a lot would reveal something about the lot's examples. An error about
-    public numbers reveals nothing. The function tests only the sum of each tensor: this is five
-    times as fast as a test of each entry.
+    public numbers reveals nothing. The function tests only the sum of each tensor: the sum is not
+    finite if an entry is not finite, and the test of sums is five times as fast.
     """
     if not all(is_finite(value.sum()) for value in public.values()):
         raise NonFinite(f"{what} not finite in a step of a private run. Lower [local] lr.")
@@ -114,7 +114,7 @@ def release(
         clipping: The clipping; its bound is C.
         noise_multiplier: sigma; 0 adds no noise.
         expected_lot: The expected lot size, which is public. The drawn size is not public.
-        drawn: The source of normal entries.
+        drawn: Function that draws standard normal entries of a shape, for a block.
     """
     _require_sound(clipping, noise_multiplier, expected_lot)
     if noise_multiplier == 0:
@@ -221,7 +221,8 @@ class Mechanism:
     """The settings with which private steps draw lots and make releases.
 
     Attributes:
-        clipping: The rule and its bound C. With a `quantile`, the bound follows the quantile.
+        clipping: The clipping rule and the bound C. With a `quantile`, the bound adapts to the
+            quantile of the norms.
         noise: The noise multiplier sigma of the account: noise divided by C.
         lot: The expected size of a lot. Sums are divided by this number.
         repeatable: Whether lots and noise are drawn from the run's seed. Otherwise, they are secret
@@ -235,7 +236,8 @@ class Mechanism:
             grid for secret noise.
         fixed_order: Lots in a fixed order (`fedmuon.privacy.mechanisms.fixed_order`); None draws
             Poisson lots.
-        quantile: The quantile of the norms that the bound follows.
+        quantile: Settings for a bound that adapts to a quantile of the norms; None for a fixed
+            bound.
         max_lot: The maximum size of a Poisson lot (`fedmuon.privacy.accounting.truncated`). With
             0, no lot is cut.
     """
@@ -282,7 +284,7 @@ class Mechanism:
 
     @property
     def _needs_reals(self) -> bool:
-        """Whether noise must be continuous: it is correlated, or clipping uses a quantile."""
+        """Whether noise must be continuous: for correlated noise, and for a quantile."""
         return self.quantile is not None or self._correlated
 
     @cached_property
@@ -331,7 +333,7 @@ class Mechanism:
         return self.public_rate or min(1.0, self.lot / size)
 
     def rows(self, draw: Draws, size: int) -> np.ndarray:
-        """Draw a Poisson lot, and return its row numbers. Keep them as secret as the noise."""
+        """Draw a Poisson lot, and return the row numbers, which are as secret as the noise."""
         if self.fixed_order is not None:
             raise InputError(
                 "Mechanism.rows draws Poisson lots, but this mechanism has sampling = "
