@@ -35,7 +35,7 @@ class Numbered(Protocol):
         ...
 
     def forget(self, message_ids: Iterable[str]) -> None:
-        """Ignore all later replies to these messages."""
+        """Ignore all replies to these messages."""
         ...
 
 
@@ -100,8 +100,7 @@ def meet(
 
     Returns:
         A dictionary from partition to node id. All partitions in `wanted` are included, unless
-            `patience` seconds
-        pass first.
+        `patience` seconds pass first.
     """
     wanted, end = set(wanted), time.monotonic() + patience
     nodes, asked = dict(known), set(known.values())

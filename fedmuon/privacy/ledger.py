@@ -73,7 +73,7 @@ class Ledger:
         Args:
             path: The file.
             fingerprint: A hash of the run's config.
-            noise: Who can know the noise (`fedmuon.privacy.noise`).
+            noise: Name of the noise's secrecy class, from `fedmuon.privacy.noise.secrecy`.
             done: Number of rounds that the model has completed.
             head: The ledger's hash when the model was saved.
             adjacency: The difference between two neighbouring data sets (`dominating_pairs.py`).

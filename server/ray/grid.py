@@ -239,7 +239,7 @@ class RayGrid(Grid):
             return [self._done.pop(name) for name in found]
 
     def forget(self, message_ids: Iterable[str]) -> None:
-        """Ignore later replies to these messages, and do not send messages that still wait."""
+        """Ignore all replies to these messages, and do not send messages that still wait."""
         with self._change:
             self._wanted.difference_update(message_ids)
             self._done = {name: one for name, one in self._done.items() if name in self._wanted}

@@ -83,7 +83,7 @@ def epsilon_of_bins(
     Args:
         coefficients: c_0, c_1, ... of the correlated noise, not negative; [1] is independent noise.
         steps: Number n of steps.
-        bins: Number b of bins, which take turns.
+        bins: Number b of bins, which the steps use in turn.
         noise: Noise multiplier s of all blocks together.
         delta: The delta of (epsilon, delta).
         trials: Number of losses drawn from each distribution, rounded up to a multiple of b.
@@ -149,7 +149,7 @@ def log_ratio(along: np.ndarray, gram: np.ndarray) -> np.ndarray:
 
 
 def _crossing(losses: np.ndarray, trials: int, wanted: float) -> tuple[float, float]:
-    """Enclose the epsilon >= 0 at which the mean of max(0, 1 - e^(epsilon - loss)) is `wanted`."""
+    """Return an interval that contains the epsilon at which the estimated delta equals `wanted`."""
     positive = losses[losses > 0]
 
     def estimate(epsilon: float) -> float:

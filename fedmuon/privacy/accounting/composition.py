@@ -158,7 +158,7 @@ def epsilon(
     """Compute the epsilon of T steps with the same noise and sampling probability.
 
     Args:
-        noise_multiplier: Noise of each block divided by its clipping bound.
+        noise_multiplier: Noise of each block divided by the clipping bound of the block.
         sampling_probability: Probability that an example is in a lot.
         steps: Number T of steps.
         delta: The delta of (epsilon, delta).

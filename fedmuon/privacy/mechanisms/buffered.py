@@ -51,7 +51,8 @@ class Buffers:
 
     Attributes:
         decays: theta_b in [0, 1), the factor by which a buffer decays in one step.
-        scales: w_b > 0, the factor with which a buffer is subtracted; their sum is at most 1.
+        scales: w_b > 0, the factor of a buffer in the sum that is subtracted from the noise. All
+            factors add up to at most 1.
     """
 
     decays: tuple[float, ...]
@@ -192,7 +193,8 @@ def noise_of_buffers(
 def least_possible(steps: int, apart: int, memory: float, ahead: bool = False) -> float:
     """Return a lower bound on the noise of the momentum or prefix sum, for every correlation.
 
-    The unit is that of `noise_of_buffers`. The function takes O(steps^3) operations.
+    The result has the same unit as that of `noise_of_buffers`. The function takes O(steps^3)
+    operations.
     """
     from scipy.linalg import svdvals, toeplitz  # takes longer to load than everything else here
 

@@ -69,7 +69,7 @@ Clipped = Mapping[str, Params]  # trees in float64, on the lattice
 
 @dataclass(frozen=True)
 class ClientLevel:
-    """The settings of a client-level release.
+    """Settings for client-level privacy.
 
     Attributes:
         bound: The clipping bound C.
@@ -82,7 +82,7 @@ class ClientLevel:
         weight: w, the weight of the states in the norm.
         source: The generator of secret noise.
         arithmetic: `continuous`, `grid`, or `auto`, which uses the grid for secret noise.
-        honest: With distributed trust, the share of a cohort that is assumed honest.
+        honest: With distributed trust, the share of a cohort that is assumed to be honest.
     """
 
     bound: float
@@ -124,7 +124,7 @@ class ClientLevel:
 
     @property
     def secrecy(self) -> str:
-        """The class of the noise source (`fedmuon.privacy.noise`)."""
+        """The secrecy class of the noise (`fedmuon.privacy.noise`)."""
         return secrecy(self.seed is not None, self.source)
 
     @property
@@ -146,7 +146,7 @@ class ClientLevel:
         return math.ldexp(1.0, math.frexp(self.clients * self.bound)[1] - 53)
 
     def clipped(self, held: Tree, returned: Tree) -> Clipped:
-        """Return a client's clipped update v_k of (1), separately for each replica."""
+        """Return a client's clipped update v_k of eq. (1), separately for each replica."""
         moved = self._weighted(_apart(returned, held), self.weight)
         squares = torch.stack(
             [one.square().reshape(len(one), -1).sum(1) for one in leaves(moved)]
@@ -174,7 +174,7 @@ class ClientLevel:
         return _moved(held, self._weighted(noisy, 1 / self.weight), 1.0)
 
     def released(self, held: Tree, returned: Sequence[Tree], round: int) -> dict[str, Params]:
-        """Return the input of the server's rule in (2): `held` plus the noisy mean of the updates.
+        """Return `held` plus the noisy mean of all updates, the input of the server's rule.
 
         An empty cohort releases noise. With local trust, the updates already contain noise, so this
         function adds none.

@@ -99,13 +99,13 @@ Tree = Mapping[str, Params]  # the model and the returned states, by name
 
 
 def spacing(bound: float, noise: float, cohort: int) -> float:
-    """Return the spacing g of (1)."""
+    """Return the lattice spacing g of eq. (1)."""
     reach(noise, cohort)
     return noise * (1 + 2.0**-40) * bound / (DEVIATION * math.sqrt(cohort))
 
 
 def reach(noise: float, cohort: int) -> float:
-    """Return the largest valid entry of a sum, W of (5)."""
+    """Return the largest valid entry W of a sum of messages, eq. (5)."""
     found = DEVIATION * math.sqrt(cohort) * (cohort / noise + TAIL) if noise else math.inf
     if found > MOST:
         least = cohort / (MOST / DEVIATION / math.sqrt(cohort) - TAIL)
@@ -118,7 +118,7 @@ def reach(noise: float, cohort: int) -> float:
 
 
 def share(clipped: Tree, step: float, streams: Callable[[int], Stream]) -> dict[str, Params]:
-    """Return a client's update plus its share of the noise, z_k + Y_k of (2), as int64 tensors."""
+    """Return a client's update plus the client's share of the noise, as int64 tensors."""
     found: dict[str, Params] = {tree: {} for tree in clipped}
     named = [(tree, name) for tree, held in clipped.items() for name in held]
     for block, (tree, name) in enumerate(named):
@@ -173,7 +173,7 @@ def public_of(private: bytes) -> bytes:
 
 
 def mask(private: bytes, client: int, keys: Mapping[int, bytes], count: int) -> np.ndarray:
-    """Return the mask M_k of (6), int64 [count], for one of the clients with these public keys.
+    """Return a client's mask M_k of eq. (6), as an array int64 [count].
 
     Raises:
         ValueError: If a public key is not valid for a key agreement.

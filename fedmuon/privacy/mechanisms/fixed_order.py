@@ -95,7 +95,7 @@ APART = (
 
 
 def square_root(count: int, memory: float = 1.0, ahead: bool = False) -> np.ndarray:
-    """Return the first coefficients c_0 = 1, c_1, ... of the square root of A (see the module).
+    """Return the first coefficients of the square root of A, which computes momenta or prefix sums.
 
     Args:
         count: Number of coefficients.

@@ -157,7 +157,7 @@ class Quantile:
     """Settings for a clipping bound that adapts to a quantile of the norms.
 
     Attributes:
-        wanted: gamma, the share of contributions that are not clipped.
+        wanted: gamma, the wanted share of contributions that are not clipped.
         rate: eta, the step size of ln C.
         noise: s_b, the noise of a count.
     """
@@ -172,7 +172,8 @@ class Quantile:
         return {"quantile": self.wanted, "count_noise": self.noise}
 
     def of_sums(self, noise: float, blocks: int) -> float:
-        """Return the noise s_g of the sums by (1), where `noise` is the noise s of the account."""
+        """Return the noise s_g of the sums by eq. (1), where `noise` is the noise s of the
+        account."""
         left = 1 - (noise / (2 * self.noise)) ** 2 / blocks if self.noise else 1.0 - bool(noise)
         if left <= 0:
             raise InputError(
@@ -189,7 +190,10 @@ class Quantile:
 
 @dataclass(frozen=True)
 class Counting(Clipping):
-    """Clipping that also adds up b_i - 1/2 over all examples.
+    """Clipping that also counts how many contributions are not clipped.
+
+    The count is the sum of b_i - 1/2 over all examples, where b_i is 1 without clipping and 0 with
+    clipping, or a share if there are several blocks.
 
     An example with a gradient that is not finite may be left out, and then adds 0 to the count.
     """
@@ -204,14 +208,14 @@ class Counting(Clipping):
         return found
 
     def total(self) -> float:
-        """Return the sum of b_i - 1/2 over all examples so far."""
+        """Return the count, which is the sum of b_i - 1/2 over all examples so far."""
         return math.fsum(float(one) for one in self.counted)
 
 
 def counted_sums(
     task: Task, points: Points, batch: Batch, clipping: Counting
 ) -> tuple[Params, float]:
-    """Return the clipped sums of one client's lot, and its sum of b_i - 1/2."""
+    """Return the clipped sums of one client's lot, and the count of unclipped contributions."""
     clipping.counted.clear()
     return clipped_sums(task, points, [batch], clipping), clipping.total()
 
@@ -309,7 +313,7 @@ class Mechanism:
 
     @property
     def secrecy(self) -> str:
-        """The class of the noise source (`fedmuon.privacy.noise`)."""
+        """The secrecy class of the noise (`fedmuon.privacy.noise`)."""
         return secrecy(self.repeatable, self.source)
 
     @property
@@ -412,7 +416,7 @@ class Mechanism:
         bounds: Tensor,
         drawn: Sequence[Normal],
     ) -> Released:
-        """Return the release of (1), clipped at each client's own bound in `bounds` [K]."""
+        """Make a release that is clipped at each client's own bound in `bounds` [K]."""
         if len(bounds) > len(batches):
             raise InputError(
                 "a clipping bound that follows a quantile is valid for one model only, but "

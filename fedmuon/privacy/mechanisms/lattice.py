@@ -64,7 +64,7 @@ Streams = Callable[[int], Sequence[Words]]  # function from a block to one sourc
 
 
 def spacing(reach: float, noise: float, entries: int) -> float:
-    """Return the spacing g of (1): g s = sigma' C' / (1 - 2 sigma' sqrt(D) / s)."""
+    """Return the lattice spacing g, which solves eq. (1) of this module."""
     more = noise * (1 + 2.0**-40)
     share = 2 * more * math.sqrt(entries) / DEVIATION
     if share > 0.5:
@@ -76,7 +76,7 @@ def spacing(reach: float, noise: float, entries: int) -> float:
 
 
 def noisy(sums: Params, reach: float, noise: float, streams: Streams) -> tuple[float, Params]:
-    """Return the spacing g, and the noisy integers z + Y of (1) as float64 tensors [K S, ...].
+    """Return the lattice spacing g, and the noisy integers z + Y as float64 tensors [K S, ...].
 
     The S replicas of a client get the same noise Y. NaN stays NaN.
     """
@@ -92,5 +92,5 @@ def noisy(sums: Params, reach: float, noise: float, streams: Streams) -> tuple[f
 
 
 def rounded(value: Tensor, step: float) -> Tensor:
-    """Return the sums as multiples of g, rounded and clamped: z of (1)."""
+    """Convert sums to multiples z of the lattice spacing, rounded and clamped."""
     return (value.double() / step).round_().clamp_(-MOST, MOST)
