@@ -201,9 +201,9 @@ def timetable(
 def buffered(devices: Devices, rounds: int, many: int, size: int) -> Timetable:
     """Simulate FedBuff: `many` clients work at a time, and a round ends after `size` replies.
 
-    A client starts when another one has replied or is lost. Simultaneous replies arrive in the
-    order of the client numbers, and before any client starts. A client whose reply waits in the
-    buffer does not start again, because it would repeat its random draws.
+    A client starts when another client has replied or is lost. Simultaneous replies arrive in the
+    order of the client numbers, and before any client starts. If a client's reply waits in the
+    buffer, the client does not start again, because it would repeat its random draws.
     """
     now, starts, waiting = 0.0, 0, dict[int, int]()  # client -> the round in which it started
     least = 0  # number of attempts until the last update

@@ -117,8 +117,8 @@ class Round:
     Attributes:
         state: The server's state after the round.
         participants: The clients that were selected.
-        answered: The clients whose replies were used. If a client is missing, the stability bound
-            does not hold.
+        answered: The clients whose replies were used. If a selected client did not answer, the
+            stability bound does not hold.
         loss: Mean loss of the clients that answered, per replica [S].
         faults: The failures during the round.
         clients: The measurements of each client that answered, if they were requested.

@@ -172,8 +172,7 @@ class Quantile:
         return {"quantile": self.wanted, "count_noise": self.noise}
 
     def of_sums(self, noise: float, blocks: int) -> float:
-        """Return the noise s_g of the sums by eq. (1), where `noise` is the noise s of the
-        account."""
+        """Return the noise s_g of the sums by eq. (1); `noise` is the noise s of the account."""
         left = 1 - (noise / (2 * self.noise)) ** 2 / blocks if self.noise else 1.0 - bool(noise)
         if left <= 0:
             raise InputError(
