@@ -47,8 +47,8 @@ def request(message: Message) -> tuple[FlatConfig, int, int, np.ndarray | None, 
         )
     if odd := [name for name, value in flat.items() if not isinstance(value, Scalar)]:
         raise InputError(
-            f"the entry {plain(odd[0], 60)} of the server's message is a list, but it must be a "
-            "single value. Use the same version of fedmuon on the server and on every node."
+            f"the entry {plain(odd[0], 60)} of the server's message must be a string, a number "
+            "or a boolean. Use the same version of fedmuon on the server and on every node."
         )
     if rows is not None and len(rows) != 3 * stack:
         raise InputError(
