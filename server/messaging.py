@@ -165,8 +165,8 @@ def public_keys(
             is_key = isinstance(key, bytes) and len(key) == KEY_LENGTH
             if not is_key or (reply.metadata.src_node_id, who["partition"]) != right:
                 raise InputError(
-                    f"client {client} sent an invalid public key for its mask. Check that the "
-                    "node of this client runs an unchanged fedmuon, then continue with --resume."
+                    f"client {client} sent an invalid public key for its mask. Install the same "
+                    "version of fedmuon on the client's node, then continue with --resume."
                 )
         keys.append(key)
     return ConfigRecord({"clients": list(clients), "keys": keys})

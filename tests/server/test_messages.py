@@ -246,7 +246,9 @@ def test_flowers_own_rounds_record_no_clients(measuring: FedMuonStrategy) -> Non
 def test_another_nodes_reply_is_refused(server: FedMuonStrategy) -> None:
     reply = answer(request(server))
     reply.metadata.__dict__["_src_node_id"] = 100 + CLIENT + 1
-    with pytest.raises(InputError, match="another node than the one of this client"):
+    with pytest.raises(
+        InputError, match="came from a node that does not have the partition of this client"
+    ):
         server._read(reply, CLIENT)
 
 

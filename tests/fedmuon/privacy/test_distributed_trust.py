@@ -549,5 +549,5 @@ def test_a_server_takes_no_key_that_is_none(key: Any, tmp_path: Path) -> None:
                     one.content["who"] = ConfigRecord(who)
             return found
 
-    with pytest.raises(InputError, match=r"invalid key for its mask|malformed"):
+    with pytest.raises(InputError, match=r"invalid public key for its mask|malformed"):
         run(Odd(6), tmp_path, remote())
