@@ -223,7 +223,7 @@ def test_buffers_that_no_account_covers() -> None:
         ((1.0,), (0.2,), "must be at least 0 and below 1"),
         ((0.5,), (-0.2,), "each scale must be positive"),
         ((0.5, 0.4), (0.7, 0.4), "add up to 1.1"),
-        ((0.5,), (0.2, 0.1), "Set one decay and one scale per buffer"),
+        ((0.5,), (0.2, 0.1), "each buffer needs one decay and one scale"),
         ((), (), "1 to 8 buffers"),
     ):
         with pytest.raises(InputError, match=why):
