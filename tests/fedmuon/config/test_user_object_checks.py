@@ -94,7 +94,7 @@ def test_a_worker_that_deals_otherwise_is_refused() -> None:
             found.require_same_partition(dealt)
         else:
             with pytest.raises(
-                InputError, match="only the random generator that the function receives"
+                InputError, match="only from the generator that it receives"
             ):
                 found.require_same_partition(dealt)
 
