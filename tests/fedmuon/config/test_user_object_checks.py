@@ -93,9 +93,7 @@ def test_a_worker_that_deals_otherwise_is_refused() -> None:
         if sound:
             found.require_same_partition(dealt)
         else:
-            with pytest.raises(
-                InputError, match="only from the generator that it receives"
-            ):
+            with pytest.raises(InputError, match="only from the generator that it receives"):
                 found.require_same_partition(dealt)
 
 

@@ -258,7 +258,9 @@ def test_truth_values_are_zeros_and_ones() -> None:
 
 @pytest.mark.parametrize("labels", [Y + 0.5, Y.astype(float)])
 def test_classifiers_need_whole_numbers(labels: np.ndarray) -> None:
-    with pytest.raises(InputError, match=r"labels of the data are real numbers, .* integers from 0 as labels, or"):
+    with pytest.raises(
+        InputError, match=r"labels of the data are real numbers, .* from 0 as labels, or"
+    ):
         fedmuon.run({"federation": {"clients": 2}}, data=(X, labels))
 
 
