@@ -5,7 +5,7 @@
     result = fedmuon.run({"federation": {"rounds": 10}}, data=(inputs, labels), task=module)
     result.plot()
 
-Each name is imported when it is first used.
+A public name is imported only when your program uses this name for the first time.
 """
 
 import sys
@@ -92,9 +92,10 @@ _MODULES = {
 
 
 class _PublicModules(MetaPathFinder, Loader):
-    """Import finder that maps a public path to a module, such as `fedmuon.links` to `optim.links`.
+    """Import finder that redirects a public module path, such as `fedmuon.links`, to its file.
 
-    Public paths therefore stay valid when files move.
+    `fedmuon.links`, for example, is the module `fedmuon.optim.links`. Public paths therefore stay
+    valid when files move.
     """
 
     def find_spec(
@@ -110,7 +111,7 @@ class _PublicModules(MetaPathFinder, Loader):
         return found
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing but restore the specification: the module was loaded under its full name."""
+        """Restore the module's own import specification. The module's code has already run."""
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state
 

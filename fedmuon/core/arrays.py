@@ -1,7 +1,7 @@
 """Conversion of arrays and tensors to files that cannot contain code: .npz, .npy, safetensors.
 
-Tensors are written as numpy arrays that share their memory, so torch is imported only to read
-tensors. NumPy is imported only to write, so commands that show a run stay fast.
+A tensor on the CPU is written from its own memory, as a NumPy array. Torch and NumPy are imported
+only by the functions that need them. Commands that only show a run therefore start fast.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def array_bytes(**arrays: np.ndarray) -> bytes:
-    """Return the bytes of an .npz file; the same arrays give the same bytes."""
+    """Return the bytes of an .npz file with these arrays. Equal arrays produce equal bytes."""
     import numpy as np  # late, because it is slow and not needed to show a run
 
     buffer = io.BytesIO()
@@ -34,7 +34,7 @@ def array_bytes(**arrays: np.ndarray) -> bytes:
 
 
 def npy_bytes(array: np.ndarray) -> bytes:
-    """Return the bytes of an .npy file."""
+    """Return the bytes of an .npy file that contains the array."""
     import numpy as np  # late, as above
 
     buffer = io.BytesIO()
@@ -43,7 +43,7 @@ def npy_bytes(array: np.ndarray) -> bytes:
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """Return the bytes of a safetensors file; a replica axis of length 1 is removed."""
+    """Convert tensors to the bytes of a safetensors file. A replica axis of length 1 is removed."""
     return safetensors_bytes(
         to_numpy({name: one[0] if len(one) == 1 else one for name, one in tensors.items()})
     )
@@ -64,7 +64,7 @@ def to_numpy(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
 
 
 def digest_of_arrays(arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> str:
-    """Return the SHA-256 of names, types (as torch names them), shapes, bytes and metadata."""
+    """Return one SHA-256 of all arrays (name, torch dtype, shape, bytes) and of the metadata."""
     found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for name, value in sorted(arrays.items()):
         found.update(f"{name} torch.{value.dtype} {value.shape}".encode())

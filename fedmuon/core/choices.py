@@ -1,6 +1,7 @@
-"""Names that a config accepts, with their descriptions and options.
+"""Names that a config accepts, such as recipes and data sets, with descriptions and options.
 
-`fedmuon list` and docs/config.md show the descriptions. Custom objects are in `core.registry`.
+`fedmuon list` and docs/config.md show these descriptions. The module `core.registry` imports custom
+objects.
 """
 
 from typing import Literal
@@ -29,9 +30,10 @@ GIVEN = "given"  # stands for an object that was passed in Python
 
 
 def is_own(name: str) -> bool:
-    """Return whether a name stands for a custom object.
+    """Return whether a name in a config means a custom object.
 
-    The names of custom objects are `package.module:object`, `./file.py:object` and `given`.
+    A name means a custom object if it is `given` or has the form `package.module:object` or
+    `./file.py:object`.
     """
     return name == GIVEN or ":" in name
 

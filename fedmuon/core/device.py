@@ -1,16 +1,17 @@
 """Checks of tensors that do not make a GPU wait, and copies to a device.
 
-A device stops its queue whenever Python reads a number: `bool(t)`, `float(t)`, `t.tolist()`,
-`nonzero`, a mask as an index. So a round on a device assumes conditions that nearly always hold (a
-loss is finite, a Gram matrix is accurate). The round collects these conditions as tensors, and
-checks all of them after its last step. If a condition does not hold, the round is computed again,
-and each condition is checked immediately. So numbers and errors are the same as on a CPU.
+A GPU must finish all its queued work before Python can read a number from it, for example with
+`bool(t)`, `float(t)`, `t.tolist()`, `nonzero` or a mask as an index. To avoid this wait, a round on
+a GPU first assumes the usual case: losses are finite, and Gram matrices are accurate. The round
+collects these conditions as tensors, and checks all of them after its last step. If a condition
+does not hold, the round is computed again, and each condition is checked immediately. Numbers and
+errors are therefore the same as on a CPU.
 
 A release with secret noise is never repeated or discarded, because the choice would depend on the
-data. Therefore a round with secret noise checks each condition immediately, as on a CPU. Only the
-conditions of clipping, which precedes the noise, are deferred.
+data. A round with secret noise therefore checks each condition immediately, as on a CPU. Only the
+conditions of clipping are checked later, because clipping comes before the noise.
 
-Torch's factorizations eigh, eigvalsh and svd always synchronize, to read their error codes.
+Torch's factorizations eigh, eigvalsh and svd always synchronize, because they read error codes.
 """
 
 import math
@@ -31,9 +32,10 @@ _DOUBTED: set[torch.device] = set()  # devices where a condition failed in the l
 
 @dataclass
 class _Round:
-    """The conditions of a round.
+    """The conditions of one training round.
 
-    If `asks` is true, each condition is checked immediately. Otherwise it is stored in `noted`.
+    If `asks` is true, each condition is checked immediately. Otherwise, the condition is stored in
+    `noted` and checked after the round.
     """
 
     asks: bool
@@ -41,7 +43,10 @@ class _Round:
     held: bool = True  # whether all checked conditions held
 
     def held_all(self) -> bool:
-        """Return whether all stored conditions hold; true for tensors on `meta`."""
+        """Return whether all stored conditions hold.
+
+        Conditions on the device `meta` count as true.
+        """
         if not self.noted or self.noted[0].is_meta:
             return True
         return bool(torch.stack(self.noted).all())
@@ -52,16 +57,20 @@ _assumed: ContextVar[bool] = ContextVar("assumed", default=False)
 
 
 def at_hand(device: torch.device) -> bool:
-    """Return whether Python may read numbers of a device.
+    """Return whether Python may read numbers from a device immediately.
 
-    This is true for a CPU, and for other devices outside of `with_deferred_checks`.
+    The answer is true for a CPU. For a GPU, the answer is true only outside of
+    `with_deferred_checks`.
     """
     return device.type in AT_HAND or _round.get() is None
 
 
 @contextmanager
 def without_checks() -> Iterator[None]:
-    """Assume that all conditions on a GPU hold, as the optimizers of torch do: NaN stays NaN."""
+    """Assume within this context that all conditions on a GPU hold, as torch's optimizers do.
+
+    A NaN then stays a NaN and raises no error.
+    """
     before = _assumed.set(True)
     try:
         yield
@@ -70,14 +79,18 @@ def without_checks() -> Iterator[None]:
 
 
 def assumed(device: torch.device) -> bool:
-    """Return whether conditions on a device are assumed to hold, so that they are not computed."""
+    """Return whether `without_checks` is active and the device is a GPU.
+
+    Conditions on the device are then not computed.
+    """
     return _assumed.get() and device.type not in AT_HAND
 
 
 def holds(condition: Tensor) -> bool:
-    """Return whether the condition (a scalar tensor) holds.
+    """Return whether a condition (a scalar tensor) is true.
 
-    Within `with_deferred_checks`, the answer on a GPU is true, and the condition is checked later.
+    Within `with_deferred_checks`, a condition on a GPU counts as true at first, and is checked
+    later.
     """
     if assumed(condition.device):
         return True
@@ -93,18 +106,22 @@ def holds(condition: Tensor) -> bool:
 
 
 def is_finite(number: Tensor) -> bool:
-    """Return whether a number (a scalar tensor) is finite, with a deferred check as in `holds`."""
+    """Return whether a number (a scalar tensor) is finite.
+
+    On a GPU, see `holds` for the time of the check.
+    """
     if at_hand(number.device):
         return math.isfinite(float(number))
     return holds(number.isfinite())
 
 
 def with_deferred_checks(device: torch.device, work: Callable[[], Found]) -> Found:
-    """Call `work`, and check its conditions together at the end.
+    """Call the function `work`, and check all conditions of this call together at its end.
 
     If a condition does not hold, `work` is called again, and each condition is checked immediately.
-    Both ways give the same numbers. The next rounds then also check immediately, until all
-    conditions of a round hold. A nested call only calls `work`.
+    The numbers of both calls are the same. Later rounds also check immediately, until all
+    conditions of one round hold. Within another `with_deferred_checks`, the function only calls
+    `work`.
     """
     if device.type in AT_HAND or _round.get() is not None:
         return work()
@@ -139,7 +156,8 @@ def _collecting(of: _Round) -> Iterator[_Round]:
 def to_device(values: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """Copy a tensor from the CPU to a device without waiting for the device.
 
-    The tensor is pinned first, because CUDA waits for its queue before it reads other memory.
+    The tensor is first pinned in memory. From unpinned memory, CUDA would copy only after all of
+    its queued work.
     """
     values = values if dtype is None else values.to(dtype)
     if device.type == "cuda" and values.device.type == "cpu":

@@ -1,8 +1,9 @@
 """Errors that a user can fix, the request to stop, and guards for custom objects.
 
-Any error that a custom object raises becomes an `InputError`. Each object is wrapped once, when it
-is loaded. The error names the kind of the object, the object, the round, the client, and the line
-of the user's code. Its cause is the original error.
+Every error that a custom object raises becomes an `InputError`. The message names the kind of the
+object, the object, the round, the client, and the line of the user's code. The original error is
+the cause of the `InputError`. Each custom object is wrapped in a guard once, when fedmuon loads the
+object.
 """
 
 import contextlib
@@ -49,11 +50,14 @@ class NonFinite(InputError):
 
 
 class OwnError(InputError):
-    """The error for a failure in a custom object; its cause is the error that the object raised."""
+    """The error for a failure in a custom object. Its cause is the error that the object raised."""
 
 
 class Interrupted(BaseException):
-    """A request to stop the program. Not a `KeyboardInterrupt`, which other libraries catch."""
+    """A request to stop the program, for example by Ctrl-C.
+
+    This is not a `KeyboardInterrupt`, because some libraries catch that exception.
+    """
 
     def __init__(self, number: int = signal.SIGINT) -> None:
         super().__init__(number)
@@ -63,7 +67,7 @@ class Interrupted(BaseException):
 
 @contextlib.contextmanager
 def in_python() -> Iterator[None]:
-    """In error messages, replace options of the command line by keyword arguments of Python."""
+    """Within this context, error messages show Python arguments instead of command-line options."""
     try:
         yield
     except InputError as error:
@@ -72,14 +76,14 @@ def in_python() -> Iterator[None]:
 
 
 def as_keywords(said: str) -> str:
-    """Replace options of the command line in a message by keyword arguments of Python."""
+    """Replace command-line options in a message by Python arguments: --resume by resume=True."""
     for option, keyword in KEYWORDS.items():
         said = said.replace(option, keyword)
     return said
 
 
 def shown(value: Any) -> str:
-    """Format a value for a message: its repr on one line, shortened in the middle."""
+    """Format a value for a message as one line. A long text is shortened in the middle."""
     try:
         text = repr(value)
     except ValueError:  # Python does not print numbers of more than 4300 digits
@@ -93,16 +97,21 @@ def shown(value: Any) -> str:
 
 
 def plain(what: object, most: int | None = 200) -> str:
-    """Format untrusted text for a line: make control characters visible, and cut after `most`."""
+    """Format untrusted text as one line.
+
+    Control characters become visible, and text longer than `most` characters is cut.
+    """
     words = str(what) if most is None else str(what)[: most + 1]
     text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in words)
     return text if most is None or len(text) <= most else f"{text[:most]}..."
 
 
 def near(name: str, known: Iterable[str], most: int = 1) -> list[str]:
-    """Return known names that differ from `name` by a typing error or by case, nearest first.
+    """Return the known names that are like `name` except for a typing error or case.
 
-    Swapped letters count as a typing error, also in short names: `rnu` is near `run`.
+    The nearest name comes first.
+
+    Two swapped letters count as a typing error, even in short names: `rnu` is near `run`.
     """
     spelt, said = {one.lower(): one for one in reversed(list(known))}, name.lower()
     swapped = [one for one in spelt if one != said and sorted(one) == sorted(said)]
@@ -111,7 +120,7 @@ def near(name: str, known: Iterable[str], most: int = 1) -> list[str]:
 
 
 def instead(name: str, known: Iterable[str], words: str = "use one of") -> str:
-    """Return `did you mean lr?` if a known name is near, else `use one of` with all names."""
+    """Return `did you mean lr?` if a known name is similar, else `use one of` and all names."""
     names = list(known)
     if close := near(name, names):
         return f"did you mean {close[0]}?"
@@ -119,7 +128,10 @@ def instead(name: str, known: Iterable[str], words: str = "use one of") -> str:
 
 
 def rounded_up(least: float) -> str:
-    """Format a minimum, rounded up to three digits, so that the printed number is large enough."""
+    """Format a minimum with three digits.
+
+    The minimum is rounded up, so the printed number is allowed.
+    """
     digits = Context(prec=3, rounding=ROUND_CEILING)
     return f"{float(digits.create_decimal(repr(least))):g}"
 
@@ -165,7 +177,7 @@ _where: ContextVar[tuple[int, Sequence[int]] | None] = ContextVar("where", defau
 
 @contextlib.contextmanager
 def in_round(round: int, clients: Sequence[int] = ()) -> Iterator[None]:
-    """Let errors name this round (counted from 0) and these clients."""
+    """Within this context, errors name this round (counted from 0) and these clients."""
     token = _where.set((round, clients))
     try:
         yield
@@ -188,7 +200,7 @@ class Guard:
     named: str = ""
 
     def __enter__(self) -> None:
-        """Nothing to do."""
+        """Do nothing. The guard acts only when an error occurs."""
 
     def __exit__(
         self, kind: type | None, error: BaseException | None, trace: TracebackType | None
@@ -200,17 +212,20 @@ class Guard:
     def calling(
         self, function: Callable[..., Any], read: Callable[[Any], Any] | None = None
     ) -> Callable[..., Any]:
-        """Return a function that is called within the guard; `read` converts its result."""
+        """Return the function wrapped in this guard.
+
+        `read` converts the function's result, if set.
+        """
         return _Guarded(self, function, read)
 
     def part(self, kind: str, found: Any) -> "Guard":
-        """Return a guard for a part of the object."""
+        """Return a guard for one part of the custom object, such as a metric of a task."""
         return Guard(kind, found, self.named)
 
 
 @dataclass(eq=False)
 class _Guarded:
-    """A function with its guard. It is an object, so that a deep copy also copies the function."""
+    """A function with its guard. A deep copy of this object also copies the function."""
 
     guard: Guard
     function: Callable[..., Any]
@@ -223,19 +238,19 @@ class _Guarded:
 
 
 def mapping(found: Any) -> dict[str, Any]:
-    """Convert a mapping to a dictionary; raise TypeError for another type."""
+    """Convert a mapping to a dictionary. Raise TypeError for a value that is not a mapping."""
     if not isinstance(found, Mapping):
         raise TypeError(
-            f"the function returns a {type(found).__name__}, but a mapping of names to tensors "
-            "is required"
+            f"your function returned a {type(found).__name__}, but it must return a mapping of "
+            "names to tensors"
         )
     return dict(found)
 
 
 def object_name(found: Any) -> str:
-    """Return the name of a function or class, or of the class of another object.
+    """Return a readable name of a custom object: its own name, or the name of its class.
 
-    No attribute of the object can make this fail.
+    This never raises an error, even if an attribute of the object does.
     """
     try:
         for within in ("apply", "module"):  # inside an Orthogonalizer, Aggregator or Task
@@ -250,7 +265,7 @@ def object_name(found: Any) -> str:
 
 
 def _refusal(guard: Guard, error: BaseException) -> OwnError:
-    """Return an error that names the object, the place of the failure, and what to do."""
+    """Return the error that names the custom object, the place of the failure, and what to do."""
     label = f"{guard.kind} {object_name(guard.found)}"
     label = f"{guard.named} ({label})" if guard.named else f"your {label}"
     try:
@@ -289,9 +304,10 @@ def _is_theirs(module: str, file: str) -> bool:
 
 @lru_cache(maxsize=64)
 def _of_kind(kind: type[BaseException]) -> Callable[[str], OwnError]:
-    """Return a subclass of `OwnError` and of the user's error class.
+    """Return an error class that is both `OwnError` and the error class of the user's code.
 
-    So a caller can catch the user's class, for example to end a run from a callback.
+    Code that calls fedmuon can therefore still catch the user's own error class, for example if a
+    callback raises it to end a run.
     """
     if not issubclass(kind, Exception) or not _is_theirs(str(kind.__module__), ""):
         return OwnError
@@ -310,7 +326,7 @@ def _of_kind(kind: type[BaseException]) -> Callable[[str], OwnError]:
 
 
 def require_at_most(most: float, **given: float | None) -> None:
-    """Reject numbers above a maximum."""
+    """Raise an error if one of the named numbers exceeds the maximum."""
     for name, value in given.items():
         if value is not None and abs(value) > most:
             text = f"{value:.6g}" if abs(value) < 1e300 else shown(value)  # maximum of a float

@@ -1,10 +1,10 @@
 """Files that are written completely or not at all, with checksums that detect damage.
 
-Only regular files are opened. A named pipe, for example, would wait for a writer that may never
-come.
+Only regular files are opened. Opening a named pipe, for example, would wait for a writer that may
+never come.
 
 The file `SHA256SUMS` in a folder lists every file that no longer changes, in the format of the
-command `sha256sum`. In a file that grows, every line ends in a checksum of the line. The checksums
+command `sha256sum`. In a file that still grows, each line ends with its own checksum. The checksums
 detect accidental damage, but not forgery.
 """
 
@@ -37,13 +37,13 @@ STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # opened by the caller o
 
 
 def finite(value: float | None) -> float | None:
-    """Return the number, or None if it is not finite, because JSON has no infinity."""
+    """Return the number, or None for NaN and infinity, because JSON cannot represent them."""
     return float(value) if value is not None and math.isfinite(value) else None
 
 
 @contextlib.contextmanager
 def mendable(path: Path, doing: str) -> Iterator[None]:
-    """Convert an error of the operating system to an InputError."""
+    """Convert an error of the operating system within this context to an InputError with advice."""
     try:
         yield
     except OSError as error:
@@ -54,13 +54,14 @@ def mendable(path: Path, doing: str) -> Iterator[None]:
 
 
 def why_and_remedy(error: OSError, path: Path | None = None, elsewhere: bool = True) -> str:
-    """Return the end of a message about an error of the operating system: `(WHY): WHAT TO DO`.
+    """Format an error of the operating system as the end of a message: `(REASON): WHAT TO DO`.
 
     Args:
-        error: The error.
-        path: A file or folder on the disk. If the disk is full, the message states the free bytes
-            of its folder.
-        elsewhere: Whether the user can choose another place.
+        error: The error of the operating system.
+        path: The file or folder that could not be written. If the disk is full, the message states
+            how many bytes are free.
+        elsewhere: Whether the user can choose another file or folder. The advice then mentions
+            this.
     """
     other = ", or choose another place" if elsewhere else ""
     if error.errno not in FULL:
@@ -77,16 +78,16 @@ def why_and_remedy(error: OSError, path: Path | None = None, elsewhere: bool = T
 
 
 def disk_full(path: Path | None = None) -> str:
-    """Return the end of a message about a full disk, if the user cannot choose another place."""
+    """Return the end of a message about a full disk if the user cannot choose another place."""
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     return why_and_remedy(error, path, elsewhere=False)
 
 
 def regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file. The function can also be the `opener` of `open`.
+    """Open a regular file, and return its file descriptor. Can be the argument `opener` of `open`.
 
-    A path to another kind of file is rejected without opening it. Only the owner can read a file
-    that is created.
+    A path to another kind of file, such as a named pipe, is rejected without opening it. If this
+    creates the file, only the file's owner can read it.
     """
     if str(path).startswith(STREAMS):
         return os.open(path, flags)
@@ -111,7 +112,10 @@ def regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
 
 
 def require_regular(path: Path) -> Path:
-    """Return the path after checking that it is a regular file, for libraries that open it."""
+    """Return the path if it names a regular file; otherwise raise an error.
+
+    Use this function before a library opens the file by itself.
+    """
     os.close(regular(path))
     return path
 
@@ -146,11 +150,11 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def append(path: Path, lines: Iterable[str], durable: bool = False) -> None:
-    """Append lines to a file. Only the owner can read a file that is created.
+    """Append lines to a file. If this creates the file, only the file's owner can read it.
 
     Args:
         path: The file.
-        lines: Lines with their line ends.
+        lines: The lines to append, each with a line end.
         durable: Whether to wait until the lines are on the disk.
     """
     with mendable(path, "write"), open(path, "a", encoding="utf-8", opener=regular) as log:
@@ -161,7 +165,7 @@ def append(path: Path, lines: Iterable[str], durable: bool = False) -> None:
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove the temporary files of `write_bytes` in killed processes.
+    """Remove the temporary files that `write_bytes` left in a folder when a process was killed.
 
     The caller must hold the lock of the folder.
     """
@@ -173,15 +177,18 @@ def remove_drafts(folder: Path) -> None:
 def sealed(record: Record, home: str = "") -> str:
     """Format a record as one line of JSON with a checksum.
 
-    The last key, `check`, is the CRC-32 of `home` and of the line before this key. So a line with
-    another `home` is rejected.
+    The last key, `check`, is the CRC-32 of `home` followed by the rest of the line. `unsealed`
+    therefore rejects a line that was written with another `home`.
     """
     body = json.dumps(record)[:-1]
     return f'{body}, "check": "{crc(home + body):08x}"}}\n'
 
 
 def unsealed(line: str, home: str = "") -> Record | None:
-    """Return the record of a line from `sealed`; None if it is damaged or has another `home`."""
+    """Return the record in a line written by `sealed`; None if the line is damaged.
+
+    A line with another `home` counts as damaged.
+    """
     body, found, _ = line.rpartition(', "check": "')
     if not found or line != f'{body}{found}{crc(home + body):08x}"}}\n':
         return None
@@ -189,15 +196,16 @@ def unsealed(line: str, home: str = "") -> Record | None:
 
 
 def crc(text: str, before: int = 0) -> int:
-    """Return the CRC-32 of a text that follows another text, whose CRC-32 is `before`."""
+    """Return the CRC-32 of a text. To continue an earlier text, pass its CRC-32 as `before`."""
     return zlib.crc32(text.encode(), before)
 
 
 def whole_lines(path: Path) -> list[str]:
-    """Read the complete lines of a text file, with their line ends; empty without a file.
+    """Return the complete lines of a text file, with their line ends.
 
-    A last line without a line end is omitted. Bytes that are not UTF-8 become replacement
-    characters, so the checksum of their line is wrong.
+    The result is empty if the file is missing. A last line without a line end is omitted. Bytes
+    that are not UTF-8 become replacement characters, so the checksum of a line with such bytes is
+    wrong.
     """
     if not path.exists():
         return []
@@ -208,15 +216,15 @@ def whole_lines(path: Path) -> list[str]:
 
 
 def sums_of(folder: Path) -> dict[str, str]:
-    """Read file name -> SHA-256 from the SHA256SUMS of a folder; empty without that file."""
+    """Return the checksums in a folder's SHA256SUMS by file name; empty if this file is missing."""
     entries = [line.rstrip("\n").partition("  ") for line in whole_lines(folder / SUMS)]
     return {name: digest for digest, _, name in entries}
 
 
 def announce(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Add the checksums of files to SHA256SUMS before the files are written.
+    """Add the checksums of files to SHA256SUMS. Call this before writing the files.
 
-    The checksums are written first, so that every file of a run has a checksum.
+    Because of this order, no file of a run is ever without a checksum.
     """
     sums = sums_of(folder) | {name: digest(content) for name, content in contents.items()}
     lines = [f"{value}  {name}\n" for name, value in sorted(sums.items())]
@@ -224,12 +232,12 @@ def announce(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def digest(content: bytes) -> str:
-    """Return the SHA-256 in hexadecimal digits."""
+    """Return the SHA-256 of the content in hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
 
 
 def require_sound(folder: Path, names: Iterable[str]) -> None:
-    """Reject files that are missing or disagree with SHA256SUMS."""
+    """Raise an error if a file is missing or does not match its checksum in SHA256SUMS."""
     sums = sums_of(folder)
     for name in names:
         file = folder / name
@@ -252,7 +260,7 @@ def require_sound(folder: Path, names: Iterable[str]) -> None:
 class Temporary:
     """A temporary folder that is removed when this object is deleted or Python ends.
 
-    Only the process that created the folder removes it.
+    Only the process that created the folder removes the folder.
     """
 
     def __init__(self) -> None:
@@ -272,7 +280,7 @@ def _remove(path: Path, process: int) -> None:
 
 
 def copied(folder: Path, place: Path) -> None:
-    """Copy a folder to a new place, completely or not at all."""
+    """Copy a folder to a path that does not exist yet, completely or not at all."""
     if os.path.lexists(place):
         raise InputError(f"{place} already exists: choose another path, or remove it first")
     if place.resolve().is_relative_to(folder.resolve()):

@@ -1,7 +1,7 @@
 """Detection of undeclared state: numbers, arrays and tensors that a custom object changes.
 
-Checkpoints contain only declared state. This module searches the places where objects usually store
-undeclared state: attributes of an instance, and variables of a function's closure.
+Checkpoints contain only declared state. This module searches the usual places of undeclared state:
+attributes of an object, and variables in the closure of a function.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ LARGEST = 1 << 20  # arrays with more entries are compared at a subset of their 
 
 
 class HiddenState:
-    """The values that an object contains when this snapshot is created, by their places."""
+    """A snapshot of the numbers, arrays and tensors inside a custom object, by their places."""
 
     def __init__(self, found: Any) -> None:
         self._found = found
         self._before = self._values()
 
     def changed(self) -> str:
-        """Return the place of the first value that has changed; empty if no value has changed."""
+        """Return the place of a value that changed since the snapshot; empty if none changed."""
         for name, value in self._values().items():
             if name not in self._before or not self._before[name].same(value):
                 return f"its {name}"
@@ -37,9 +37,10 @@ class HiddenState:
 
 
 class _Value:
-    """A value with a mark that changes when the value changes.
+    """A value, and a mark that differs after the value was changed in place.
 
-    The mark of a tensor is torch's version counter. The mark of an array contains its bytes.
+    The mark of a tensor is torch's version counter. The mark of an array contains the bytes of the
+    array.
     """
 
     def __init__(self, value: Any) -> None:
@@ -62,7 +63,6 @@ class _Value:
 
 
 def _walk(found: Any, name: str, deep: int) -> Iterator[tuple[str, Any]]:
-    """Yield (place, value) for the numbers, arrays and tensors in an object."""
     if isinstance(found, Number | np.ndarray | Tensor):
         if name:
             yield name, found
@@ -74,7 +74,8 @@ def _walk(found: Any, name: str, deep: int) -> Iterator[tuple[str, Any]]:
 def _parts(found: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Yield (place, part) for the parts of an object that may contain state.
 
-    For a dict or list, only arrays and tensors count, because its numbers may be a log of calls.
+    For a dict or list, only arrays and tensors count. Numbers in a list or dict may be a harmless
+    log of calls.
     """
     if isinstance(found, MethodType):
         yield name, found.__self__

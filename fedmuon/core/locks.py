@@ -1,9 +1,9 @@
 """Locks of folders: one thread of one process writes to a folder at a time.
 
-The operating system manages the lock (flock), so the lock ends when its process ends or is killed.
-The locked file names the process that holds the lock, and is removed when the lock is released. The
-package `filelock` is not sufficient: it does not name the process, and it does not detect that the
-locked folder was replaced.
+The operating system manages the lock (flock), so a lock ends when its process ends or is killed.
+The lock file contains a description of the process that holds the lock. The file is removed when
+the lock is released. The package `filelock` is not sufficient: it does not name the process, and it
+does not detect that the locked folder was replaced.
 """
 
 import contextlib
@@ -29,10 +29,10 @@ _handles: dict[tuple[Path, int], int] = {}  # (lock file, thread) -> open handle
 
 @contextlib.contextmanager
 def held(folder: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None]:
-    """Hold the lock of a folder, which is created if it does not exist.
+    """Hold the lock of a folder within this context. A missing folder is created.
 
-    A thread can take a lock that it already holds. If another thread or process holds the lock for
-    longer than `patience` seconds, an error names that process.
+    A thread can take a lock again that this thread already holds. If another thread or process
+    holds the lock for longer than `patience` seconds, an error names that process.
     """
     with mendable(folder, "create"):
         file = Path(os.path.realpath(folder), name)  # `resolve` fails for circular links
@@ -82,7 +82,7 @@ def _give_back(mine: tuple[Path, int], made: bool) -> None:
 
 
 def _try(file: Path) -> int | None:
-    """Return an open handle that holds the lock, or None if another process holds the lock."""
+    """Return an open file handle with the lock, or None if another process holds the lock."""
     with mendable(file, "lock"):
         handle = regular(file, os.O_RDWR | os.O_CREAT)
         try:
@@ -100,7 +100,10 @@ def _try(file: Path) -> int | None:
 
 
 def _is_still(file: Path, handle: int) -> bool:
-    """Return whether the file is still the opened file, which its holder may have removed."""
+    """Return whether the path still leads to the opened lock file.
+
+    The previous holder may have removed the lock file in the meantime.
+    """
     try:
         return os.path.samestat(file.stat(), os.fstat(handle))
     except FileNotFoundError:
@@ -108,7 +111,10 @@ def _is_still(file: Path, handle: int) -> bool:
 
 
 def require_place(folder: Path) -> None:
-    """Reject a locked folder that was moved or replaced, because the lock does not protect it."""
+    """Raise an error if a locked folder was moved or replaced.
+
+    The lock does not protect a new folder at the same path.
+    """
     place = Path(os.path.realpath(folder))
     for (file, _), handle in list(_handles.items()):
         if file.parent == place and not _is_still(file, handle):
@@ -119,7 +125,6 @@ def require_place(folder: Path) -> None:
 
 
 def _holder(file: Path) -> str:
-    """Describe the process that holds the lock."""
     try:
         return read_text(file, errors="replace").strip() or "another process"
     except OSError:
@@ -127,7 +132,7 @@ def _holder(file: Path) -> str:
 
 
 def writer(folder: Path) -> str:
-    """Describe the process that writes to the folder now; empty if there is none.
+    """Describe the process that is writing to the folder; return an empty text if there is none.
 
     A process on another machine is assumed to be alive.
     """

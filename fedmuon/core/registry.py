@@ -1,8 +1,8 @@
 """Registries of built-in objects, and the import of custom objects that a config names.
 
-A config can name a source, partition, task, recipe, orthogonalizer, aggregator or schedule. The
-name is registered, or it is `package.module:object` or `./file.py:object`. The name `given` stands
-for an object that was passed in Python.
+A config can name a source, partition, task, recipe, orthogonalizer, aggregator or schedule. Such a
+name is a built-in name, or it has the form `package.module:object` or `./file.py:object`. The name
+`given` means an object that was passed in Python.
 """
 
 import ast
@@ -33,10 +33,13 @@ READ: dict[Path, tuple[Stamp, ModuleType]] = {}  # file -> (its stamp when read,
 
 
 class Registry(dict[str, Callable[..., Value]], Generic[Value]):
-    """The functions that create the built-in values of one kind, by name."""
+    """The built-in objects of one kind: a mapping of names to functions that create them."""
 
     def add(self, name: str) -> Callable[[Maker], Maker]:
-        """Register the decorated function, which creates (or is) the value with this name."""
+        """Return a decorator that registers a function under this name.
+
+        The function creates the built-in value, or is itself the value.
+        """
 
         def keep(maker: Maker) -> Maker:
             self[name] = maker
@@ -92,13 +95,16 @@ def import_object(name: str, key: str) -> Any:
 
 
 def absolute_name(name: str) -> str:
-    """Return the name with an absolute path, so that a name in a file works in every folder."""
+    """Make the path in the name of a custom object absolute.
+
+    The name is then valid in every folder.
+    """
     place, _, path = name.rpartition(":")
     return f"{Path(place).expanduser().resolve()}:{path}" if place.endswith(".py") else name
 
 
 def source_file(place: str) -> Path | None:
-    """Return the source file of the module or file at the beginning of a name."""
+    """Return the Python file of an imported module or of a path to a .py file; None if unknown."""
     if place.endswith(".py"):
         return Path(place)
     file = getattr(sys.modules.get(place), "__file__", None) or ""
@@ -106,10 +112,10 @@ def source_file(place: str) -> Path | None:
 
 
 def blame(error: BaseException) -> str | None:
-    """Return a message about an error of an object that a config names.
+    """Return a message if a custom object that a config names caused this error, else None.
 
-    Either the error was raised in the object's file, or the object was called with arguments that
-    it does not accept. For any other error, the function returns None.
+    A custom object caused the error if its file raised the error, or if the object was called with
+    arguments that it does not accept.
     """
     why = plain(f"{type(error).__name__}: {error}")
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -135,7 +141,7 @@ def blame(error: BaseException) -> str | None:
 
 
 def _attribute(one: Any, attribute: str) -> str:
-    """Return an attribute of a custom object as text; empty if reading it raises an error."""
+    """Return an attribute of a custom object as text; empty if the access raises an error."""
     try:
         return str(getattr(one, attribute, ""))
     except Exception:
@@ -150,9 +156,9 @@ def _attribute(one: Any, attribute: str) -> str:
 
 
 def local_imports(file: Path) -> dict[str, Path]:
-    """Return module name -> file, for all modules of its folder that a file imports.
+    """Find the modules that a file imports from its own folder: a mapping of module name to file.
 
-    The result includes modules that other local modules import.
+    The mapping also contains modules that these modules import from the folder.
     """
     found: dict[str, Path] = {}
     waiting = [file]
@@ -174,10 +180,10 @@ def local_imports(file: Path) -> dict[str, Path]:
 
 @lru_cache(maxsize=256)
 def _import_statements(file: Path, time: int, size: int) -> tuple[tuple[int, str], ...]:
-    """Return (number of leading dots, name) of the modules that a file may import.
+    """Return (number of leading dots, name) of each module that a file may import.
 
-    For `a.b` the result also contains `a`, which is imported first. `time` and `size` identify the
-    version of the file in the cache.
+    For `a.b`, the result also contains `a`, because Python imports `a` first. `time` and `size`
+    belong to the cache key, so that a changed file is parsed again.
     """
     try:
         tree = ast.parse(file.read_bytes())
@@ -199,9 +205,9 @@ def _import_statements(file: Path, time: int, size: int) -> tuple[tuple[int, str
 
 
 def stamp(file: Path) -> Stamp:
-    """Return the times and sizes of a file and its local imports, to detect changes.
+    """Return the modification times and sizes of a file and its local imports, to detect changes.
 
-    The result is empty if there is no Python file.
+    The result is empty if the path is not an existing Python file.
     """
     if file.suffix != ".py" or not file.is_file():
         return ()
@@ -211,7 +217,7 @@ def stamp(file: Path) -> Stamp:
 
 
 def _read_module(path: Path) -> ModuleType:
-    """Import a file as a module; it is read again only if it or a local import has changed."""
+    """Import a file as a module. Import it again only if the file or a local import has changed."""
     name = f"fedmuon_own_{sha256(str(path).encode()).hexdigest()[:12]}"
     now = stamp(path)
     if name in sys.modules and getattr(sys.modules[name], "__fedmuon_stamp__", None) == now:
@@ -223,7 +229,10 @@ def _read_module(path: Path) -> ModuleType:
         sys.path.append(str(path.parent))
 
     def load(name: str, *given: Any, **named: Any) -> Any:
-        """The `__import__` of this file, also for imports in functions that are called later."""
+        """Import a module for this file.
+
+        Replaces `__import__`, also in functions that are called later.
+        """
         if name not in local_imports(path):
             return builtins.__import__(name, *given, **named)
         with _local_modules(path):
@@ -243,7 +252,7 @@ def _read_module(path: Path) -> ModuleType:
 
 @contextlib.contextmanager
 def _local_modules(file: Path) -> Iterator[None]:
-    """Let the names of modules in the file's folder refer to these modules during an import."""
+    """Within this context, imports find the modules in the file's own folder first."""
     ours = local_imports(file)
     others = {}  # other modules with the same names in `sys.modules`
     for name in ours:
@@ -286,15 +295,16 @@ def _file_of(module: ModuleType) -> Path | None:
 
 
 class Filled(partial):
-    """A function with facts filled in for the parameters that have their names."""
+    """A custom function whose parameters named after facts, such as `seed`, are already set."""
 
 
 def make(found: Any, known: Mapping[str, Any], values: tuple[type, ...] = ()) -> Any:
-    """Return the object itself if it is a value, else the value that it returns for the facts.
+    """Return the object itself if it is a value, or the value that it returns when it is called.
 
-    An object of one of the types `values` is a value. A function that can be called with only the
-    facts is called, and returns the value. A function that needs more arguments is itself the
-    value, with the facts filled in.
+    `known` contains the facts, such as the seed, by parameter name. An object of one of the types
+    `values` is a value. A function that needs further arguments is itself the value, and its
+    parameters that are facts are set. Any other function is called with only the facts, and returns
+    the value.
     """
     if isinstance(found, values) or not callable(found) or _is_module(found):
         return found
@@ -309,7 +319,7 @@ def make(found: Any, known: Mapping[str, Any], values: tuple[type, ...] = ()) ->
 
 
 def takes(found: Any, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the known facts for which the object has a parameter.
+    """Return the facts (of `known`) for which the object has a parameter of the same name.
 
     A torch module takes no facts, because it passes all arguments to its `forward`.
     """
@@ -321,20 +331,20 @@ def takes(found: Any, known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def default_of(found: Any, name: str) -> Any:
-    """Return the default of a parameter; None if the parameter is required."""
+    """Return the default of a parameter; None if the parameter is required or does not exist."""
     parameter = _parameters(found).get(name)
     return None if parameter is None or parameter.default is parameter.empty else parameter.default
 
 
 def required_parameters(found: Any) -> list[str]:
-    """Return the names of the required parameters."""
+    """Return the names of the parameters without a default."""
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = _parameters(found).items()
     return [name for name, one in parameters if one.kind in named and one.default is one.empty]
 
 
 def takes_anything(found: Any) -> bool:
-    """Return whether a callable that is not a class takes any number of arguments: `*given`."""
+    """Return whether a callable, other than a class, takes any number of arguments (`*args`)."""
     any_number = [one for one in _parameters(found).values() if one.kind is one.VAR_POSITIONAL]
     return not isinstance(found, type) and bool(any_number)
 
@@ -354,14 +364,14 @@ def _is_module(found: Any) -> bool:
 
 
 def require_callable(found: Any, kind: str, wanted: str) -> Any:
-    """Return the object if it can be called; otherwise raise the error of `unfit`."""
+    """Return the object if it can be called; otherwise raise an error with the text `wanted`."""
     if not callable(found):
         raise unfit(found, kind, wanted)
     return found
 
 
 def unfit(found: Any, kind: str, wanted: str) -> InputError:
-    """Return the error for an object that cannot be used as a value of its kind."""
+    """Return the error that an object cannot be used as this kind, such as `schedule`."""
     if isinstance(found, Filled):  # the function needs more arguments than the facts
         said = getattr(found.func, "__name__", "") or type(found.func).__name__
         return InputError(

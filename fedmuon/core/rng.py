@@ -1,8 +1,9 @@
-"""Random draws, each with a key for its purpose.
+"""Random draws, each with a key that includes its purpose.
 
-A draw depends only on (seed, what, round, client, step, block). It does not depend on the engine,
-the process, the order of clients or the number of workers. So training on a data set and on all
-neighbouring data sets uses the same draws, as Assumption 4.2 of the Stability note requires.
+The key of a draw is (seed, what, round, client, step, block), and nothing else affects the draw.
+The engine, the process, the order of clients and the number of workers have no effect. Training on
+a data set and on a neighbouring data set therefore uses the same draws, as Assumption 4.2 of the
+Stability note requires.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class Draw(IntEnum):
-    """The purpose of a draw. Its code is part of the file format: add codes, never change one."""
+    """The purpose of a random draw.
+
+    The codes are part of the file format: add codes, but never change one.
+    """
 
     SYNTHETIC = 1
     SPLIT = 2
@@ -41,7 +45,7 @@ class Draw(IntEnum):
 def generator(
     seed: int, what: Draw, *, round: int = 0, client: int = 0, step: int = 0, block: int = 0
 ) -> np.random.Generator:
-    """Return an independent generator for one draw; `block` is the index of a matrix of a model."""
+    """Return an independent generator for one draw. `block` numbers the matrices of a model."""
     key = (int(what), round, client, step, block)
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
 
@@ -52,10 +56,10 @@ STRIDE, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111
 
 
 def sample_keys(rng: np.random.Generator, rows: np.ndarray | None, size: int) -> np.ndarray:
-    """Return the keys [n] of the dropout masks of a client's samples, as int64.
+    """Draw the keys, int64 [n], from which the dropout masks of a client's samples follow.
 
     Args:
-        rng: The generator of the client's draw.
+        rng: The random generator for this client and step.
         rows: Indices [n] of the samples; None for all samples.
         size: The client's number of samples.
     """
@@ -71,15 +75,15 @@ class Normals(Protocol):
     """A source of normal numbers, such as NumPy's generators."""
 
     def standard_normal(self, shape: tuple[int, ...], /) -> np.ndarray:
-        """N(0, 1) entries."""
+        """Return independent N(0, 1) entries in this shape."""
         ...
 
 
 def normal(rngs: Sequence[Normals], shape: tuple[int, ...]) -> "Tensor":
-    """Return standard normal entries [K S, ...] in float64, with one draw per client.
+    """Return standard normal entries [K S, ...] in float64, drawn once for each of K clients.
 
-    The S replicas of a client share the draw, because runs that are compared must use the same
-    noise.
+    The S replicas of a client get the same entries, because runs that are compared must use the
+    same noise.
     """
     import torch  # late, because accountants and bounds do not need it
 

@@ -17,11 +17,11 @@ Hearer = Callable[[int, FrameType | None], None]
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let the first signal raise `Interrupted` in the main thread.
+    """Within this context, the first Ctrl-C, SIGTERM or SIGHUP raises `Interrupted`.
 
-    A second signal has its default effect, in case saving hangs. This damages no file, because
-    files are written completely or not at all. A nested `interruptible` changes nothing. Under
-    nohup, SIGHUP remains ignored.
+    `Interrupted` is raised in the main thread. A second signal ends the program at once, in case
+    saving hangs. This damages no file, because files are written completely or not at all. An
+    `interruptible` inside another has no effect. Under nohup, SIGHUP stays ignored.
     """
     nested = signal.getsignal(signal.SIGINT) is _unwind
     if nested or threading.current_thread() is not threading.main_thread():
@@ -33,9 +33,9 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _sent_again() -> Iterator[None]:
-    """Send a signal again if Python dropped its exception.
+    """Within this context, send a signal again if Python dropped the exception that it raised.
 
-    Python drops exceptions in callbacks of weak references and in `__del__`.
+    Python drops exceptions that occur in callbacks of weak references and in `__del__`.
     """
     before = sys.unraisablehook
 
@@ -57,9 +57,10 @@ def _sent_again() -> Iterator[None]:
 
 @contextlib.contextmanager
 def deferred(ask: Callable[[int], None]) -> Iterator[None]:
-    """Pass the first signal to `ask`; a second signal has its default effect.
+    """Within this context, call `ask` for the first signal instead of raising an exception.
 
-    Some code, such as Ray, fails if a signal raises an exception inside it.
+    A second signal ends the program. Some code, such as Ray, fails if a signal raises an exception
+    inside it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -78,7 +79,7 @@ def deferred(ask: Callable[[int], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def whole() -> Iterator[None]:
-    """Delay signals until the block has ended."""
+    """Delay signals until this context ends, so that its code is never interrupted."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -93,9 +94,10 @@ def whole() -> Iterator[None]:
 
 @contextlib.contextmanager
 def told(hear: Hearer, unless: Sequence[int] = ()) -> Iterator[None]:
-    """Let `hear` handle signals within the block.
+    """Within this context, pass signals that end a program to the function `hear`.
 
-    At the end, the previous handlers are restored, unless `unless` contains a signal by then.
+    At the end, the previous handlers are restored. They are not restored if `unless` contains a
+    signal by then.
     """
     found = {end: signal.getsignal(end) for end in _ours()}
     # None stands for a handler that was set in C.
@@ -111,7 +113,7 @@ def told(hear: Hearer, unless: Sequence[int] = ()) -> Iterator[None]:
 
 
 def _ours() -> list[signal.Signals]:
-    """Return the signals that end a program, without SIGHUP if nohup ignores it."""
+    """Return the signals that end a program, but without SIGHUP if nohup ignores SIGHUP."""
     nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [end for end in ENDS if not (nohup and end == signal.SIGHUP)]
 

@@ -1,4 +1,4 @@
-"""Typed tables and TOML, with errors that name the wrong key and say what to do."""
+"""Typed tables of settings and TOML files, with errors that name the wrong key and the fix."""
 
 import re
 import tomllib
@@ -43,9 +43,9 @@ TINY = 1e-9  # a smaller positive minimum is described as "above 0"
 
 
 class Table(BaseModel):
-    """The base class of tables.
+    """The base class of all tables of settings, such as `[local]`.
 
-    Keys in files are kebab-case. Unknown keys are rejected, and values are not converted silently.
+    Keys in files are in kebab-case. Unknown keys are rejected. Values are never converted silently.
     """
 
     model_config = ConfigDict(
@@ -60,12 +60,12 @@ class Table(BaseModel):
 def validate(
     model: type[Model], tables: Mapping[str, Any], context: Mapping[str, bool] | None = None
 ) -> Model:
-    """Create a model from nested tables.
+    """Check nested tables, and create an object of a table class from them.
 
     Args:
-        model: The class of the model.
-        tables: The nested tables.
-        context: Information for the checks of the model.
+        model: The table class, such as the class of a whole config.
+        tables: The nested tables with keys as in a TOML file.
+        context: Further information that the checks of the class use.
 
     Raises:
         InputError: If a key or a value is not valid.
@@ -79,7 +79,7 @@ def validate(
 
 
 def override(tables: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Apply `table.key=value` overrides to nested tables, and return the tables."""
+    """Set keys from texts like `table.key=value` in nested tables, and return the tables."""
     for text in overrides:
         name, equals, value = text.partition("=")
         table, dot, key = name.strip().partition(".")
@@ -105,7 +105,7 @@ def override(tables: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
 
 
 def put(tables: dict[str, Any], name: str, value: Any) -> None:
-    """Set the key `table.key`, or `table.options.key`, of nested tables."""
+    """Set one key, named `table.key` or `table.options.key`, in nested tables."""
     *places, key = name.split(".", 2)
     if len(places) == 2 and places[1] != "options":
         places, key = places[:1], f"{places[1]}.{key}"
@@ -136,7 +136,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
-    """Return a message with the key, its value, and a suggestion."""
+    """Return an error message with the wrong key, its value, and a suggestion."""
     place, given, kind = [str(part) for part in error["loc"]], error.get("input"), error["type"]
     name = f"[{place[0]}] {' '.join(place[1:])}".strip() if place else "config"
     if kind == "extra_forbidden" and (new := RENAMED.get(tuple(place))):
@@ -169,7 +169,7 @@ def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
 
 @cache
 def attribute(model: type[BaseModel], key: str) -> str:
-    """Return the attribute of the model for a key in files.
+    """Return the Python attribute for a key that is written as in files.
 
     The result is cached, because every config needs hundreds of attributes.
     """
@@ -177,7 +177,6 @@ def attribute(model: type[BaseModel], key: str) -> str:
 
 
 def _suggestion(model: type[BaseModel], place: list[str]) -> str:
-    """Return advice for an unknown key."""
     if where := ELSEWHERE.get(tuple(place)):
         return where
     kind: Any = model
@@ -188,7 +187,10 @@ def _suggestion(model: type[BaseModel], place: list[str]) -> str:
 
 
 def _table(kind: Any) -> Any:
-    """Return the type of a table, dictionary or list without annotations; the first of a union."""
+    """Return the table, dictionary or list type inside an annotation.
+
+    For a union, use the first type.
+    """
     if get_origin(kind) is Annotated:
         return _table(get_args(kind)[0])
     if get_origin(kind) not in (Union, UnionType):
@@ -200,5 +202,5 @@ def _table(kind: Any) -> Any:
 
 
 def _keys(model: type[BaseModel]) -> dict[str, Any]:
-    """Return key (as in files) -> type."""
+    """Return the type of each key of a table class. Keys are written as in files."""
     return {field.alias or name: field.annotation for name, field in model.model_fields.items()}

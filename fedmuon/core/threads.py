@@ -1,9 +1,9 @@
 """Work on several threads, with results that do not depend on the number of threads.
 
-Work is divided into pieces, and each piece runs in one thread. Only the size of the work determines
-the pieces. So torch's own threads do not wait for each other, which takes several times as long as
-the work on a busy machine. The thread that divides the work also takes part in it. A piece can be
-divided again.
+Work is divided into pieces, and each piece runs in one thread. The pieces depend only on the size
+of the work. Within a piece, torch uses only one thread. Otherwise, torch's threads would wait for
+each other, which takes several times as long on a busy machine. The thread that divides the work
+also computes pieces. A piece can itself be divided into pieces.
 """
 
 import atexit
@@ -27,17 +27,17 @@ _here = threading.local()  # its attribute `crew` describes the threads that hel
 
 
 def spread(pieces: Sequence[Callable[[], Found]], apart: bool = True) -> list[Found]:
-    """Compute the pieces with the number of threads that torch would use.
+    """Call all functions in `pieces`, using as many threads as torch is set to use.
 
     Args:
-        pieces: Functions, which are called with the settings of this thread (see `_Job`). A piece
-            must set by itself whether torch records gradients.
-        apart: If false, the pieces are called one after the other, each with all threads of torch,
-            or on a device.
+        pieces: Functions without arguments. They run with the torch settings of this thread (see
+            `_Job`), except that each function must itself set whether torch records gradients.
+        apart: If false, the functions are called one after the other, and each can use all threads
+            of torch or a GPU.
 
     Returns:
-        The results in the order of the pieces. If a piece fails, no further pieces start, and its
-        error is raised.
+        The results, in the order of the functions. If a function raises an error, no further
+        function starts, and this error is raised.
     """
     if not apart:
         return [piece() for piece in pieces]
@@ -55,16 +55,20 @@ def spread(pieces: Sequence[Callable[[], Found]], apart: bool = True) -> list[Fo
 
 
 def parts(size: int, count: float) -> list[slice]:
-    """Divide 0 to `size` into about `count` even parts, at least 1; none is empty if `size` > 0."""
+    """Divide the range from 0 to `size` into about `count` slices of nearly equal length.
+
+    There is at least one slice. No slice is empty if `size` is positive.
+    """
     many = max(1, min(size, round(count)))
     ends = [size * k // many for k in range(many + 1)]
     return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
 
 class Turns:
-    """A fixed order of pieces, in which they add their results as a single thread would.
+    """A fixed order in which several threads add their results, as a single thread would.
 
-    A piece waits only for earlier pieces, and the first piece does not wait. So no deadlock occurs.
+    Each piece of work has a number. A piece waits only for pieces with smaller numbers, so no
+    deadlock occurs.
     """
 
     def __init__(self) -> None:
@@ -73,7 +77,10 @@ class Turns:
 
     @contextmanager
     def of(self, number: int) -> Iterator[Callable[[], None]]:
-        """Yield a function that waits for the turn of a piece. The turn ends with the block."""
+        """Yield a function that waits until the piece with this number may add its result.
+
+        The turn of the piece ends with this context.
+        """
         turn = partial(self._wait, number)
         try:
             yield turn
@@ -94,25 +101,25 @@ class Turns:
 
 
 class PerThread(Generic[Found]):
-    """A separate object for each thread, for example a module that changes when it is called."""
+    """A separate object for each thread, such as a module that changes when it is called."""
 
     def __init__(self, make: Callable[[], Found]) -> None:
         self._make, self._local = make, threading.local()
 
     def __call__(self) -> Found:
-        """Return the object of this thread."""
+        """Return the object of the calling thread, which is created at the first call."""
         if not hasattr(self._local, "found"):
             self._local.found = self._make()
         return self._local.found
 
     def __reduce__(self) -> tuple[type, tuple[Callable[[], Found]]]:
-        """Let copies, and other processes, create new objects."""
+        """Pickle only the function that creates objects, so that copies create new objects."""
         return PerThread, (self._make,)
 
 
 @dataclass(frozen=True)
 class _Crew:
-    """The threads for the work of one thread, including work that its pieces divide again."""
+    """The threads that help one thread, also with pieces that are divided again."""
 
     size: int
     others: threading.Semaphore
@@ -120,7 +127,7 @@ class _Crew:
 
 @contextmanager
 def one_thread() -> Iterator[int]:
-    """Let torch use one thread within the block; yield the number that it used before."""
+    """Let torch use one thread within this context, and yield its previous number of threads."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -131,7 +138,7 @@ def one_thread() -> Iterator[int]:
 
 @contextmanager
 def _crew() -> Iterator[_Crew]:
-    """Yield the threads that work with this thread; in each of them, torch uses one thread."""
+    """Yield the threads that help the calling thread. In each thread, torch uses one thread."""
     if hasattr(_here, "crew"):
         yield _here.crew
         return
@@ -145,7 +152,10 @@ def _crew() -> Iterator[_Crew]:
 
 @contextmanager
 def without_autocast() -> Iterator[None]:
-    """Disable autocast in this thread, so that operations keep the precision of their operands."""
+    """Disable torch's autocast in this thread.
+
+    Operations then keep the precision of their inputs.
+    """
     with ExitStack() as stack:
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
@@ -154,10 +164,10 @@ def without_autocast() -> Iterator[None]:
 
 
 class _Job:
-    """The pieces of one call of `spread`, which several threads take one by one.
+    """The pieces of work of one call of `spread`. Several threads take these pieces one by one.
 
-    Helper threads do not inherit torch's settings. So they copy them from the thread that creates
-    the job: autocast, inference mode, and whether subnormal numbers become 0.
+    Helper threads do not inherit torch's settings. They copy the settings from the thread that
+    creates the job: autocast, inference mode, and whether subnormal numbers become 0.
     """
 
     def __init__(self, pieces: Sequence[Callable[[], Any]], crew: _Crew) -> None:
@@ -171,7 +181,7 @@ class _Job:
         self._change = threading.Condition()
 
     def help_elsewhere(self) -> None:
-        """Take pieces in a helper thread, after copying torch's settings."""
+        """Compute pieces in a helper thread, after copying torch's settings to this thread."""
         torch.set_flush_denormal(self._flushes)
         if not (self._casts or self._inference):
             self.help()
@@ -180,7 +190,7 @@ class _Job:
             self.help()
 
     def help(self) -> None:
-        """Take pieces until none is left."""
+        """Compute pieces of the job until none is left."""
         while True:
             with self._change:
                 if self._errors or self._taken == self._count:
@@ -197,9 +207,10 @@ class _Job:
                     self._change.notify_all()
 
     def results(self) -> list[Any]:
-        """Return all results, or raise an error.
+        """Return the results of all pieces, or raise an error.
 
-        A request to stop comes first; other errors follow the order of the pieces.
+        If there are several errors, a request to stop is raised first. Other errors follow the
+        order of the pieces.
         """
         with self._change:
             self._change.wait_for(lambda: self._ended == self._taken)
@@ -219,7 +230,7 @@ class _Job:
 
 @dataclass
 class _Helpers:
-    """The threads that wait for jobs."""
+    """The helper threads that wait for jobs."""
 
     jobs: SimpleQueue[_Job | None] = field(default_factory=SimpleQueue)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -230,7 +241,10 @@ _helpers = [_Helpers()]
 
 
 def _in_a_child() -> None:
-    """Reset the helpers in a forked process, which has neither the threads nor their locks."""
+    """Reset the helper threads in a forked process.
+
+    A forked process contains none of the threads.
+    """
     _helpers[0] = _Helpers()
     if hasattr(_here, "crew"):
         torch.set_num_threads(_here.crew.size)
@@ -242,7 +256,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _offer(job: _Job) -> None:
-    """Let one more helper thread take part in the job as soon as it is idle."""
+    """Let one more helper thread take part in the job as soon as a helper thread is idle."""
     held = _helpers[0]
     with held.lock:
         while len(held.threads) < job.crew.size - 1:
@@ -256,7 +270,10 @@ def _offer(job: _Job) -> None:
 
 @atexit.register
 def _end_helpers() -> None:
-    """End the helpers before Python does, because stopping a thread in C++ aborts the program."""
+    """End the helper threads before Python ends.
+
+    If Python stopped a thread inside C++ code, the program would abort.
+    """
     held = _helpers[0]
     for _ in held.threads:
         held.jobs.put(None)

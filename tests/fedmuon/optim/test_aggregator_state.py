@@ -169,7 +169,7 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
     "averages": ({"averages": True}, "Leave init out"),
     "no-function": ({"init": 3}, "init of an Aggregator has type int"),
     "no-tensor": ({"init": lambda params: {"a": 1}}, "returns a int for a"),
-    "no-mapping": ({"init": lambda params: None}, "a mapping of names to tensors is required"),
+    "no-mapping": ({"init": lambda params: None}, "must return a mapping of names to tensors"),
     "lost": (
         {"apply": lambda replies, state: (mean_of(replies), {})},
         "must return one tensor for its state",
