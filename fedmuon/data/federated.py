@@ -1,7 +1,7 @@
 """The training samples of all clients in one array, and the held-out samples.
 
-Each client's samples are consecutive rows of the array. Memory is proportional to the number of
-samples plus one offset per client, so a million clients are possible.
+The samples of one client are consecutive rows of the array. The memory grows with the number of
+samples, plus one number per client, so a million clients are possible.
 """
 
 from dataclasses import dataclass
@@ -21,28 +21,28 @@ class FederatedData:
     """The normalized training samples of N clients, and the held-out samples.
 
     Attributes:
-        inputs: Train samples [n, d], sorted by client. The samples of one client keep their order
-            in `train_index`.
+        inputs: Train samples [n, d], sorted by client. The samples of one client are in the same
+            order as in `train_index`.
         labels: Labels [n] of the train samples.
-        offsets: Offsets [N + 1]; client i has the rows from offsets[i] to offsets[i + 1] - 1.
+        offsets: Row numbers [N + 1]. The rows of client i are offsets[i] to offsets[i + 1] - 1.
         test_inputs: Test samples [m, d].
         test_labels: Labels [m] of the test samples.
-        validation_inputs: Validation samples [v, d], which are used to choose settings.
+        validation_inputs: Validation samples [v, d], which you use to choose settings.
         validation_labels: Labels [v] of the validation samples.
-        order: Permutation [n]; row r is the train sample `train_index[order[r]]`.
+        order: Permutation [n]. Row r of `inputs` is sample `train_index[order[r]]` of the source.
         train_index: Indices [n] of the train samples in the source.
         test_index: Indices [m] of the test samples in the source.
         validation_index: Indices [v] of the validation samples in the source.
-        source_size: Number of samples in the source, without the samples of its public center.
-        public: Number of samples of the public center. In the source, they follow all other
-            samples.
-        client: The client [n] of each entry of `train_index`.
+        source_size: Number of samples in the source, without its public samples.
+        public: Number of public samples, whose mean is subtracted from all samples. In the source,
+            the public samples come after all other samples.
+        client: The client [n] that owns each sample of `train_index`.
         client_test_inputs: The clients' own test samples [t, d], sorted by client.
         client_test_labels: Labels [t] of the clients' own test samples.
         client_test_index: Indices [t] of the clients' own test samples in the source.
-        client_test_offsets: Offsets [N + 1] of each client's rows in `client_test_inputs`.
-        shape: Shape of one sample in the source, before it was flattened.
-        vocabulary: Size of the source's vocabulary; 0 if samples are not text.
+        client_test_offsets: Row numbers [N + 1] in `client_test_inputs`, like `offsets`.
+        shape: Shape of one sample in the source. In `inputs`, samples are flattened.
+        vocabulary: Number of different tokens in the source; 0 if samples are not text.
         stored: The dtype of the inputs in the source.
         classes: Number of classes; 0 for real-valued targets.
     """
@@ -76,7 +76,7 @@ class FederatedData:
         return np.diff(self.offsets)
 
     def rows_of(self, index: np.ndarray) -> np.ndarray:
-        """Return the rows of `inputs` with these train samples [T], which index the source."""
+        """Convert train samples [T], given as indices in the source, to row numbers in `inputs`."""
         there = self.train_index[self.order]
         sorted_by = np.argsort(there)
         return sorted_by[np.searchsorted(there, index, sorter=sorted_by)]
@@ -87,7 +87,7 @@ class FederatedData:
         return self.inputs[rows], self.labels[rows]
 
     def client_test(self, i: int) -> np.ndarray:
-        """Return the indices of client i's own test samples in the source."""
+        """Return the test samples that belong to client i, as indices in the source."""
         first, end = self.client_test_offsets[i : i + 2]
         return self.client_test_index[first:end]
 
@@ -97,11 +97,11 @@ class Dealt(NamedTuple):
 
     Attributes:
         train: Train samples [n].
-        client: The client [n] of each train sample.
+        client: The client [n] that owns each train sample.
         test: Test samples [m].
         validation: Validation samples [v].
         client_test: The clients' own test samples [t].
-        tested: The client [t] of each entry of `client_test`.
+        tested: The client [t] that owns each sample of `client_test`.
     """
 
     train: np.ndarray
@@ -114,10 +114,10 @@ class Dealt(NamedTuple):
     def with_client_test(self, share: float, rng: np.random.Generator) -> "Dealt":
         """Move a share of each client's train samples to the client's own test samples.
 
-        A client with several samples holds out at least one and keeps at least one.
+        A client with two or more samples holds out at least one sample and trains on at least one.
 
         Raises:
-            InputError: If no client has two samples.
+            InputError: If every client has only one sample.
         """
         shuffled = rng.permutation(len(self.client))
         order = shuffled[np.argsort(self.client[shuffled], kind="stable")]
@@ -138,13 +138,14 @@ class Dealt(NamedTuple):
 def federate(
     source: Source, dealt: Dealt, normalize: str = "unit", clients: int | None = None
 ) -> FederatedData:
-    """Collect each client's samples, and normalize only the samples that are used.
+    """Build the data of all clients: collect and normalize the chosen samples of the source.
 
     Args:
-        source: The samples.
+        source: The source of the samples.
         dealt: The samples chosen for training, with their clients, and the held-out samples.
         normalize: Name of the normalization, see `flat_rows`.
-        clients: N. Set it if the last clients have no samples; by default N is max(client) + 1.
+        clients: The number of clients N. Set it if the last clients may have no samples. The
+            default is the largest client number plus 1.
     """
     order, sizes = np.argsort(dealt.client, kind="stable"), np.bincount(dealt.client)
     clients = max(clients or 0, len(sizes))
@@ -190,25 +191,25 @@ def split(
     seed: int,
     validation: int = 0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draw disjoint indices [train], [test] and [validation] in the source, in random order.
+    """Draw train, test and validation samples without overlap, as indices in the source.
 
-    If the source has an official test part that is large enough, test samples come from that part.
-    Train samples then come from the samples before it. Otherwise, both come from the whole source.
-    With the same seed and the same kind of split, a larger number only adds samples and does not
-    change the other part. Validation samples are drawn after the train samples, so their number
-    changes neither part.
+    If the source has a large enough official test part, test samples come from this part, and train
+    samples come from the samples before this part. Otherwise, both are drawn from the whole source.
+    With the same seed, a larger `train` only adds train samples and does not change the test
+    samples, and vice versa. Validation samples are drawn after the train samples, so `validation`
+    changes neither train nor test samples.
 
     Args:
         source_labels: Labels of all samples.
         official_test: Index of the first official test sample, if any.
-        train: Number of train samples; 0 means all that remain.
-        test: Number of test samples; 0 means all that remain. Both may be 0 only if the source has
-            an official test part.
-        seed: Seed of the draw.
+        train: Number of train samples; 0 means all remaining samples.
+        test: Number of test samples; 0 means all remaining samples. `train` and `test` may both be
+            0 only if the source has an official test part.
+        seed: Random seed.
         validation: Number of validation samples.
 
     Raises:
-        InputError: If the numbers do not fit.
+        InputError: If the source has too few samples, or a number is invalid.
     """
     n = len(source_labels)
     if min(train, test) < 0:
@@ -247,10 +248,10 @@ def split(
 
 
 def first_of(rest: np.ndarray, validation: int, train: int = 0) -> np.ndarray:
-    """Return the first `validation` of the samples that are in neither the train nor the test part.
+    """Return the first `validation` of the remaining samples as validation samples.
 
     Args:
-        rest: The samples that are in neither part.
+        rest: The samples that are neither train nor test samples.
         validation: Number of validation samples.
         train: Number of train samples; the error message suggests a smaller number if one exists.
     """

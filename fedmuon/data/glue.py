@@ -1,10 +1,11 @@
 """The GLUE tasks SST-2, MNLI, QNLI and QQP, read from .tsv files as labelled windows of tokens.
 
-A folder contains the published files train.tsv and dev.tsv (dev_matched.tsv for MNLI). The
-held-out part is dev, because GLUE does not publish the labels of its test part. A sample is
-`sentence END END ...`, or `sentence END sentence END END ...` for tasks with two sentences. It is
-T + 1 tokens long. Longer samples are cut to T tokens: the longer sentence is shortened first,
-always at its end.
+A folder contains the published files train.tsv and dev.tsv (for MNLI, dev_matched.tsv). The samples
+of dev are held out, because GLUE does not publish the labels of its test part.
+
+A sample is `sentence END END ...`, or `sentence END sentence END END ...` for tasks with two
+sentences. Each sample has T + 1 tokens. If the sentences are too long for this, tokens are cut from
+the end of the longer sentence first.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from fedmuon.data.text import tokens_of
 
 
 class Form(NamedTuple):
-    """The columns of a task's sentences and label, its labels in order, and its held-out file."""
+    """The columns of sentences and label in a GLUE task, its labels in order, its held-out file."""
 
     sentences: tuple[str, ...]
     label: str
@@ -41,13 +42,13 @@ Row = tuple[tuple[str, ...], int]  # sentences, label
 
 
 def glue(name: str, folder: str | Path, context: int = 64, tokenizer: str = "") -> Source:
-    """Read labelled windows [n, T + 1] of the train part, followed by those of the held-out part.
+    """Read a GLUE task as labelled windows [n, T + 1]: train samples, then held-out samples.
 
     Args:
         name: A key of `FORMS`.
         folder: Folder with the files of the task.
-        context: T, the number of tokens that are read.
-        tokenizer: Folder of a tokenizer; if empty, tokens are bytes.
+        context: T. Each sample has T + 1 tokens.
+        tokenizer: Folder of a tokenizer. If empty, each byte is a token.
 
     Raises:
         InputError: If a file is missing or has another format.
@@ -66,7 +67,7 @@ def glue(name: str, folder: str | Path, context: int = 64, tokenizer: str = "") 
 
 
 def cut(sentences: Sequence[list[int]], context: int) -> list[list[int]]:
-    """Shorten the sentences so that all of them, each followed by END, fit into T tokens."""
+    """Shorten the sentences of one sample so that they fit into T tokens, with END after each."""
     sizes, room = [len(one) for one in sentences], context - len(sentences)
     if room < len(sentences):
         raise InputError(
@@ -81,8 +82,8 @@ def cut(sentences: Sequence[list[int]], context: int) -> list[list[int]]:
 def read_rows(name: str, file: Path) -> Iterator[Row]:
     """Yield the sentences and the label of each line. A quotation mark is an ordinary character.
 
-    MNLI lines on whose label the annotators did not agree (`-`) are skipped. The few QQP lines
-    without a question or a label are skipped too.
+    MNLI lines with the label `-` are skipped, because the annotators did not agree on a label. The
+    few QQP lines without a question or a label are skipped too.
     """
     form = FORMS[name]
     try:

@@ -1,6 +1,7 @@
-"""Replace-one neighbours: data sets that differ from the base data set in one sample.
+"""Neighbouring data sets, which differ from the original data set in one replaced sample.
 
-A neighbour is stored as three numbers and one row, so hundreds of them share one copy of the data.
+A neighbouring data set is stored as three numbers and one replacement sample. Hundreds of
+neighbouring data sets therefore share one copy of the data.
 """
 
 import math
@@ -20,9 +21,10 @@ Pool = list[np.ndarray]  # the held-out samples of each label
 
 @dataclass(frozen=True)
 class Neighbours:
-    """S data sets. In data set s, sample replacement[s] of the source replaces one client sample.
+    """S data sets. In each data set, one sample of the source replaces one sample of a client.
 
-    The unchanged data set has client, position and replacement -1. Its row and label are zero.
+    For the original data set, `client`, `position` and `replacement` are -1, and `inputs` and
+    `labels` are zero.
 
     Attributes:
         client: The client [S] whose sample is replaced, int64.
@@ -45,7 +47,10 @@ class Neighbours:
 
     @classmethod
     def of(cls, source: Source, rows: np.ndarray, normalize: str = "unit") -> "Neighbours":
-        """Create the data sets from rows [S, 3]; a row of three -1 is the unchanged data set."""
+        """Create the data sets from rows [S, 3] of (client, position, replacement).
+
+        A row of three -1 is the original data set.
+        """
         client, position, replacement = rows.T.copy()
         changed = client >= 0
         inputs = np.zeros((len(rows), math.prod(source.inputs.shape[1:])))
@@ -55,7 +60,7 @@ class Neighbours:
         return cls(client, position, replacement, inputs, labels)
 
     def repeated(self, times: int) -> "Neighbours":
-        """Repeat the S data sets, so that there are times * S."""
+        """Return the same S data sets `times` times, one sequence after the other."""
         return Neighbours(*(np.concatenate([values] * times) for values in vars(self).values()))
 
 
@@ -64,18 +69,18 @@ def draw(
 ) -> np.ndarray:
     """Draw random neighbours: an int64 array [trials, 3] of (client, position, replacement).
 
-    Trial t first draws the sample to replace, uniformly from all n train samples. Next, it draws a
-    label. Then it draws a held-out sample with that label. This is a sample that no part uses, or a
-    test sample if every sample with this label is used. Trial t depends only on (seed, t), not on
-    `trials`.
+    Trial t first draws the sample to replace, uniformly from all n train samples. Next, trial t
+    draws a label, and then a held-out sample with this label. The held-out sample is an unused
+    sample of the source. If there is no unused sample with this label, a test sample is drawn
+    instead. Trial t depends only on (seed, t), not on `trials`.
 
     Args:
-        data: The base data set.
-        source: The source of its samples.
+        data: The original data set.
+        source: The source of the original data set.
         trials: Number of neighbours.
         seed: Seed of the draws.
-        law: Draw the label from the client's labels (`own`) or from the labels of all clients
-            (`any`).
+        law: `own` draws the label from the labels of the same client, and `any` draws the label
+            from the labels of all clients.
 
     Raises:
         InputError: If no held-out sample has a drawn label.
@@ -90,10 +95,10 @@ def draw(
 
 
 def census(data: FederatedData, source: Source, seed: int) -> np.ndarray:
-    """Replace each of the n samples once, [n, 3]; neighbour t replaces row t of `data`.
+    """Replace each of the n samples once, as an array [n, 3]. Neighbour t replaces row t of `data`.
 
-    Replacements are drawn as in `draw` and depend only on (seed, t). They use a separate random
-    stream, so they are independent of the draws of `draw`.
+    A row is (client, position, replacement). Replacements are drawn as in `draw` and depend only on
+    (seed, t). They use a separate random stream, so they are independent of the draws of `draw`.
     """
     pool, client = _pool(data, source), np.repeat(np.arange(len(data.sizes)), data.sizes)
     drawn = np.empty((len(client), 3), np.int64)
@@ -104,25 +109,25 @@ def census(data: FederatedData, source: Source, seed: int) -> np.ndarray:
 
 
 def stack(source: Source, drawn: np.ndarray, normalize: str = "unit") -> Neighbours:
-    """Return S = T + 1 data sets: the unchanged one, followed by the T drawn neighbours [T, 3]."""
+    """Return T + 1 data sets: the original data set, then the T neighbours in `drawn` [T, 3]."""
     return Neighbours.of(source, np.concatenate([[[-1, -1, -1]], drawn]), normalize)
 
 
 def held_out(data: FederatedData, source: Source, client: int) -> np.ndarray:
-    """Return every sample that `draw` can choose to replace a sample of this client."""
+    """Return all samples that could replace a sample of this client, as indices in the source."""
     pool = _pool(data, source)
     return np.concatenate([pool[y] for y in np.unique(classes_of(data.samples(client)[1]))])
 
 
 def classes_of(labels: np.ndarray) -> np.ndarray:
-    """Return the class of each sample [n]; with real-valued targets, every class is 0."""
+    """Return the class of each sample [n]. Real-valued targets all have class 0."""
     return labels if labels.dtype.kind == "i" else np.zeros(len(labels), np.int64)
 
 
 def _pool(data: FederatedData, source: Source) -> Pool:
-    """Return the replacements of each label: unused samples, or test samples if none is unused.
+    """Return the possible replacements of each label: unused samples, or else test samples.
 
-    They contain no train sample, so a replacement always differs from the sample it replaces.
+    No replacement is a train sample, so a replacement always differs from the replaced sample.
     """
     unused = np.ones(len(source.labels), bool)
     for used in (data.train_index, data.test_index, data.validation_index, data.client_test_index):
@@ -139,7 +144,10 @@ def _pool(data: FederatedData, source: Source) -> Pool:
 def _replacement(
     data: FederatedData, pool: Pool, client: int, rng: np.random.Generator, law: Law = "own"
 ) -> int:
-    """Draw a label from the labels that `law` selects, then a held-out sample with that label."""
+    """Draw a label, and then a held-out sample with this label.
+
+    `law` selects the possible labels.
+    """
     labels = classes_of(data.samples(client)[1] if law == "own" else data.labels)
     label = int(labels[rng.integers(len(labels))])
     if not len(pool[label]):

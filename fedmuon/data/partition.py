@@ -1,8 +1,8 @@
 """Partitions of samples over clients, such as Dirichlet label skew with a minimum per client.
 
 A partition is a function of (labels [n], clients, rng). It returns the client [n] of each sample,
-or one array of sample indices per client. It uses a few arrays of length n and N, so any number of
-clients is possible.
+or a list with one array of sample indices per client. A partition needs only a few arrays of the
+lengths n and N, so any number of clients N is possible.
 """
 
 import copy
@@ -21,14 +21,15 @@ PARTITIONS: Registry[Partition] = Registry()
 
 @PARTITIONS.add("dirichlet")
 def dirichlet(alpha: float, minimum: int) -> Partition:
-    """Split the samples of each class over clients, in proportions drawn from Dir(alpha 1_N).
+    """Return a partition that splits each class in random proportions from Dir(alpha 1_N).
 
-    After that, clients with fewer than `minimum` samples receive samples from the largest clients.
-    With a small alpha, each client has few classes. With alpha = inf, every class is split evenly.
+    After the split, clients with fewer than `minimum` samples receive samples from the largest
+    clients. If alpha is small, each client has few classes. If alpha is inf, every class is split
+    evenly.
 
     Raises:
-        InputError: When the partition is applied, if an option is out of range or there are too
-            few samples.
+        InputError: If an option is out of range, or there are too few samples. The error is raised
+            when the partition is applied.
     """
 
     def deal(labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
@@ -61,15 +62,19 @@ def dirichlet(alpha: float, minimum: int) -> Partition:
 
 @PARTITIONS.add("iid")
 def iid() -> Partition:
-    """Shuffle samples and assign them to clients in turn, so that sizes differ by at most one."""
+    """Return a partition that shuffles the samples and assigns them to the clients in turn.
+
+    The numbers of samples differ by at most one between clients.
+    """
     return lambda labels, clients, rng: _deal_evenly(np.zeros(len(labels), np.int64), clients, rng)
 
 
 @PARTITIONS.add("shards")
 def shards(per_client: int = 2) -> Partition:
-    """Sort samples by label, cut them into shards, and assign `per_client` random shards to each.
+    """Return a partition that sorts the samples by label and cuts them into shards.
 
-    Each client then has few labels (McMahan et al. 2017).
+    Each client receives `per_client` random shards, and therefore has few labels (McMahan et al.
+    2017).
     """
     if per_client < 1:
         raise InputError(
@@ -89,13 +94,16 @@ def shards(per_client: int = 2) -> Partition:
 
 @PARTITIONS.add("quantity")
 def quantity(alpha: float, minimum: int) -> Partition:
-    """Draw client sizes from Dir(alpha 1_N), regardless of labels; no size is below `minimum`."""
+    """Return a partition with client sizes from Dir(alpha 1_N) and at least `minimum` samples each.
+
+    Labels have no effect.
+    """
     deal = dirichlet(alpha, minimum)
     return lambda labels, clients, rng: deal(np.zeros(len(labels), np.int64), clients, rng)
 
 
 def clients_of_samples(found: Any, n: int, clients: int) -> np.ndarray:
-    """Convert the result of a partition to the client [n] of each sample, and validate it."""
+    """Convert the result of a partition to the client [n] of each sample, and check the result."""
     if isinstance(found, np.ndarray) and found.ndim == 1:
         client = found
         if client.shape != (n,) or client.dtype.kind not in "iu":
@@ -120,7 +128,7 @@ def clients_of_samples(found: Any, n: int, clients: int) -> np.ndarray:
 
 
 def flatten_partition(parts: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Convert one index array per client to an array of samples and the client of each sample.
+    """Convert one array of sample indices per client to (all sample indices, client of each).
 
     Raises:
         InputError: If an index is invalid or is assigned twice.
@@ -157,7 +165,7 @@ def flatten_partition(parts: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def require_samples(client: np.ndarray, clients: int, minimum: int) -> None:
-    """Raise an error if a client has fewer samples than `minimum`, or has none."""
+    """Raise an error if a client has no samples, or fewer samples than `minimum`."""
     sizes = np.bincount(client, minlength=clients)
     least = max(1, minimum)
     if few := np.flatnonzero(sizes < least).tolist():
@@ -170,7 +178,10 @@ def require_samples(client: np.ndarray, clients: int, minimum: int) -> None:
 
 
 def weights(sizes: np.ndarray, kind: str) -> np.ndarray:
-    """Weights p [N] with sum 1: n_i / n for `size`, 1 / N for `uniform` (Stability note)."""
+    """Return the weights p [N] of the clients, with sum 1 (Stability note).
+
+    The kind `size` means n_i / n, and `uniform` means 1 / N.
+    """
     if kind == "size":
         return sizes / sizes.sum()
     if kind == "uniform":
@@ -179,15 +190,16 @@ def weights(sizes: np.ndarray, kind: str) -> np.ndarray:
 
 
 def _by_class(labels: np.ndarray) -> list[np.ndarray]:
-    """Return the indices of each class that occurs, ordered by label."""
+    """Return one array of sample indices for each class that occurs, ordered by class."""
     order = np.argsort(labels, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
 
 
 def _deal_evenly(labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
-    """Shuffle each class, and assign the samples of one class after the other to clients in turn.
+    """Assign the samples to the clients in turn, class after class, in random order within a class.
 
-    Sizes, and the counts of each class, differ by at most one between clients.
+    The number of samples, and the number of samples of each class, differs by at most one between
+    clients.
     """
     order = np.concatenate([rng.permutation(members) for members in _by_class(labels)])
     client = np.empty(len(labels), np.int64)
@@ -196,15 +208,16 @@ def _deal_evenly(labels: np.ndarray, clients: int, rng: np.random.Generator) -> 
 
 
 def _counts(total: int, clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """Draw counts [N] with sum `total`, in proportions drawn from Dir(alpha 1_N).
+    """Draw counts [N] with sum `total`, in random proportions from Dir(alpha 1_N).
 
-    Gamma variables underflow for small alpha, and if N is small, all of them may be zero.
-    Logarithms avoid this: log Gamma(alpha) = log Gamma(alpha + 1) - Exponential / alpha. The code
-    computes alpha times this sum, which does not overflow even for alpha = 1e-300.
+    A Dirichlet draw needs Gamma(alpha) variables. For small alpha, these underflow, and all of them
+    may be 0. The code therefore uses logarithms: log Gamma(alpha) = log Gamma(alpha + 1) -
+    Exponential / alpha. The code computes alpha times this logarithm, which does not overflow even
+    for alpha = 1e-300.
 
-    Each count is unbiased and differs from its share by less than one: all cumulative ends use one
-    uniform offset (systematic sampling). With plain rounding and nearly equal shares, the few
-    samples of each class would always go to the same clients.
+    The counts are rounded with one shared uniform offset (systematic sampling). Each count is
+    therefore unbiased, and differs from its exact share by less than one. Ordinary rounding of
+    nearly equal shares would give the few samples of each class always to the same clients.
     """
     if alpha >= 1:
         gamma = rng.standard_gamma(alpha, clients)
@@ -225,8 +238,9 @@ def _fill_up(
 ) -> np.ndarray:
     """Move random samples, in place, from the largest clients to clients below the minimum.
 
-    Find the highest level tau >= minimum at which the samples above tau cover the deficit. Clients
-    give away samples above tau and end at tau or tau + 1.
+    The code finds the highest level tau >= minimum such that the samples above tau are enough for
+    all clients below the minimum. The largest clients give away their samples above tau, and end
+    with tau or tau + 1 samples.
     """
     sizes = np.bincount(client, minlength=clients)
     need = np.maximum(minimum - sizes, 0)
@@ -256,14 +270,14 @@ COLUMN = {"partition_by": "label"}  # a partitioner option that names a column, 
 
 
 def is_partitioner(found: Any) -> bool:
-    """Return whether an object is a partitioner or a partitioner class."""
+    """Return whether an object is a partitioner of flwr-datasets, or a partitioner class."""
     return hasattr(found, "load_partition")
 
 
 def partitioner_clients(found: Any) -> int | None:
-    """Return the number of clients of a partitioner.
+    """Return the number of clients of a partitioner of flwr-datasets.
 
-    Return None if the object is not a partitioner, or if the number is not known in advance.
+    Return None if the object is not a partitioner, or if the number is known only after splitting.
     """
     if not is_partitioner(found) or isinstance(found, type):
         return None
@@ -272,10 +286,10 @@ def partitioner_clients(found: Any) -> int | None:
 
 
 def by_partitioner(partitioner: Any, labels: np.ndarray, clients: int) -> list[np.ndarray]:
-    """Split the samples with a partitioner of flwr-datasets, and return the indices of each client.
+    """Split samples with a partitioner of flwr-datasets. Return the sample indices of each client.
 
-    The work is done by a copy, so you can use the partitioner again. The copy receives a data set
-    with the columns `label` and `index`.
+    A copy of the partitioner splits the samples, so you can use the partitioner again. The copy
+    receives a data set with the columns `label` and `index`.
 
     Raises:
         InputError: If the partitioner cannot split these samples over this number of clients.
@@ -313,5 +327,5 @@ def by_partitioner(partitioner: Any, labels: np.ndarray, clients: int) -> list[n
 
 
 def one_line(error: Exception) -> str:
-    """Return the message of an error on one line, or the name of its type."""
+    """Return the message of an error on one line. If it is empty, return the error's type."""
     return " ".join(str(error).split())[:200] or type(error).__name__

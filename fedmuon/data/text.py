@@ -1,7 +1,7 @@
 """Text as windows of tokens: Python's documentation, local files, and tables with sentences.
 
-Tokens are bytes, or the tokens of a tokenizer in a local folder. A sample is T + 1 consecutive
-tokens. For each of the first T tokens, the model predicts the next one.
+Tokens are bytes, or the tokens of a tokenizer in a local folder. A sample is a window of T + 1
+consecutive tokens. For each of the first T tokens, the model predicts the token that follows.
 """
 
 import csv
@@ -27,11 +27,11 @@ HELD_OUT = 5  # one fifth of the bytes is held out for testing
 
 
 def pydoc(context: int = 64) -> Source:
-    """Read the topics of Python's `help()` as windows [n, T + 1].
+    """Read the help texts of Python's `help()` topics as windows [n, T + 1].
 
-    The labels are ten groups of topics with about the same length. Topics quote each other, so
-    repeated paragraphs are removed. Otherwise, text of the test part could also be in the train
-    part.
+    The topics are divided into ten groups of about the same length, and the label is the number of
+    the group. Topics quote each other, so repeated paragraphs are removed. Otherwise, the same text
+    could be in both the train part and the test part.
     """
     # Imported here: these are 500 kB of text, which only this source needs.
     from pydoc_data import topics
@@ -44,7 +44,11 @@ def pydoc(context: int = 64) -> Source:
 
 
 def text(folder: str | Path = "", context: int = 64) -> Source:
-    """Read a text file, whose ten parts are its labels, or a folder with one label per file."""
+    """Read a text file or a folder of text files as windows [n, T + 1].
+
+    In a folder, each file has its own label. A single file is cut into ten parts, and each part has
+    its own label.
+    """
     files = text_files(folder) if folder else []
     if not files:
         raise InputError(
@@ -59,7 +63,10 @@ def text(folder: str | Path = "", context: int = 64) -> Source:
 
 
 def text_files(folder: str | Path) -> list[Path]:
-    """Return the file itself, or the visible files in a folder, sorted by name."""
+    """Return the path itself if it is a file.
+
+    For a folder, return its visible files, sorted by name.
+    """
     place = Path(folder).expanduser()
     if place.is_file():
         return [place]
@@ -68,16 +75,16 @@ def text_files(folder: str | Path) -> list[Path]:
 
 
 def windows(tokens: np.ndarray, context: int) -> np.ndarray:
-    """Cut tokens [l] into consecutive windows [(l - 1) // T, T + 1].
+    """Cut a text of l tokens into consecutive windows [(l - 1) // T, T + 1].
 
-    Neighbouring windows share one token: the last of a window, which is the first of the next one.
+    The last token of a window is also the first token of the next window.
     """
     count = max(0, (len(tokens) - 1) // context)
     return tokens[np.arange(count)[:, None] * context + np.arange(context + 1)]
 
 
 def _once(topics: Mapping[str, str]) -> Iterator[bytes]:
-    """Yield topics from the longest to the shortest, without paragraphs that occurred before."""
+    """Yield topics from the longest to the shortest, without paragraphs of earlier topics."""
     known: set[str] = set()
     for _, topic in sorted(topics.items(), key=lambda item: (-len(item[1]), item[0])):
         fresh = []
@@ -90,7 +97,7 @@ def _once(topics: Mapping[str, str]) -> Iterator[bytes]:
 
 
 def _source(name: str, groups: list[bytes], context: int, where: str) -> Source:
-    """Cut the first four fifths of each group into train windows, and the rest into test windows.
+    """Cut each group of text into windows: the first 4/5 for training, the rest for testing.
 
     Train and test windows share no byte.
     """
@@ -112,7 +119,10 @@ def _source(name: str, groups: list[bytes], context: int, where: str) -> Source:
 
 @dataclass(frozen=True)
 class Tokens:
-    """A vocabulary whose last token, END, occurs in no text; `pieces` is None for byte tokens."""
+    """A vocabulary whose last token is END, which occurs in no text.
+
+    For bytes, `pieces` is None.
+    """
 
     vocabulary: int
     pieces: Any = None
@@ -124,19 +134,22 @@ class Tokens:
 
     @property
     def newlines(self) -> list[int]:
-        """The tokens whose text contains a line break."""
+        """The numbers of all tokens whose text contains a line break."""
         if self.pieces is None:
             return [ord("\n"), ord("\r")]
         return [k for k in range(self.end) if {"\n", "\r"} & {*self.pieces.decode([k])}]
 
     def encode(self, text: str) -> list[int]:
-        """Convert text to tokens, without END."""
+        """Convert text to token numbers, without END."""
         if self.pieces is None:
             return list(text.encode())
         return self.pieces.encode(text, add_special_tokens=False)
 
     def prompt(self, table: str) -> list[int]:
-        """Return the tokens of a table and END, after which its sentence begins."""
+        """Return the tokens of a table, followed by END.
+
+        The sentence about the table comes next.
+        """
         return [*self.encode(table), self.end]
 
     def window(self, pair: "Pair") -> list[int]:
@@ -144,7 +157,10 @@ class Tokens:
         return [*self.prompt(pair.table), *self.encode(f" {pair.sentence}"), self.end]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Convert tokens before the first END to text, without [PAD]. Invalid UTF-8 is marked."""
+        """Convert the tokens before the first END to text, without [PAD].
+
+        Bytes that are not valid UTF-8 become replacement characters.
+        """
         kept = [token for token in tokens if token < self.vocabulary]
         kept = kept[: kept.index(self.end)] if self.end in kept else kept
         text = bytes(kept).decode(errors="replace") if self.pieces is None else (
@@ -155,7 +171,10 @@ class Tokens:
 
 @lru_cache(maxsize=2)
 def tokens_of(folder: str) -> Tokens:
-    """Return the GPT-2 tokens of a tokenizer in a local folder, or bytes. Nothing is downloaded."""
+    """Return the GPT-2 tokens of a tokenizer in a local folder, or bytes if `folder` is empty.
+
+    Nothing is downloaded.
+    """
     if not folder:
         return Tokens(BYTES + 1)
     try:
@@ -208,17 +227,18 @@ class Pair:
 def table_text(
     name: str, folder: str | Path, context: int, tokenizer: str = "", pad_token: bool = False
 ) -> Source:
-    """Read windows [n, T + 1] of the train part, followed by the test part (or dev if missing).
+    """Read tables with sentences as windows [n, T + 1]: train samples, then test samples.
 
-    Pairs that do not fit into a window are skipped, as in DP-Muon. The labels number the different
-    field counts of the tables. END is the last token of the tokenizer.
+    Without a test file, the dev file is used. A table and its sentence that do not fit into a
+    window are skipped, as in DP-Muon. Tables with the same number of fields have the same label.
+    END is the last token of the tokenizer.
 
     Args:
         name: `e2e` or `dart`.
         folder: Folder with the files.
-        context: T, the number of tokens that are read.
-        tokenizer: Folder of a tokenizer; if empty, tokens are bytes.
-        pad_token: Fill up windows with the token after END instead of END.
+        context: T. Each window has T + 1 tokens.
+        tokenizer: Folder of a tokenizer. If empty, each byte is a token.
+        pad_token: Whether to fill windows with an additional token [PAD] instead of END.
     """
     tokens, parts = tokens_of(tokenizer), corpus(name, folder)
     held_out = parts.get("test") or parts.get("dev") or []
@@ -242,7 +262,10 @@ def table_text(
 def pair_windows(
     pairs: Sequence[Pair], tokens: Tokens, context: int, pad_token: bool = False
 ) -> tuple[np.ndarray, list[bool]]:
-    """Return the windows [n, T + 1] of all pairs that fit, and whether each pair fits."""
+    """Return windows [n, T + 1] of all pairs that fit, and a list that tells which pairs fit.
+
+    A pair is a table and a sentence about it.
+    """
     windows = [tokens.window(pair) for pair in pairs]
     fit = [len(window) <= context + 1 for window in windows]
     rows = np.full((sum(fit), context + 1), tokens.end + pad_token, np.uint32)
@@ -252,7 +275,10 @@ def pair_windows(
 
 
 def corpus(name: str, folder: str | Path) -> dict[str, list[Pair]]:
-    """Read the pairs of each part that has a file; the train part is required."""
+    """Read the tables and sentences of the train, dev and test files.
+
+    The train file is required.
+    """
     files = table_files(name, folder)
     if "train" not in files:
         raise InputError(
@@ -264,7 +290,10 @@ def corpus(name: str, folder: str | Path) -> dict[str, list[Pair]]:
 
 
 def table_files(name: str, folder: str | Path) -> dict[str, Path]:
-    """Return the file of each part in a folder. If several match, use the first by name."""
+    """Return the train, dev and test file in a folder, as far as they exist.
+
+    If several files match, the first by name is used.
+    """
     place = Path(folder).expanduser()
     found = sorted(place.glob(f"*{SUFFIXES[name]}")) if place.is_dir() else []
     parts = {part: [file for file in found if part in file.stem.lower()] for part in PARTS}
@@ -272,7 +301,7 @@ def table_files(name: str, folder: str | Path) -> dict[str, Path]:
 
 
 def prompts(pairs: Sequence[Pair]) -> dict[str, list[str]]:
-    """Map each table to its sentences, in file order."""
+    """Group sentences by their table, in the order of the file: table -> sentences."""
     found: dict[str, list[str]] = {}
     for pair in pairs:
         found.setdefault(pair.table, []).append(pair.sentence)
@@ -280,7 +309,10 @@ def prompts(pairs: Sequence[Pair]) -> dict[str, list[str]]:
 
 
 def read_e2e(file: Path) -> Iterator[Pair]:
-    """Yield the rows of a CSV file, such as `name[The Punter], food[Thai]` with one sentence."""
+    """Yield a table and its sentence from each row of an E2E file (CSV).
+
+    A table looks like `name[The Punter], food[Thai]`.
+    """
     rows = csv.DictReader(io.StringIO(_text(file), newline=""))
     try:
         if not {"mr", "ref"} <= set(rows.fieldnames or ()):
@@ -303,7 +335,10 @@ def read_e2e(file: Path) -> Iterator[Pair]:
 
 
 def read_dart(file: Path) -> Iterator[Pair]:
-    """Yield each annotation in a JSON list, with its triples (DP-Muon, Appendix)."""
+    """Yield a table and its sentence for each annotation in a DART file (DP-Muon, Appendix).
+
+    The table consists of the triples of the annotation's entry.
+    """
     try:
         entries = json.loads(_text(file))
     except ValueError:
@@ -373,16 +408,17 @@ DOMAINS: dict[str, dict[str, tuple[tuple[str, ...], tuple[str, str]]]] = {
 def make_text(
     folder: str | Path, form: str, tables: int = 500, domain: str = "restaurants", seed: int = 0
 ) -> list[Path]:
-    """Write the files made-up-train, -dev and -test, with one or two sentences per table.
+    """Write synthetic files of tables, with one or two sentences about each table.
 
-    Each table is in only one part.
+    The names of the files begin with made-up-train, made-up-dev and made-up-test. Each table is in
+    only one file.
 
     Args:
         folder: The output folder.
-        form: `e2e` or `dart`.
+        form: The file format, `e2e` or `dart`.
         tables: Number of tables.
         domain: `restaurants` or `lodgings`.
-        seed: Seed of all draws.
+        seed: Random seed.
 
     Returns:
         The paths of the files.
@@ -444,7 +480,7 @@ def _entries(tables: int, domain: str, seed: int) -> list[Entry]:
 
 
 def _content(form: str, entries: list[Entry]) -> str:
-    """The text of a file."""
+    """Return the content of a file in this format."""
     if form == "e2e":
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")

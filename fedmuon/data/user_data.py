@@ -1,4 +1,4 @@
-"""The user's own samples as a source: arrays, tensors, torch Datasets, tables, or files."""
+"""Your own samples as a source: arrays, tensors, torch Datasets, tables, or files."""
 
 import contextlib
 import csv
@@ -30,15 +30,15 @@ DENSE = "convert it with {} to a dense array, if this array fits into memory"
 def pair_of(
     data: Any, name: str = "data", target: str = "", like: Sequence[str] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Convert the argument `name` to inputs and labels.
+    """Convert samples in any supported form to inputs and labels.
 
     Args:
         data: (inputs, labels), a scikit-learn Bunch, a table with a column of labels, or a sequence
             of pairs or dicts, such as a torch Dataset or a Hugging Face data set.
-        name: Name of the argument, for error messages.
-        target: The table column or dict entry that contains the labels. It is required for dicts,
-            unless one entry has a usual name.
-        like: Names that the inputs must have, in this order, if the inputs have names.
+        name: Name of the argument `data` in error messages.
+        target: The table column or dict key that contains the labels. For dicts, it may be empty if
+            one key has a common name, such as label.
+        like: The names that named inputs must have. The inputs are returned in this order.
 
     Raises:
         InputError: If the samples are not in one of these forms.
@@ -79,7 +79,7 @@ def _in_order(named: Mapping[str, Any], like: Sequence[str], name: str) -> list[
 
 
 def _names_of(data: Any, target: str) -> list[str]:
-    """Return the input names of samples that `pair_of` accepted; empty if the inputs have none."""
+    """Return the names of the inputs of valid samples; empty if the inputs have no names."""
     if _has_columns(data):
         return [name for name, _ in _columns(data) if name != target]
     if _is_sequence(data):
@@ -94,7 +94,7 @@ def _names_of(data: Any, target: str) -> list[str]:
 
 
 def _parts(data: Any, name: str) -> tuple[Any, Any]:
-    """Return the two entries of a pair or a Bunch."""
+    """Return the inputs and the labels of a pair or of a scikit-learn Bunch."""
     if _is_tensor(data) or hasattr(data, "__array__") or _is_sparse(data):
         raise InputError(
             f"{name} is only a {type(data).__name__}, so it is unclear which values are labels: "
@@ -120,7 +120,10 @@ def _is_pair(found: Any) -> bool:
 
 
 def _is_sequence(data: Any) -> bool:
-    """Return whether this is a sequence of samples. A list of two may be (inputs, labels)."""
+    """Return whether this is a sequence of samples.
+
+    A list of two entries may be (inputs, labels).
+    """
     if isinstance(data, tuple | list):
         shown = data[:2] if len(data) == 2 else data[:1]
         dicts = bool(shown) and all(isinstance(one, Mapping) for one in shown)
@@ -166,7 +169,7 @@ def _parts_of_items(
 
 
 def _entries(item: Mapping[Any, Any], name: str, target: str) -> tuple[list[Any], Any]:
-    """Return the keys of the inputs in a dict, and the key of the label."""
+    """Return the keys of the inputs and the key of the label in a sample that is a dict."""
     usual = [target] if target else [one for one in LABELS if one in item]
     if target and target not in item:
         raise InputError(
@@ -190,14 +193,14 @@ def _entries(item: Mapping[Any, Any], name: str, target: str) -> tuple[list[Any]
 
 
 def _listed(names: Iterable[Any]) -> str:
-    """List names in a sentence: the first ten, and the number of further names."""
+    """Format names for a message: the first ten names, and the number of further names."""
     every = [str(one) for one in names]
     more = f" and {len(every) - MOST} more" if len(every) > MOST else ""
     return f"{', '.join(every[:MOST])}{more}"
 
 
 def as_array(part: Any, what: str) -> np.ndarray:
-    """Convert an array, a tensor, a table, or a sequence of arrays, tensors or images."""
+    """Convert arrays, tensors, tables, or sequences of arrays, tensors or images to one array."""
     if problem := _problem(part):
         raise InputError(f"{what} {problem}")
     if _is_tensor(part):
@@ -218,7 +221,7 @@ def as_array(part: Any, what: str) -> np.ndarray:
 
 
 def _unlike(part: Any) -> str:
-    """Name the first sample whose shape differs from sample 0; empty if all shapes agree."""
+    """Describe the first sample whose shape differs from sample 0; empty if all shapes agree."""
     with contextlib.suppress(Exception):  # errors of any library, also for ragged input
         shapes = [np.shape(one) for one in part]
         for number, shape in enumerate(shapes):
@@ -231,14 +234,15 @@ def _unlike(part: Any) -> str:
 
 
 def _is_image(part: Any) -> bool:
-    """Return whether this is a PIL image."""
+    """Return whether an object is a PIL image."""
     return hasattr(part, "getbands") and hasattr(part, "convert")
 
 
 def _of_image(image: Any) -> np.ndarray:
     """Return the pixels [channels, rows, columns] of an image.
 
-    Palette colours are converted to red, green and blue, and bits to 0 and 255.
+    Palette colours are converted to red, green and blue. Black-and-white pixels are converted to 0
+    and 255.
     """
     image = image.convert({"P": "RGB", "PA": "RGBA", "1": "L"}.get(image.mode, image.mode))
     pixels = np.asarray(image)
@@ -246,7 +250,7 @@ def _of_image(image: Any) -> np.ndarray:
 
 
 def _problem(part: Any) -> str:
-    """Return why numpy would read wrong values; empty if it reads the right values."""
+    """Return why numpy would read wrong values from an object; empty if the values are right."""
     if _is_sparse(part):
         return f"are a sparse {type(part).__name__}: {DENSE.format('.toarray()')}"
     if isinstance(part, Mapping | Set):
@@ -262,7 +266,10 @@ def _is_tensor(part: Any) -> bool:
 
 
 def _of_tensor(part: Any, what: str) -> np.ndarray:
-    """Return a tensor's values. Float types that numpy lacks become float32, which is exact."""
+    """Return the values of a tensor as an array.
+
+    Float types that numpy lacks become float32, which represents their values exactly.
+    """
     if problem := storage_problem(part):
         raise InputError(f"{what} are {problem}")
     try:
@@ -278,7 +285,7 @@ def _of_tensor(part: Any, what: str) -> np.ndarray:
 
 
 def storage_problem(tensor: Any) -> str:
-    """Return why a tensor's entries cannot be read, and what to do; empty if they can be read."""
+    """Return why a tensor's entries cannot be read, and what to do; empty if they are readable."""
     if tensor.is_nested:
         return "a nested tensor, whose rows may differ in length: pad the rows to one shape"
     if tensor.is_meta:
@@ -293,12 +300,12 @@ def storage_problem(tensor: Any) -> str:
 
 
 def _is_sparse(part: Any) -> bool:
-    """Return whether this is a sparse matrix of scipy or a similar library."""
+    """Return whether an object is a sparse matrix of scipy or a similar library."""
     return hasattr(part, "toarray") and hasattr(part, "nnz")
 
 
 def _has_columns(part: Any) -> bool:
-    """Return whether this is a table with named columns (pandas, polars, pyarrow or similar)."""
+    """Return whether an object is a table with named columns, as in pandas, polars or pyarrow."""
     return not isinstance(part, Mapping) and (
         hasattr(part, "__dataframe__")
         or (hasattr(part, "columns") and hasattr(part, "to_numpy"))
@@ -307,7 +314,7 @@ def _has_columns(part: Any) -> bool:
 
 
 def _columns(frame: Any) -> list[tuple[str, Any]]:
-    """Return the columns of a table of any library, with their names. A name may occur twice."""
+    """Return (name, column) of each column of a table of any library. A name may occur twice."""
     if hasattr(frame, "items"):  # pandas
         named = frame.items()
     elif hasattr(frame, "iter_columns"):  # polars
@@ -327,7 +334,10 @@ def _stacked(
     what: str,
     mend: str = "encode this column as numbers, or drop it",
 ) -> np.ndarray:
-    """Stack numeric columns to [rows, columns]; `mend` says how to fix a non-numeric column."""
+    """Stack numeric columns to an array [rows, columns].
+
+    `mend` is the advice in the error for a column that is not numeric.
+    """
     if not columns:
         raise InputError(f"{what} are a table without columns: pass at least one column")
     found = []
@@ -378,12 +388,12 @@ def as_source(data: Any, test: Any = None, where: str = "given", target: str = "
 
     Args:
         data: A Source, or samples in any form that `pair_of` accepts.
-        test: Samples that become the official test part. A Source does not allow this argument.
+        test: Samples that become the official test part. Do not set this if `data` is a Source.
         where: The place of the samples, for messages.
-        target: The column or entry that contains the labels, see `pair_of`.
+        target: The table column or dict key that contains the labels, see `pair_of`.
 
     Raises:
-        InputError: If the samples are unsuitable.
+        InputError: If the samples are not in a supported form, or contain invalid values.
     """
     if isinstance(data, Source):
         if test is not None:
@@ -434,7 +444,10 @@ def _arrays(
 
 
 def digest(source: Source) -> str:
-    """Return a hash of the samples. A resumed run uses it to check that its data are unchanged."""
+    """Return a hash of all samples.
+
+    A resumed run checks by this hash that its data are unchanged.
+    """
     found = hashlib.sha256()
     for array in (source.inputs, source.labels):
         found.update(f"{array.dtype} {array.shape}".encode())
@@ -447,7 +460,8 @@ def npz(
 ) -> Source:
     """Read an .npz file with an array of inputs and an array of labels.
 
-    If `client` is set, it names an array with the owner of each sample, for the partition `column`.
+    If `client` is set, it is the name of an array with the owner of each sample. The partition
+    `column` uses this array.
     """
     path = _file(folder, "npz")
     try:
@@ -461,7 +475,10 @@ def npz(
 
 
 def comma_separated(folder: str = "", label: str = "label", client: str = "") -> Source:
-    """Read a .csv file with a header, a label column, input columns and perhaps a client column."""
+    """Read a .csv file whose first line names the columns: one of labels, others of inputs.
+
+    If `client` is set, it is the name of the column with the owner of each sample.
+    """
     path = _file(folder, "csv")
     try:
         rows = list(csv.reader(io.StringIO(read_text(path))))
@@ -476,7 +493,7 @@ def comma_separated(folder: str = "", label: str = "label", client: str = "") ->
 
 
 def parquet(folder: str = "", label: str = "label", client: str = "") -> Source:
-    """Read a .parquet file with the columns of a .csv file. This requires pyarrow."""
+    """Read a .parquet file with the same columns as a .csv file. This requires pyarrow."""
     path = _file(folder, "parquet")
     try:
         # Imported here: pyarrow is optional.
@@ -502,7 +519,10 @@ def _from_columns(
     client: str,
     inputs: str | None = None,
 ) -> Source:
-    """Make a source from named columns, or from the array `inputs`, and from labels and clients."""
+    """Make a source from the columns of a file, or from its array `inputs`.
+
+    `label` and `client` are the names of the columns of labels and owners.
+    """
     asked = [label] if inputs is None else [label, inputs]
     for name in [*asked, client] if client else asked:
         if name not in columns:
@@ -534,7 +554,10 @@ def _file(folder: str, suffix: str) -> Path:
 
 
 def _numbers(column: tuple[str, ...]) -> np.ndarray:
-    """Convert a column to integers, or else to floats; otherwise keep it as words."""
+    """Convert a column of text to integers or, if this fails, to floats.
+
+    Otherwise, keep the text.
+    """
     for kind in (np.int64, np.float64):
         try:
             return np.array(column).astype(kind)
@@ -544,5 +567,5 @@ def _numbers(column: tuple[str, ...]) -> np.ndarray:
 
 
 def _codes(column: np.ndarray) -> np.ndarray:
-    """Number the distinct values in sorted order."""
+    """Replace each value by its number, from 0, in the sorted list of distinct values."""
     return np.unique(column, return_inverse=True)[1].astype(np.int64)
