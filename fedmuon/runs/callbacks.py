@@ -1,7 +1,7 @@
 """Callbacks, which see each round and may end a run: early stopping, and experiment trackers.
 
-A tracker receives the records of rounds.jsonl. It needs its package: `pip install
-'fedmuon[tensorboard]'`, `'fedmuon[mlflow]'` or `'fedmuon[wandb]'`.
+Experiment trackers receive the records in rounds.jsonl. Each tracker needs its own package: run
+`pip install 'fedmuon[tensorboard]'`, `'fedmuon[mlflow]'` or `'fedmuon[wandb]'`.
 """
 
 import copy
@@ -30,7 +30,7 @@ Listener = Callable[[Mapping[str, Any], Any], bool | str | None]
 
 
 class Callback:
-    """A callback is called after every round and at the end of a run. This base class does nothing.
+    """The base class of callbacks, which are called after each round and at the end of a run.
 
     Example:
         >>> import fedmuon
@@ -53,7 +53,7 @@ class Callback:
                 `[replicas, ...]` and `.states`.
 
         Returns:
-            True, or a reason as a string, to end the run. Other values continue it.
+            True, or a reason as a string, to end the run. With any other value, the run continues.
         """
 
     def on_end(self, result: Any) -> None:
@@ -68,9 +68,9 @@ CALLBACKS: Registry[Callback] = Registry()
 
 
 def as_callback(found: Any, guard: Guard | None = None) -> Callback:
-    """Convert a callback, or a function of (record, state), to a callback with a guard.
+    """Convert a callback, or a function of (record, state), to a callback inside a guard.
 
-    The guard reports errors in it.
+    If the callback fails, the guard raises an error that names the callback.
     """
     within = guard or Guard("callback", found)
     with within:
@@ -92,13 +92,12 @@ def as_callback(found: Any, guard: Guard | None = None) -> Callback:
 
 
 class _Guarded(Callback):
-    """A callback that receives copies, so that it changes neither the run nor others' data."""
+    """A callback that receives copies, so that it cannot change the run or what others receive."""
 
     def __init__(self, callback: Callback, guard: Guard) -> None:
         self._callback, self._guard = callback, guard
 
     def on_round(self, record: Mapping[str, Any], state: Any) -> str:
-        """Return the reason to end the run; empty if the run continues."""
         params = {name: one.clone() for name, one in state.params.items()}
         states = {
             link: {name: one.clone() for name, one in held.items()}
@@ -128,11 +127,11 @@ class _Function(Callback):
 class EarlyStopping(Callback):
     """End a run when a measure no longer improves.
 
-    In a resumed run, the count starts again from zero. A run that ends because of its own data has
-    no certificate.
+    In a resumed run, the evaluations are counted again from zero. A run that ends early because of
+    its results has no stability certificate.
 
     Args:
-        measure: Name of a number in the records of evaluated rounds, such as `test_loss`.
+        measure: Name of a number in the record of each evaluated round, such as `test_loss`.
         patience: Number of evaluations without an improvement after which the run ends.
         least: Smallest change that counts as an improvement.
         rising: Whether larger values are better.

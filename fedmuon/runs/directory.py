@@ -1,10 +1,10 @@
 """A run folder: every file is written completely or not at all, and a killed run can be resumed.
 
-During a run, only its checkpoint counts. It is one file with the model, the server states and the
-round. The file names its run, contains its own digest, and is always replaced as a whole. The
-previous checkpoint stays, in case the newest one is damaged. `rounds.jsonl` may be ahead of the
-checkpoint, and is cut back when the run resumes. `SHA256SUMS` lists the files that no longer
-change.
+A run resumes from its checkpoint. The checkpoint is one file with the model, the server states and
+the number of the round. The checkpoint names its run, contains its own digest, and is always
+replaced as a whole. The previous checkpoint stays, in case the newest checkpoint is damaged.
+`rounds.jsonl` may contain later rounds than the checkpoint. A resumed run removes the records of
+these rounds. `SHA256SUMS` lists the files that no longer change.
 """
 
 import contextlib
@@ -64,14 +64,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class RunDirectory:
-    """The files of one run."""
+    """A run folder, with methods that write, check and read its files."""
 
     path: Path
     _mark: str = field(default="", init=False)  # set when it can no longer change
     _head: str = field(default="", init=False)  # hash of the ledger at the last checkpoint
 
     def create(self, resume: bool) -> None:
-        """Create the folder. Reject a folder with files, unless it is a run to resume."""
+        """Create the folder. Raise an error if it contains files, except a run to resume."""
         with mendable(self.path, "create"):
             self.path.mkdir(parents=True, exist_ok=True)
             held = {entry.name for entry in self.path.iterdir()} - {LOCK, DRIVER}
@@ -92,7 +92,7 @@ class RunDirectory:
         files.remove_drafts(self.path)
 
     def lost(self) -> str:
-        """Return why the unfinished run or audit cannot be resumed; empty if it can."""
+        """Return why the unfinished run or audit cannot be resumed; empty if it can be resumed."""
         if (self.path / AUDIT).exists() and AUDIT not in sums_of(self.path):
             return (
                 "contains an audit that did not finish, and the random choices of its canaries "
@@ -113,19 +113,19 @@ class RunDirectory:
         return Ledger.read(ledger).lost
 
     def require_resumable(self) -> None:
-        """Reject a run that cannot be resumed, before any file is changed."""
+        """Raise an error if the run cannot be resumed. No file is changed."""
         if why := self.lost():
             raise InputError(f"{self.path} {why}: {AFRESH}")
 
     def require_intact(self) -> None:
-        """Reject an unfinished run if a file that is needed to resume it is damaged."""
+        """Raise an error if a file that is needed to resume an unfinished run is damaged."""
         files.require_sound(self.path, [name for name in FIXED if (self.path / name).exists()])
         if held := self.newest_checkpoint():
             self._first(int(held[1]["round"]))
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
-        """Write the reason to a file if the work within this context ends in non-finite numbers."""
+        """Save the error to a file if the work within this context ends with non-finite numbers."""
         with mendable(self.path / FAILED, "write"):
             (self.path / FAILED).unlink(missing_ok=True)
         try:
@@ -142,9 +142,10 @@ class RunDirectory:
             return files.read_text(file).strip() if file.exists() else ""
 
     def fix(self, contents: Mapping[str, bytes], growing: Mapping[str, bytes] = NO_FILES) -> None:
-        """Write the files that the config determines, or check that they match the config.
+        """Write the files that depend only on the config, or check that existing files match.
 
-        Also write the first bytes of files that grow later, unless they exist or the run has ended.
+        Also write the first bytes of files that grow later, unless these files exist or the run has
+        ended.
         """
         for name, content in contents.items():
             file = self.path / name
@@ -167,11 +168,11 @@ class RunDirectory:
         self._mark = self.mark
 
     def require_sound(self, but: Collection[str] = (), ended: bool = False) -> None:
-        """Reject a run with a damaged file.
+        """Raise an error if a file of the run is damaged. Files named in `but` are not checked.
 
-        Before the run finishes, this checks the files written before its first round. Afterwards,
-        it checks every file. If the run has `ended` and its summary has a checksum, the summary
-        must exist.
+        Before the run finishes, this checks the files written before the first round. Afterwards,
+        this checks every file. If `ended` is true and the summary has a checksum, the summary must
+        exist.
         """
         with mendable(self.path, "read"):
             known = {entry.name for entry in self.path.iterdir()} | {*sums_of(self.path)}
@@ -181,10 +182,10 @@ class RunDirectory:
         files.require_sound(self.path, [name for name in names if name not in but])
 
     def require_unchanged(self, brief: bool = False) -> None:
-        """Reject a finished run if a file is missing or was changed.
+        """Raise an error if a file of a finished run is missing or was changed.
 
-        If `brief` is true, large files of samples or tensors are not read. Only the size of tensor
-        files is checked.
+        If `brief` is true, large files of samples or tensors are not read. Only the size of large
+        tensor files is checked.
         """
         with mendable(self.path, "read"):
             there = [
@@ -198,7 +199,10 @@ class RunDirectory:
         self.require_fixed()
 
     def require_fixed(self) -> None:
-        """Reject a run with rounds or an end if a file written before them is missing."""
+        """Raise an error if a file is missing that each run writes before its first round.
+
+        This check is skipped if the run has no finished round and no summary.
+        """
         log = self.path / "rounds.jsonl"
         with mendable(self.path, "read"):
             begun = log.exists() and log.stat().st_size > 0  # if empty, some files may be missing
@@ -207,22 +211,25 @@ class RunDirectory:
             files.require_sound(self.path, missing)
 
     def require_config(self) -> None:
-        """Reject a damaged config. Other files may be missing if the run was killed early."""
+        """Raise an error if config.toml is damaged.
+
+        Other files may be missing if the run was killed early.
+        """
         files.require_sound(self.path, ["config.toml"])
 
     @property
     def mark(self) -> str:
-        """The mark of this run: a digest of the files written before its first round."""
+        """A digest of the files written before the first round. The digest identifies the run."""
         if self._mark:
             return self._mark
         sums = sums_of(self.path)
         return digest("".join(sums.get(name, "") for name in FIXED).encode())
 
     def identity(self) -> dict[str, bytes]:
-        """Return the file with the run's id.
+        """Return the name and content of the file with the id of the run; empty for old versions.
 
-        A new run draws its id, so that it differs from other runs with the same config. A resumed
-        run keeps its id. Runs of older versions have no id.
+        The id of a new run is random, so that runs with the same config have different ids. A
+        resumed run keeps its id. Runs of older versions have no id.
         """
         file, log = self.path / RUN_ID, self.path / "rounds.jsonl"
         if not file.exists() and not (log.exists() and log.stat().st_size):
@@ -234,14 +241,14 @@ class RunDirectory:
 
     @property
     def run_id(self) -> str:
-        """The id of the run, for nodes that store client states."""
+        """The id of the run. Nodes use this id to find the stored states of their clients."""
         file = self.path / RUN_ID
         return files.read_text(file).strip() if file.exists() else self.mark
 
     def checkpoint(self, round: int, arrays: Mapping[str, "np.ndarray"], ledger: str = "") -> None:
-        """Replace the checkpoint by the arrays of a server state after a round.
+        """Write the arrays of a server state after a round as the new checkpoint.
 
-        `ledger` is the head of a private run's ledger.
+        For a private run, `ledger` is the hash of the last entry in its ledger.
         """
         require_place(self.path)
         for name in ("rounds.jsonl", *([CLIENTS] if (self.path / CLIENTS).exists() else [])):
@@ -258,7 +265,10 @@ class RunDirectory:
         self._head = ledger
 
     def newest_checkpoint(self) -> Checkpoint | None:
-        """Return the newest valid checkpoint, or None without any; raise if all are damaged."""
+        """Return the newest valid checkpoint; None if there is no checkpoint.
+
+        Raise an error if all checkpoints are damaged.
+        """
         held = [self.path / name for name in CHECKPOINTS if (self.path / name).exists()]
         for number, file in enumerate(held):
             with contextlib.suppress(InputError):
@@ -282,13 +292,13 @@ class RunDirectory:
         return None
 
     def saved_round(self) -> int | None:
-        """Return the round stated in the last checkpoint; None if there is no checkpoint."""
+        """Return the number of the round in the last checkpoint; None if there is no checkpoint."""
         with contextlib.suppress(InputError):
             return int(read_metadata(self.path / CHECKPOINTS[0]).get("round", 0))
         return None
 
     def saved_rounds(self) -> list[int]:
-        """Return the rounds stated in all readable checkpoints."""
+        """Return the numbers of the rounds in all readable checkpoints."""
         found = []
         for name in CHECKPOINTS:
             with contextlib.suppress(InputError):
@@ -302,12 +312,18 @@ class RunDirectory:
                 (self.path / name).unlink(missing_ok=True)
 
     def is_finite(self) -> bool:
-        """Return whether all numbers of the last checkpoint are finite, if there is one."""
+        """Return whether the last checkpoint has only finite numbers.
+
+        Without a checkpoint, return true.
+        """
         arrays, _ = self.newest_checkpoint() or ({}, {})
         return all(bool((abs(value) < math.inf).all()) for value in arrays.values())
 
     def ledger_head(self) -> str | None:
-        """Return the ledger's head at the last checkpoint or the end; None if nothing was saved."""
+        """Return the hash of the ledger's last entry when the run was last saved.
+
+        Return None if the run was never saved.
+        """
         if summary := self.summary():
             return summary.get("privacy", {}).get("ledger")
         if not self._head:
@@ -315,7 +331,10 @@ class RunDirectory:
         return self._head or None
 
     def append(self, record: Record, of_clients: Sequence[Record] = ()) -> None:
-        """Append one line to rounds.jsonl, after the lines of its clients in clients.jsonl."""
+        """Append the record of a round to rounds.jsonl.
+
+        The records of its clients are appended to clients.jsonl first.
+        """
         require_place(self.path)
         if of_clients:
             lines = [files.sealed(one, self.mark) for one in of_clients]
@@ -323,20 +342,21 @@ class RunDirectory:
         files.append(self.path / "rounds.jsonl", [files.sealed(record, self.mark)])
 
     def records(self) -> list[Record]:
-        """Return the records of rounds.jsonl up to the first damaged line."""
+        """Return the records in rounds.jsonl that come before the first damaged line."""
         mark = self.mark
         if found := _records(files.whole_lines(self.path / "rounds.jsonl"), mark):
             self._mark = mark  # the lines contain the mark, so it can no longer change
         return found
 
     def client_records(self) -> list[Record]:
-        """Return the records of clients.jsonl for finished rounds, up to the first damaged line."""
+        """Return the records in clients.jsonl of finished rounds, before the first damaged line."""
         return self._of_clients(self.records())[1]
 
     def cut_back(self, round: int, with_clients: bool = False) -> list[Record]:
-        """Keep only the records of the first `round` rounds, which must all exist, and return them.
+        """Keep only the records of the first `round` rounds, and return these records.
 
-        With `with_clients`, also keep the records of their clients.
+        All of these records must exist. With `with_clients`, also keep only the clients' records of
+        these rounds.
         """
         lines, records = self._first(round)
         if with_clients:
@@ -351,7 +371,10 @@ class RunDirectory:
         return records
 
     def _of_clients(self, records: Sequence[Record]) -> tuple[list[str], list[Record]]:
-        """Return the lines and records of clients in these rounds, up to the first damaged line."""
+        """Return the lines and records of these rounds in clients.jsonl.
+
+        Stop before the first damaged line.
+        """
         expected = [(one["round"], client) for one in records for client in answered(one)]
         held: list[str] = []
         found: list[Record] = []
@@ -365,7 +388,7 @@ class RunDirectory:
         return held, found
 
     def _first(self, rounds: int) -> tuple[list[str], list[Record]]:
-        """Return the lines and records of the first rounds, which must all be undamaged."""
+        """Return the lines and records of the first rounds. Raise an error if one is damaged."""
         file = self.path / "rounds.jsonl"
         lines = files.whole_lines(file)[:rounds]
         if len(records := _records(lines, self.mark)) < rounds:
@@ -382,7 +405,7 @@ class RunDirectory:
         summary: Record,
         tables: Mapping[str, bytes] = NO_FILES,
     ) -> None:
-        """Write the model, the momentum, tables if there are any, and the summary as the last file.
+        """Write the model, the momentum, and tables if there are any. Write the summary last.
 
         Then remove the checkpoints.
         """
@@ -401,7 +424,7 @@ class RunDirectory:
         self.forget_checkpoints()
 
     def summary(self) -> Record | None:
-        """Return the summary of a finished run; None if the run is unfinished."""
+        """Return the summary of the run; None if the run has not finished."""
         file = self.path / "summary.json"
         if not file.exists():
             return None
@@ -409,7 +432,7 @@ class RunDirectory:
         return json.loads(files.read_text(file))
 
     def finished(self) -> Record:
-        """Return the summary of a finished run; raise an error with the reason if there is none."""
+        """Return the summary of a finished run. Otherwise, raise an error with the reason."""
         if (found := self.summary()) is not None:
             return found
         if not self.path.exists():
@@ -427,7 +450,7 @@ class RunDirectory:
 
 
 def client_records(folder: Path) -> list[Record]:
-    """Return the records of clients.jsonl in a run folder, finished or not.
+    """Return the records in the file clients.jsonl of a run folder. The run may be unfinished.
 
     Raises:
         InputError: If there are no records, or they are damaged.
@@ -445,9 +468,9 @@ def client_records(folder: Path) -> list[Record]:
 
 
 def traffic_of(rounds: Sequence[Record]) -> tuple[int, int] | None:
-    """Return the bytes of all messages of a run, down and up.
+    """Return the total bytes sent to clients and from clients in a run, as (down, up).
 
-    Return None if a round of an older version does not record them.
+    Return None if the records of a round do not contain these numbers, as in older versions.
     """
     if not all("bytes_up" in one for one in rounds):
         return None
@@ -456,10 +479,10 @@ def traffic_of(rounds: Sequence[Record]) -> tuple[int, int] | None:
 
 
 def from_start(rounds: Sequence[Record], summary: Record | None) -> list[Record]:
-    """Return the records for the curves of a run.
+    """Return the records of all rounds, preceded by a record of the untrained model as round 0.
 
-    The first one is round 0: the results of the untrained model in the summary of a finished run.
-    Unfinished runs and runs of older versions start with round 1.
+    Round 0 comes from the summary of a finished run. Unfinished runs and runs of older versions
+    start with round 1.
     """
     start = (summary or {}).get(UNTRAINED)
     if not rounds or not start:
@@ -473,13 +496,13 @@ def positions(rounds: Sequence[Record], x: str = "rounds", name: str = "the run"
 
     Args:
         rounds: The records of all rounds from the first on, evaluated or not.
-        x: `rounds`, `seconds`, `bytes-up` or `bytes`. Seconds are simulated by `[devices]`. The
-            other two are megabytes until the end of the round: `bytes-up` counts client messages,
-            and `bytes` counts both directions.
+        x: `rounds`, `seconds`, `bytes-up` or `bytes`. `seconds` are the simulated seconds of
+            `[devices]`. `bytes-up` is the number of megabytes that clients have sent until the end
+            of the round. `bytes` also counts the megabytes that the server has sent.
         name: The name of the run in error messages.
 
     Raises:
-        InputError: If there is no such axis, or a round lacks the values for it.
+        InputError: If `x` is none of these names, or if a round has no value for `x`.
     """
     if x not in AXES:
         raise InputError(f"x = {x!r} is not a valid axis of curves: {instead(x, AXES)}")
@@ -506,12 +529,12 @@ def positions(rounds: Sequence[Record], x: str = "rounds", name: str = "the run"
 
 
 def answered(record: Record) -> list[int]:
-    """Return the clients whose replies a round used, in order."""
+    """Return the clients whose replies the server used in a round, in order."""
     return sorted(set(record["participants"]) - set(record.get("dropped", ())))
 
 
 def _records(lines: Sequence[str], run: str) -> list[Record]:
-    """Return the records of rounds 1, 2, ... of this run, up to the first damaged line."""
+    """Parse the records of rounds 1, 2, ... of this run, and stop before the first damaged line."""
     found: list[Record] = []
     for number, line in enumerate(lines, 1):
         record = files.unsealed(line, run)

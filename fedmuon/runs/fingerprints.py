@@ -1,9 +1,9 @@
-"""Recognize the user's objects, so that a run resumes only with the same objects.
+"""Check that a run is resumed with the same custom objects and samples that started the run.
 
-A run folder contains objects.json with digests of the user's objects, of the files that define
-them, and of the samples. It also contains the values of the user's schedule, which all later
-readers use. The digest of an object is a hash of strings that differ if two objects differ: their
-code, and the values that code and objects contain.
+A run folder contains the file objects.json with digests of the user's custom objects, of the files
+that define the objects, and of the samples. The file also contains the values of the user's
+schedule, so that the schedule is called only once per run. The digest of an object is a hash of its
+code, and of the values that its code and its attributes contain.
 """
 
 import dataclasses
@@ -46,17 +46,18 @@ MET: dict[tuple[Path, str, int], tuple[Callable[[], Any], str]] = {}
 def described(
     config: Config, folder: Path, source: Source | None = None, afresh: bool = False
 ) -> Record:
-    """Describe the user's objects, and samples in files, as the run in `folder` first used them.
+    """Return digests of the custom objects and samples, as the run in `folder` first used them.
 
     Args:
-        config: The config with its objects.
+        config: The config with its custom objects.
         folder: The run folder.
-        source: The samples; None to leave them out.
-        afresh: Whether the run is new. Otherwise, an object that the run already used in this
-            process keeps its earlier digest.
+        source: The samples. With None, the result contains no digest of samples.
+        afresh: Whether the run is new. In a resumed run, an object that the run already used in
+            this process keeps its earlier digest.
 
     Returns:
-        Mapping of kind to `name:digest` of each object, and to digests of data and stored weights.
+        A mapping from the kind of each object to `name:digest`, and from `data` and `weights` to
+        their digests.
     """
     own, found = user_objects(config), {}
     for kind in KINDS:
@@ -78,9 +79,9 @@ def described(
 
 
 def require_same(folder: Path, found: Record) -> Record:
-    """Read the digests of the objects with which the run in `folder` started.
+    """Return the content of objects.json in a run folder; empty if the file is missing.
 
-    Raise an error if the objects differ now.
+    Raise an error if the digests in `found` differ from the digests in the file.
     """
     if not (folder / FILE).exists():
         return {}
@@ -103,7 +104,10 @@ def require_same(folder: Path, found: Record) -> Record:
 def with_factors(
     plan: RandomnessPlan, config: Config, known: Record
 ) -> tuple[RandomnessPlan, Record]:
-    """Return the plan with the values of the user's schedule, which is called once per run."""
+    """Return the plan with the values of the user's schedule.
+
+    The schedule is called once per run.
+    """
     if user_objects(config).schedule is None:
         return plan, {}
     factors = known.get(FACTORS)
@@ -122,9 +126,9 @@ def with_factors(
 
 
 def _digest(config: Config, kind: str, mine: Any) -> str:
-    """Return `name:digest` of an object.
+    """Return `name:digest` of a custom object.
 
-    The digest includes the file or module in which the config names the object, and the local files
+    The digest includes the file or module that the config names for the object, and the local files
     that this file imports.
     """
     table, key = NAMED[kind]
@@ -142,7 +146,7 @@ def _digest(config: Config, kind: str, mine: Any) -> str:
 
 
 def _called(found: Any) -> str:
-    """Return the name of the object's function or class, or of the object inside it."""
+    """Return the name of a custom object, or of the function or module inside it."""
     if isinstance(found, partial):
         return _called(found.func)
     if isinstance(found, tuple | list) and found:
@@ -155,7 +159,7 @@ def _called(found: Any) -> str:
 
 
 def _reference(mine: Any) -> Callable[[], Any]:
-    """Return a function that returns the object, by weak reference if possible."""
+    """Return a function that returns the object. The function uses a weak reference if possible."""
     try:
         return weakref.ref(mine)
     except TypeError:
@@ -163,10 +167,11 @@ def _reference(mine: Any) -> Callable[[], Any]:
 
 
 def parts(found: Any, seen: dict[int, Any], state: bool = True) -> Iterator[str]:
-    """Yield strings that differ if two objects differ.
+    """Yield strings that differ between two objects if the objects differ.
 
-    A function contributes its code and the variables in its closure, and a value its contents.
-    Without `state`, contents are left out. Opaque objects contribute only their type.
+    For a function, the strings contain its code and the variables in its closure. For a value, the
+    strings represent its contents. If `state` is false, contents are left out. An opaque object is
+    represented only by its type.
     """
     yield f"{type(found).__module__}.{type(found).__qualname__}"
     if found is None or isinstance(found, bool | int | float | complex | str | bytes | np.generic):
@@ -180,7 +185,6 @@ def parts(found: Any, seen: dict[int, Any], state: bool = True) -> Iterator[str]
 
 
 def _held(found: Any, state: bool) -> Iterator[Any]:
-    """Return the parts of an object."""
     for kinds, held_by in HELD.items():
         if isinstance(found, kinds):
             own = found if state and type(found).__module__ != "builtins" else None
@@ -193,7 +197,7 @@ def _held(found: Any, state: bool) -> Iterator[Any]:
 
 
 def _attributes(found: Any) -> Iterator[Any]:
-    """Yield the named attributes of an object: its dictionary, and slots of the user's classes."""
+    """Yield the attributes of an object: its `__dict__`, and the slots of the user's classes."""
     yield from getattr(found, "__dict__", {}).items()
     for kind in type(found).__mro__:
         names = vars(kind).get("__slots__", ()) if _is_ours(kind) else ()
@@ -205,16 +209,16 @@ def _attributes(found: Any) -> Iterator[Any]:
 
 
 def _is_ours(found: FunctionType | type) -> bool:
-    """Return whether the user wrote this code. Library code is identified by its name only."""
+    """Return whether the user wrote this function or class, so that it is not library code."""
     module = str(found.__module__)
     return module.partition(".")[0] not in LIBRARIES and not _is_installed(module)
 
 
 @lru_cache
 def _is_installed(module: str) -> bool:
-    """Return whether the module is in a folder of installed packages.
+    """Return whether a module belongs to an installed package.
 
-    The user's own program is never installed, although the script that runs it may be.
+    The program that the user runs never counts as installed.
     """
     if module == "__main__":
         return False
@@ -246,7 +250,6 @@ def _of_value(found: Any, state: bool) -> Iterator[Any]:
 
 
 def _of_code(found: FunctionType | type, state: bool) -> Iterator[Any]:
-    """Yield the parts of a function or a class."""
     ours = _is_ours(found)
     yield "" if ours else found.__qualname__
     if isinstance(found, FunctionType):
@@ -277,7 +280,7 @@ def _of_code(found: FunctionType | type, state: bool) -> Iterator[Any]:
 
 
 def _names(code: CodeType) -> dict[str, None]:
-    """Return the names that code uses, including the functions inside it."""
+    """Return the names that the code of a function uses, including functions inside it."""
     inside = [one for one in code.co_consts if isinstance(one, CodeType)]
     return dict.fromkeys([*code.co_names, *(name for one in inside for name in _names(one))])
 
@@ -300,7 +303,7 @@ def _content(cell: Any) -> Any:
 
 
 def _of_array(found: Any) -> Iterator[Any]:
-    """Yield the bytes of an array or tensor, whatever its storage; its type if it has no values."""
+    """Yield the bytes of an array or tensor, or its type if it contains no values."""
     yield str(found.dtype)
     if isinstance(found, np.ndarray):
         yield found.shape

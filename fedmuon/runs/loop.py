@@ -1,9 +1,9 @@
 """One run with any engine: from a config to a run folder, which can be resumed at any moment.
 
-An engine is a function that yields finished rounds. `prepare` writes all files that are fixed
-before the first round. `train` requests rounds from the engine, evaluates and records each round,
-calls the callbacks and saves checkpoints. The in-process engine and the Flower server share both
-functions.
+An engine is a function that yields finished rounds. `prepare` writes all files that do not change
+after the first round begins. `train` requests rounds from the engine, evaluates and records each
+round, calls the callbacks and saves checkpoints. The engine `inline` and the Flower server both use
+these two functions.
 """
 
 import contextlib
@@ -76,13 +76,13 @@ class Measured(Protocol):
     """An engine that runs clients in separate processes and measures their memory."""
 
     def memory(self) -> list[Record]:
-        """Return the maximum memory of each process so far, in bytes."""
+        """Return the maximum memory of each client process so far, in bytes."""
         ...
 
 
 @dataclass(frozen=True)
 class Run:
-    """An experiment with its data and its folder."""
+    """An experiment, with its data and its run folder."""
 
     config: ResolvedConfig
     data: FederatedData
@@ -99,16 +99,16 @@ def prepare(
     require: Callable[[Experiment], object] = lambda experiment: None,
     more_files: Mapping[str, bytes] = NO_FILES,
 ) -> Run:
-    """Build the experiment, and write all files that are fixed before the first round.
+    """Build the experiment, and write all files that no longer change once the run has begun.
 
     Args:
-        config: The resolved config. If it sets a target epsilon and no noise, the config of the run
-            contains the noise that is found for it.
+        config: The resolved config. If it sets a target epsilon and no noise, config.toml of the
+            run contains the noise that reaches this epsilon.
         out: The run folder.
         resume: Whether the folder may contain a run to resume.
-        callbacks: Callbacks after each round, called before the callback that the config names.
-        require: A function that may reject the experiment before anything is written.
-        more_files: Files in the folder that grow later, with their first bytes.
+        callbacks: Callbacks, which are called before the callback that the config names.
+        require: A function that may raise an error about the experiment before any file is written.
+        more_files: Names of further files that grow during the run, with their first bytes.
     """
     source = read_source(config)
     objects = fingerprints.described(config, out, source, afresh=not resume)
@@ -168,13 +168,14 @@ def train(
     on_round_end: OnRoundEnd = lambda record: None,
     on_start: OnStart = lambda done, total: None,
 ) -> Record:
-    """Run the remaining rounds and return the summary. A finished run is not changed.
+    """Run the remaining rounds, and return the summary. If the run has finished, change nothing.
 
     Args:
         run: The prepared run.
         engine: The engine, which yields finished rounds.
-        on_round_end: Called with the record of each round, before the callbacks.
-        on_start: Called once with the number of finished rounds and the total number of rounds.
+        on_round_end: A function that is called with the record of each round, before the callbacks.
+        on_start: A function that is called once, with the number of finished rounds and the total
+            number of rounds.
     """
     config, experiment, directory = run.config, run.experiment, run.directory
     if (summary := directory.summary()) is not None:
@@ -233,10 +234,10 @@ def train(
 
 
 def _config_bytes(config: Config, held: Path) -> bytes:
-    """Return the content of config.toml.
+    """Return the content of config.toml for a config.
 
-    If the existing file describes the same config, its content is kept. This is the case for a file
-    of an older version with fewer keys, if the other keys have their defaults.
+    If the existing file `held` describes the same config, return its content. A file of an older
+    version may contain fewer keys and still describe the same config.
     """
     text = dump(config).encode()
     if not held.exists():
@@ -248,7 +249,10 @@ def _config_bytes(config: Config, held: Path) -> bytes:
 
 
 def _of_clients(result: Round, seen: Counter[int]) -> list[Record]:
-    """Return the lines of a round in clients.jsonl; `seen` counts the rounds of each client."""
+    """Return the records of a round's clients for clients.jsonl.
+
+    `seen` counts each client's rounds.
+    """
     found: list[Record] = []
     for one in result.clients:
         seen[one["client"]] += 1
@@ -258,9 +262,9 @@ def _of_clients(result: Round, seen: Counter[int]) -> list[Record]:
 
 
 def _tensors(state: ServerState) -> dict[str, torch.Tensor]:
-    """Return the model and states under their flat names.
+    """Return the tensors of the model and of its states, by name.
 
-    This includes older models from which clients are still training.
+    Older models are included if clients are still training from them.
     """
     found = named(state.params, state.states)
     for one in state.older:
@@ -270,9 +274,9 @@ def _tensors(state: ServerState) -> dict[str, torch.Tensor]:
 
 
 def restored(directory: RunDirectory, fresh: ServerState) -> ServerState:
-    """Return the state of the last valid checkpoint, with the shapes and devices of `fresh`.
+    """Return the state in the last valid checkpoint, with the shapes and devices of `fresh`.
 
-    Without a checkpoint, return `fresh`.
+    If there is no checkpoint, return `fresh`.
     """
     if (held := directory.newest_checkpoint()) is None:
         return fresh
@@ -296,7 +300,10 @@ def restored(directory: RunDirectory, fresh: ServerState) -> ServerState:
 
 
 def end_bytes(state: ServerState) -> tuple[bytes, bytes]:
-    """Return the files of the last model and of its momentum, which is 0 if there is none."""
+    """Return the content of the files of the final model and of its momentum.
+
+    If the recipe has no momentum, the momentum is 0.
+    """
     learned, _ = split_statistics(state.params)
     zeros = {name: torch.zeros_like(value) for name, value in learned.items()}
     return tensor_bytes(state.params), tensor_bytes(state.states.get("momentum", zeros))
@@ -304,7 +311,7 @@ def end_bytes(state: ServerState) -> tuple[bytes, bytes]:
 
 @contextlib.contextmanager
 def _saving(save: Callable[[], None], *errors: type[BaseException]) -> Iterator[None]:
-    """Save the state if one of these errors ends the work."""
+    """Call `save` if one of these errors ends the work within this context."""
     try:
         yield
     except errors:
@@ -314,7 +321,10 @@ def _saving(save: Callable[[], None], *errors: type[BaseException]) -> Iterator[
 
 
 def _record(run: Run, result: Round, trained: float, seconds: float) -> Record:
-    """Return the line of a round in rounds.jsonl, with results if the round is evaluated."""
+    """Return the record of a round for rounds.jsonl.
+
+    It contains results if the round is evaluated.
+    """
     state = result.state
     record: Record = {"round": state.round, "participants": result.participants.tolist()}
     if (clock := run.experiment.plan.timetable) is not None:
@@ -337,7 +347,10 @@ def _record(run: Run, result: Round, trained: float, seconds: float) -> Record:
 
 
 def sent_bytes(clock: Timetable | None, result: Round) -> Record:
-    """Return `bytes_down` and `bytes_up` of a round; lost clients also received the model."""
+    """Return `bytes_down` and `bytes_up` of a round.
+
+    Clients that were lost also received the model.
+    """
     each = result.bytes_down // max(1, len(result.participants))
     asked = result.participants if clock is None else clock.selected[result.state.round - 1]
     lost = clock.lost[result.state.round - 1] if clock is not None and clock.lost else 0
@@ -345,14 +358,14 @@ def sent_bytes(clock: Timetable | None, result: Round) -> Record:
 
 
 def evaluate(run: Run, state: ServerState) -> Record:
-    """Measure the model.
+    """Measure the losses and scores of a model.
 
     The record contains the weighted train loss. If there are test samples, it also contains the
     test loss, its difference from the train loss, and the task's other scores. Validation samples
     are measured in the same way.
 
-    A single example can make the loss of a private run infinite. Such a run continues and leaves
-    the loss out. It ends only if its model, which is public, is not finite.
+    In a private run, a single example can make the loss infinite. The run then continues, and the
+    record contains no loss. A private run ends only if its model, which is public, is not finite.
     """
     task, shards = run.experiment.task, run.experiment.shards
     sizes = run.data.sizes
@@ -380,7 +393,7 @@ def evaluate(run: Run, state: ServerState) -> Record:
 def _untrained(run: Run) -> Record:
     """Return the results of the untrained model, so that curves start before the first round.
 
-    The record is empty if the results are not finite.
+    If the results are not finite, return an empty record.
     """
     fresh = begin(run.experiment.recipe, run.experiment.task, run.config.federation.seed)
     try:
@@ -390,7 +403,7 @@ def _untrained(run: Run) -> Record:
 
 
 def _split(config: Config, data: FederatedData) -> dict[str, np.ndarray]:
-    """Return the train samples with their clients, and the held-out samples, as source indices."""
+    """Return the train samples with their clients, and all held-out samples, as source indices."""
     split = {"train_index": data.train_index, "client": data.client, "test_index": data.test_index}
     if config.data.validation:
         split["validation_index"] = data.validation_index
@@ -403,9 +416,10 @@ def _split(config: Config, data: FederatedData) -> dict[str, np.ndarray]:
 
 
 def _routes_bytes(config: Config, task: NetworkTask, file: Path) -> bytes:
-    """Return the table of parameters and their optimizers.
+    """Return the content of routes.txt, which names the optimizer of each parameter.
 
-    Folders of older versions, which name Muon for every recipe, keep their table.
+    Run folders of older versions name Muon for every recipe. In these folders, the file keeps its
+    content.
     """
     table = routes(task.module, config.local.route, config.local.qkv)
     found = f"{table}\n".encode()
@@ -417,10 +431,11 @@ def _routes_bytes(config: Config, task: NetworkTask, file: Path) -> bytes:
 
 
 def over_clients(run: Run, state: ServerState) -> tuple[Record, Mapping[str, bytes]]:
-    """Measure the model, and personal models if any, on each client's own test samples.
+    """Measure the shared model and personal models on each client's own test samples.
 
-    The record contains the mean, standard deviation and worst decile over clients. The measure is
-    the task's score, or else the loss. With personal models, also return the table of all clients.
+    The measure is the score of the task, or the loss if the task has no score. The record contains
+    the mean, the standard deviation and the worst tenth over the clients. If there are personal
+    models, also return a table with the results of each client.
     """
     tests = run.experiment.shards.client_test
     if tests is None or not len(tests.labels):
@@ -451,9 +466,9 @@ def over_clients(run: Run, state: ServerState) -> tuple[Record, Mapping[str, byt
 
 
 def _personal_models(run: Run, state: ServerState) -> Mapping[str, bytes]:
-    """Return the stacked personal parameters of all clients that took part, with client numbers.
+    """Return the personal parameters of all clients that took part, with client numbers.
 
-    The result is empty if the clients' nodes store them.
+    The result is empty if the nodes of the clients store these parameters.
     """
     memory, every = run.experiment.client_states, range(run.config.federation.clients)
     if not run.experiment.recipe.personalizes:
@@ -475,8 +490,8 @@ WORST = {"accuracy": "lowest", "loss": "highest"}
 def distribution(values: np.ndarray, name: str) -> dict[str, float]:
     """Return the mean of values [C], their standard deviation, and the mean of the worst tenth.
 
-    For a metric of the user, it is unknown whether larger is better, so the means of the lowest and
-    of the highest tenth are returned.
+    For a custom metric, it is unknown whether larger values are better. The result then contains
+    the means of both the lowest and the highest tenth.
     """
     ordered, tenth = np.sort(values), -(-len(values) // 10)
     ends = {"lowest": ordered[:tenth].mean(), "highest": ordered[-tenth:].mean()}
@@ -497,7 +512,8 @@ def _finish(
 ) -> Record:
     """Write the model and the summary, and call the callbacks.
 
-    The summary contains the results of the last record, or of a final evaluation.
+    The summary contains the results of the last round if the last round was evaluated. Otherwise,
+    the model is evaluated first.
     """
     config = run.config
     summary = {name: found for name, found in record.items() if name not in OF_A_ROUND}

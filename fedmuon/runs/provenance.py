@@ -1,4 +1,4 @@
-"""The origin of a result: versions, machine, commit."""
+"""The origin of a result: versions of software, machine, and git commit."""
 
 import contextlib
 import importlib.metadata
@@ -23,7 +23,10 @@ PROCESSOR = "model name"  # name of the line in Linux's /proc/cpuinfo
 
 @cache
 def versions() -> dict[str, str]:
-    """Return the versions on which a result depends. They are read only once per process."""
+    """Return the versions of all software that affects results.
+
+    The versions are read only once per process.
+    """
     found = {"python": platform.python_version()}
     for name in ("fedmuon", "torch", "numpy", "scipy", "flwr", "ray"):
         try:
@@ -35,9 +38,9 @@ def versions() -> dict[str, str]:
 
 @cache
 def commit() -> str | None:
-    """Return the git commit of this source tree at the first call in a process.
+    """Return the git commit of the source code when this function was first called.
 
-    For an installed package, return None.
+    Return None for an installed package.
     """
     here = Path(__file__).resolve().parents[2]
     if not (here / ".git").exists():
@@ -50,9 +53,9 @@ def commit() -> str | None:
 
 
 def machine(threads: int) -> Record:
-    """Return the processor of this process, its cores, and torch's number of threads.
+    """Return the processor of this process, its number of cores, and torch's number of threads.
 
-    Clients of a cluster or a deployment may run on other machines.
+    In a cluster or a deployment, clients may run on other machines.
     """
     return {"processor": processor(), "cores": os.cpu_count(), "threads": threads}
 
@@ -82,7 +85,7 @@ def peak() -> int:
 
 
 def memory() -> Record:
-    """Return `peak` under the name used in records.
+    """Return the maximum memory of this process in bytes, as an entry of a record.
 
     If torch has used a GPU, also return the maximum GPU memory that torch has reserved in this
     process.
@@ -95,17 +98,17 @@ def memory() -> Record:
 
 
 class Others:
-    """The number of cores that other processes have used since this object was created.
+    """Measures how many cores other processes have used since this object was created.
 
-    This process must have no working children in the meantime. The number is 0 if the system does
-    not report it.
+    During this time, child processes of this process must not compute. The result is 0 if the
+    system does not report the numbers.
     """
 
     def __init__(self) -> None:
         self._begun = time.perf_counter(), busy(), time.process_time()
 
     def cores(self) -> float:
-        """Return the average number of cores."""
+        """Return the average number of cores that other processes have used so far."""
         start, before, own = self._begun
         seconds = time.perf_counter() - start
         return max(0.0, (busy() - before - time.process_time() + own) / max(seconds, 1e-9))
