@@ -1,6 +1,6 @@
 """Descriptions of config keys: default, values, meaning, and when a key has an effect.
 
-They are derived from the declarations in `schema.py`.
+The descriptions are derived from the declarations in `schema.py`.
 """
 
 import json
@@ -44,9 +44,9 @@ class Key:
         whole: The full name, `table.key`.
         default: The default in TOML.
         values: The possible values in words.
-        what: The meaning of the key.
-        readers: The parts of an experiment that use the key, or `always`.
-        setting: The command-line option that sets the key to its default.
+        what: The description of the key.
+        readers: The parts of an experiment that use the key, or `always` if every experiment does.
+        setting: The command-line option that would set the key to its default value.
     """
 
     table: str
@@ -68,18 +68,21 @@ def describe(table: str, name: str) -> Key:
 
 
 def keys(table: str) -> list[Key]:
-    """Return the keys of a table in their order, without the table of options."""
+    """Return the descriptions of all keys of a table, in order.
+
+    The table of options is left out.
+    """
     return [describe(table, name) for name in KEYS[table]]
 
 
 def title(table: str) -> str:
-    """Return the title of a table: the first sentence of its class docstring, without full stop."""
+    """Return the title of a table: the first sentence of its docstring, without the full stop."""
     said = " ".join((TABLES_OF_A_CONFIG[table].__doc__ or "").split())
     return said.partition(". ")[0].removesuffix(".")
 
 
 def commented() -> str:
-    """Return a config file to start from: every key with a description, commented out."""
+    """Return a config file with descriptions, in which every key is commented out."""
     lines = [HEAD]
     for table in KEYS:
         lines.append(f"\n# {title(table)}\n[{table}]\n")
@@ -92,10 +95,11 @@ def commented() -> str:
 
 
 def find(name: str) -> Key:
-    """Find the key `table.key`, or the only key called `key`.
+    """Find a key by its full name `table.key`, or by `key` alone if only one table has this key.
 
     Raises:
-        InputError: If no key, or more than one key, has this name. The error suggests names.
+        InputError: If no key has this name, or if several keys have this name. The error suggests
+            other names.
     """
     said = name.strip().replace("_", "-")
     found = [one for one in EVERY if said in (".".join(one), one[1])]
@@ -113,11 +117,11 @@ def find(name: str) -> Key:
     if place in ELSEWHERE:
         fix = ELSEWHERE[place]
     elif place in RENAMED:
-        fix = f"it is called {place[0]}.{RENAMED[place]} now"
+        fix = f"its new name is {place[0]}.{RENAMED[place]}"
     elif close:
         fix = f"did you mean {' or '.join(close)}?"
     elif table in KEYS and short == "options" and "options" in FIELDS[table]:
-        fix = f"[{said}] is a separate table; set an option as {said}.OPTION=VALUE"
+        fix = f"[{said}] is a table of options, so set one of its options as {said}.OPTION=VALUE"
     elif table in KEYS:
         fix = f"the keys of [{table}] are {', '.join(KEYS[table])}"
     else:
@@ -126,7 +130,7 @@ def find(name: str) -> Key:
 
 
 def values(whole: str) -> str:
-    """Describe the possible values of a key."""
+    """Describe in words the values that a key can have."""
     table, _, name = whole.partition(".")
     field = FIELDS[table][name]
     if said := field.json_schema_extra["values"]:
@@ -146,7 +150,7 @@ def values(whole: str) -> str:
 
 
 def _range(limits: dict[str, Any]) -> str:
-    """Describe the limits of a number: `1 to 10⁹`, `above 0`, `0 to below 1`."""
+    """Describe the allowed range of a number, such as `1 to 10⁹`, `above 0` or `0 to below 1`."""
     low: Any = limits.get("ge", limits.get("gt"))
     most = limits.get("le")
     positive = "gt" in limits or 0 < low < TINY
@@ -164,7 +168,7 @@ def _range(limits: dict[str, Any]) -> str:
 
 
 def _number(value: float) -> str:
-    """Format a limit: 10⁹, 1024, 0.001."""
+    """Format the limit of a range, such as 10⁹, 1024 or 0.001."""
     if value == 2**63 - 1:
         return "2⁶³ − 1"
     text = f"{value:.15g}" if value < 10**5 else f"{value:.0f}"
@@ -175,7 +179,7 @@ def _number(value: float) -> str:
 
 
 def readers(whole: str) -> str:
-    """Describe when a key has an effect: `always`, or the parts of an experiment that use it."""
+    """Describe when a key has an effect: `always`, or which parts of an experiment use the key."""
     table, _, name = whole.partition(".")
     needs = NEEDS[table][name]
     implied = set()  # conditions of keys on which this key depends

@@ -1,4 +1,4 @@
-"""Combinations of valid config keys that are rejected, each with advice."""
+"""Errors for keys that are valid alone but cannot be combined, each with advice."""
 
 import math
 from collections.abc import Iterator
@@ -9,19 +9,20 @@ from fedmuon.orthogonalize.coefficients import schedule
 
 LEAST_DELTA = 1e-12  # the smallest delta that the accountant supports
 UNTRUE = (
-    "[privacy] adjacency = 'add-remove' does not hold for the sampling rates lot / n_i, because "
-    "adding one sample to a client changes the rates of all its samples. Set a public population "
-    "or rate, or set adjacency = 'zero-out'."
+    "[privacy] adjacency = 'add-remove' cannot be used with the sampling rate lot / n_i of "
+    "client i, because adding one sample to this client changes the rate of all its samples. "
+    "Set a public population or rate, or set adjacency = 'zero-out'."
 )
 MOVED = (
-    "[privacy] adjacency = 'add-remove' does not hold for sampling = 'shuffle' and 'cyclic', "
-    "because adding one sample moves other samples to other lots. Set adjacency = 'zero-out', or "
-    "sampling = 'poisson' with a public population or rate."
+    "[privacy] adjacency = 'add-remove' cannot be used with sampling = 'shuffle' or 'cyclic', "
+    "because adding one sample moves other samples to other lots. Set adjacency = 'zero-out', "
+    "or sampling = 'poisson' with a public population or rate."
 )
 IN_ONE_PROCESS = (
     "[privacy] noise-correlation needs [engine] name = 'inline'. Correlated noise reuses the "
-    "noise of earlier steps, which must not leave the memory of one process, because whoever "
-    "knows it can remove all the noise. Set name = 'inline', or noise-correlation = 'none'."
+    "noise of earlier steps, which must not leave the memory of one process, because anyone who "
+    "knows the earlier noise can remove all the noise. Set name = 'inline', or "
+    "noise-correlation = 'none'."
 )
 OF_REALS = (
     "[privacy] arithmetic = 'grid' supports neither noise-correlation nor quantile. Set "
@@ -34,8 +35,8 @@ ONE_CLIENT = (
 )
 RETRIES = (
     "[faults] retries must be 0 in a private run, because a client that repeats a request could "
-    "release twice in the same round, and the ledger accounts for one release only. Set retries "
-    "= 0. If the run stops, you can resume it."
+    "release twice in the same round, but the ledger contains only one release per round. Set "
+    "retries = 0. If the run stops, you can resume it."
 )
 RELEASES = (
     "[output] clients = true is not available in a private run, because it would release "
@@ -50,7 +51,7 @@ Config = Any  # `fedmuon.config.load.Config`, which imports this module
 
 
 def problems(config: Config) -> Iterator[str]:
-    """Yield an error for each combination of keys in the config that cannot run."""
+    """Yield an error for each combination of keys in a config that cannot run."""
     data, federation = config.data, config.federation
     if federation.per_round > federation.clients:
         yield (
@@ -73,8 +74,8 @@ def problems(config: Config) -> Iterator[str]:
     bare = data.normalize == "pixels" or (data.normalize == "tokens" and is_own(data.name))
     if config.task.name == "matrix" and bare:
         yield (
-            f"[data] normalize = '{data.normalize}' does not bring samples into the unit ball, "
-            "but the constants of the matrix task are proved only for samples in this ball. Set "
+            f"[data] normalize = '{data.normalize}' does not scale samples to a norm of at most "
+            "1, but the constants of the matrix task are proved only for such samples. Set "
             "normalize to unit or ball, or set [task] name = 'network'."
         )
     if config.task.name == "matrix" and config.local.adjust not in ("none", "polargrad"):
@@ -116,7 +117,7 @@ def problems(config: Config) -> Iterator[str]:
 
 
 def _compression_problems(config: Config) -> Iterator[str]:
-    """Yield errors for settings that cannot be combined with compressed messages."""
+    """Yield errors for settings that cannot be combined with the compression of messages."""
     table, privacy = config.compression, config.privacy
     if table.uplink == table.downlink == "none":
         return
@@ -141,14 +142,15 @@ def _compression_problems(config: Config) -> Iterator[str]:
         ):
             if kept:
                 yield (
-                    f"[compression] {choice} stores a state of each client between rounds, and "
-                    f"the ledger of a private run does not account for this state. Set {mend}."
+                    f"[compression] {choice} stores a state of each client between rounds, but "
+                    "the privacy guarantee of a private run does not cover this state. Set "
+                    f"{mend}."
                 )
     if client_level and privacy.trust != "local" and table.uplink != "none":
         yield (
-            f"{named} may only compress messages that already contain their noise, but with "
-            f"[privacy] trust = '{privacy.trust}' the noise is added later. Set trust = 'local', "
-            "or leave [compression] out."
+            f"{named} can only compress messages that already contain noise, but with [privacy] "
+            f"trust = '{privacy.trust}' the noise is added later. Set trust = 'local', or leave "
+            "[compression] out."
         )
     if client_level and table.downlink != "none":
         yield (
@@ -159,7 +161,7 @@ def _compression_problems(config: Config) -> Iterator[str]:
 
 
 def _step_problems(config: Config) -> Iterator[str]:
-    """Yield errors for NorMuon, MuonBP, Muon steps on the server, and products in bfloat16."""
+    """Yield errors for settings that exclude NorMuon, MuonBP, bfloat16, or Muon on the server."""
     table, local, privacy = config.orthogonalizer, config.local, config.privacy
     drawn = table.name in ("gaussian-smoothed-sign", "randomized-polar")
     if local.recipe == "ef21-muon" and drawn:
@@ -265,7 +267,7 @@ def _device_problems(config: Config) -> Iterator[str]:
 
 
 def _buffer_problems(config: Config) -> Iterator[str]:
-    """Yield errors for settings that cannot be combined with FedBuff's delayed updates."""
+    """Yield errors for settings that cannot be combined with `mode = 'fedbuff'` (late updates)."""
     local, table = config.local, config.orthogonalizer
     if local.recipe == "ef21-muon":
         yield (
@@ -308,7 +310,7 @@ def _buffer_problems(config: Config) -> Iterator[str]:
 
 
 def _text_problems(config: Config) -> Iterator[str]:
-    """Yield errors for text without a decoder, and for a decoder without text."""
+    """Yield errors for text data without the model gpt, and for the model gpt without text data."""
     data, task = config.data, config.task
     is_text = data.name in TEXTS
     own = is_own(data.name) or is_own(task.name) or is_own(task.model)
@@ -341,14 +343,14 @@ def _text_problems(config: Config) -> Iterator[str]:
 
 
 def has_no_noise(config: Config) -> bool:
-    """Return whether a private run would add no noise to its releases."""
+    """Return whether a private run of this config would release results without noise."""
     privacy = config.privacy
     private = privacy.level == "client" or config.local.recipe in PRIVATE
     return private and not (privacy.noise or privacy.epsilon)
 
 
 def missing_noise(config: Config) -> Iterator[str]:
-    """Yield an error for a private run without noise, unless the user set `noise`."""
+    """Yield an error for a private run without noise, unless the user set the key `noise`."""
     if has_no_noise(config) and "noise" not in config.privacy.model_fields_set:
         yield noise_advice(config)
 
@@ -365,7 +367,7 @@ def noise_advice(config: Config) -> str:
 
 
 def private_recipe_problems(config: Config) -> Iterator[str]:
-    """Yield errors for settings that cannot be combined with any private recipe."""
+    """Yield errors for settings that no private recipe supports."""
     if config.output.clients:
         yield RELEASES
     yield from mechanism_problems(config.privacy, config.local)
@@ -388,7 +390,7 @@ def private_recipe_problems(config: Config) -> Iterator[str]:
 
 
 def mechanism_problems(privacy: Any, local: Any) -> Iterator[str]:
-    """Yield errors for keys of [privacy] and [local] that a private recipe excludes."""
+    """Yield errors for keys of [privacy] and [local] that no private recipe supports."""
     if privacy.level == "client":
         yield (
             "[privacy] level = 'client' cannot be combined with a recipe that makes a private "
@@ -400,9 +402,8 @@ def mechanism_problems(privacy: Any, local: Any) -> Iterator[str]:
     if local.batch:
         yield (
             f"[local] batch = {local.batch} draws shuffled batches of fixed size, which the "
-            "privacy accountant does not support. Set batch = 0 and use [privacy] lot: lots are "
-            "Poisson samples, or, with sampling = 'shuffle', parts of a shuffled order without "
-            "amplification."
+            "privacy accountant does not support. Set batch = 0, and set the size of a lot with "
+            "[privacy] lot instead."
         )
     yield from _delta_problems(privacy)
     if privacy.noise and math.isinf(privacy.bound):
@@ -433,7 +434,7 @@ def mechanism_problems(privacy: Any, local: Any) -> Iterator[str]:
 
 
 def in_turns(lot: float, public_rate: float, adjacency: str) -> str:
-    """Return why lots cannot be cut from a fixed order of samples; empty if they can."""
+    """Return why lots cannot be cut from a fixed order of the samples; empty if it is possible."""
     if adjacency == "add-remove" and not public_rate:
         return MOVED
     if lot != int(lot):
@@ -474,16 +475,16 @@ def _lot_problems(privacy: Any) -> Iterator[str]:
 
 
 def _noise_problems(privacy: Any, recipe: str) -> Iterator[str]:
-    """Yield errors for correlated noise, and for a clipping bound that follows a quantile."""
+    """Yield errors for correlated noise, and for a clipping bound that adapts to a quantile."""
     if privacy.arithmetic == "grid" and (privacy.quantile or privacy.noise_correlation != "none"):
         yield OF_REALS
     if not privacy.quantile:
         return
     if privacy.clipping.startswith("automatic"):
         yield (
-            f"[privacy] clipping = '{privacy.clipping}' scales every gradient, so the share of "
-            "unclipped gradients cannot follow quantile. Set quantile = 0, or set clipping to "
-            "flat or block."
+            f"[privacy] clipping = '{privacy.clipping}' scales every gradient, so no gradient "
+            "stays unclipped, but quantile sets a share of unclipped gradients. Set quantile = "
+            "0, or set clipping to flat or block."
         )
     if math.isinf(privacy.bound):
         yield (
@@ -505,7 +506,7 @@ def _noise_problems(privacy: Any, recipe: str) -> Iterator[str]:
 
 
 def _delta_problems(privacy: Any) -> Iterator[str]:
-    """Yield an error for a delta that is too small for the accountant."""
+    """Yield an error if delta is too small for the privacy accountant."""
     if 0 < privacy.delta < LEAST_DELTA:
         yield (
             f"[privacy] delta = {privacy.delta} is below {LEAST_DELTA:g}, where rounding errors "

@@ -1,4 +1,4 @@
-"""The config of an experiment as frozen tables, and its conversion to TOML and Flower's config."""
+"""The config of an experiment as immutable tables, and its conversion to TOML and for Flower."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,18 +48,18 @@ class Config(Table):
     this class only to check or read settings.
 
     Attributes:
-        data: Samples: source, sizes, scaling.
-        federation: Clients, rounds, participants, partition, aggregation, seed.
+        data: The samples: their source, number and scaling.
+        federation: Numbers of clients and rounds, participants, partition, aggregation, seed.
         task: The model: matrix or network.
-        local: The optimizer of a client: name, steps, batch, step sizes.
+        local: The optimizer of a client: its name, steps, batch and step sizes.
         orthogonalizer: The orthogonalizer and its parameters.
-        privacy: Clipping, noise, lots and the unit of privacy.
-        engine: Where clients run: in this process, on Ray, or deployed; dtype and device.
+        privacy: Clipping, noise, lots, and whether examples or clients are protected.
+        engine: Where clients run (in this process, on Ray, or deployed), dtype and device.
         compression: Compression of messages.
         faults: What happens when clients fail.
         devices: Simulated speeds, bandwidths and availability.
-        stability: Neighbours and the constants of the bound.
-        output: How often to evaluate and save; callbacks.
+        stability: Neighbouring data sets, and the constants of the stability bound.
+        output: How often a run evaluates and saves, and its callback.
 
     Raises:
         InputError: `of` and `load` raise it for an unknown key, a value that is out of range, or a
@@ -148,8 +148,8 @@ class Config(Table):
     def _normalized(cls, tables: Any) -> Any:
         """Set the defaults that depend on other keys.
 
-        `normalize = auto` becomes the scaling that the task needs. If there are few clients, all
-        clients take part in each round.
+        `normalize = auto` is replaced by the scaling that the task needs. If there are few clients,
+        all clients take part in each round.
         """
         if not isinstance(tables, Mapping):
             return tables
@@ -181,11 +181,11 @@ class Config(Table):
 
 
 def parse(tables: Mapping[str, Any], own_recipe: bool = False) -> Config:
-    """Create a config from nested tables.
+    """Check nested tables with the keys of a config file, and create a config from them.
 
     Args:
         tables: Nested tables.
-        own_recipe: Whether a custom recipe was passed in Python. If so, noise is checked later,
+        own_recipe: Whether a custom recipe was passed in Python. The noise is then checked later,
             when the recipe is built.
 
     Raises:
@@ -197,7 +197,8 @@ def parse(tables: Mapping[str, Any], own_recipe: bool = False) -> Config:
 def only_read(tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return nested tables without the keys that have no effect.
 
-    This allows several configs to share settings.
+    Several configs can therefore use the same settings, although some keys affect only some of the
+    configs.
     """
     left_out = unread(validate(Config, tables, UNFINISHED))
     return {
@@ -207,15 +208,18 @@ def only_read(tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
-    """Load the TOML file at `path`, or the defaults, and apply `table.key=value` overrides."""
+    """Load the TOML file at `path`, or the defaults if it is None, and apply the overrides.
+
+    An override has the form `table.key=value`.
+    """
     return parse(override(read(path) if path else {}, overrides))
 
 
 def to_resume(folder: Path) -> Path:
-    """Return the path of the config.toml of a run to resume, which must exist.
+    """Return the path of config.toml in the folder of a run to resume.
 
-    Without this check, a command with --resume and a wrong path would start a run with the
-    defaults.
+    Raise an error if it is missing. Otherwise, a command with --resume and a wrong path would start
+    a new run with the defaults.
     """
     if not (file := folder / "config.toml").exists():
         raise InputError(
@@ -228,8 +232,8 @@ def to_resume(folder: Path) -> Path:
 def read(path: Path) -> dict[str, Any]:
     """Read a TOML file as nested tables.
 
-    If the file names an object in `./file.py`, that file is looked up in the folder of the TOML
-    file, and then in the current folder.
+    If the TOML file names an object in `./file.py`, this Python file is searched in the folder of
+    the TOML file, and then in the current folder.
     """
     held = read_toml(path)
     for table, key in NAMING:
@@ -242,7 +246,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def nested(config: Config) -> dict[str, dict[str, Any]]:
-    """Convert a config to nested tables with all keys, without empty tables of options."""
+    """Convert a config to nested tables with all keys. Empty tables of options are left out."""
     tables = config.model_dump(by_alias=True)
     for keys in tables.values():
         if not keys.get("options", True):
@@ -256,7 +260,10 @@ def dump(config: Config) -> str:
 
 
 def flatten(config: Config) -> dict[str, Scalar]:
-    """Convert a config to Flower's flat run config, with `table.key` and `table.options.key`."""
+    """Convert a config to the flat run config of Flower.
+
+    Its keys have the form `table.key` or `table.options.key`.
+    """
     flat: dict[str, Scalar] = {}
     for table, keys in nested(config).items():
         for key, value in keys.items():
@@ -268,7 +275,7 @@ def flatten(config: Config) -> dict[str, Scalar]:
 
 
 def unflatten(flat: Mapping[str, Scalar]) -> Config:
-    """Convert Flower's flat run config to a config."""
+    """Convert a flat run config of Flower to a config."""
     tables: dict[str, dict[str, Any]] = {}
     for name, value in flat.items():
         put(tables, name, value)
@@ -280,7 +287,7 @@ def absolute_paths(config: Config, files: bool = True) -> Config:
 
     Args:
         config: The config.
-        files: Whether to make the paths of files such as data, tokenizer and weights absolute. The
+        files: Whether the paths of data, tokenizer, weights and similar files become absolute. The
             paths of custom objects, `./file.py:object`, always become absolute.
     """
     for table, key in (*NAMING, *(PATHS if files else ())):

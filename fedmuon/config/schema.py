@@ -1,14 +1,15 @@
 """Every config key, declared once: type, limits, default, description, and when it has an effect.
 
-The file has three parts. The first defines what a key is, and the conditions under which keys have
-an effect. The second defines the tables of keys. The third finds the keys that have an effect in a
-config, and writes the error for a key that has none. A config that changes a key without effect is
-rejected, because the setting would mislead, for example `epsilon = 8` with an optimizer without
-privacy.
+The file has three parts. The first part defines what a key is, and the conditions under which keys
+have an effect. The second part defines the tables of keys. The third part finds the keys that have
+an effect in a config, and writes the error for a key without effect. A config that changes a key
+without effect is rejected, because the setting would mislead. An example is `epsilon = 8` with an
+optimizer that is not private.
 
 The checks of a config, `fedmuon config explain`, completion, the reference page and Flower's table
-are all derived from these tables. Values are scalars, because Flower's run config cannot contain
-lists. Therefore a config names a schedule of coefficients and does not list its numbers.
+are all derived from these tables. Values are single numbers, strings or booleans, because Flower's
+run config cannot contain lists. Therefore a config contains only the name of a set of coefficients,
+not the numbers.
 """
 
 import math
@@ -44,7 +45,7 @@ Chance = Annotated[float, Field(gt=0, lt=1)]
 
 
 def _named(key: str) -> Callable[[str], str]:
-    """Return a check that accepts the built-in names of a key, and names of custom objects."""
+    """Return a check that accepts the built-in names for a key, and the names of custom objects."""
 
     def check(value: str) -> str:
         if value in NAMES[key] or is_own(value):
@@ -57,14 +58,14 @@ def _named(key: str) -> Callable[[str], str]:
 
 
 def _share_or_count(value: float) -> float:
-    """Accept a share below 1, or an integer."""
+    """Accept a share of at most 1, or an integer number of samples."""
     if value > 1 and value != int(value):
         raise ValueError("set a share below 1, or an integer number of samples")
     return value
 
 
 def _pairs(value: Any) -> Any:
-    """Convert a table of options to sorted pairs, which can be hashed."""
+    """Convert a table of options to sorted (name, value) pairs, because pairs can be hashed."""
     if not isinstance(value, Mapping):
         return value
     for name, one in value.items():
@@ -81,16 +82,17 @@ Options = Annotated[tuple[tuple[str, Scalar], ...], BeforeValidator(_pairs), Pla
 
 @dataclass(frozen=True)
 class ReadIf:
-    """A condition under which another key has an effect.
+    """A condition on one config key, under which other keys have an effect.
 
     Attributes:
-        key: The key `table.key` whose value decides.
-        holds: The accepted names, or a function that returns whether a value is accepted. With
-            names, a custom object is accepted, too, because the keys that it uses are known only
-            when it is created.
-        readers: The users of the other key, with the verb "use". They follow "Only" in an error.
-        fix: The advice in an error, without a capital. By default: set `key` to one of the names.
-        unless: An alternative: the condition is also met if `unless` is met.
+        key: The key, `table.key`, that the condition checks.
+        holds: The values of `key` that meet the condition, or a function that returns whether a
+            value meets the condition. If values are listed, a custom object also meets the
+            condition, because it is not yet known which keys the object uses.
+        readers: What uses the other keys, with the verb "use". In errors, the text follows "Only".
+        fix: The advice in an error, in lower case. By default, the advice is to set `key` to one of
+            the listed values.
+        unless: Another condition that is also sufficient.
     """
 
     key: str
@@ -120,10 +122,10 @@ def key(
     Args:
         default: The default value.
         what: The description.
-        read_if: The condition, or all conditions, under which the key has an effect. If a condition
-            depends on a second key, the conditions of the second key come first.
+        read_if: The conditions that must all be met for the key to have an effect. If a condition
+            checks a second key, the conditions of the second key come first.
         values: The possible values in words, if the type does not define them.
-        symbol: The symbol of the key in the papers.
+        symbol: The symbol for the key in the papers.
     """
     needs = (read_if,) if isinstance(read_if, ReadIf) else read_if
     extra: Any = {"read_if": needs, "values": values, "symbol": symbol}
@@ -131,7 +133,7 @@ def key(
 
 
 def value_of(config: Config, name: str) -> Any:
-    """Return the value of `table.key`."""
+    """Return the value of the key with the full name `table.key`."""
     table, _, spelled = name.partition(".")
     held = getattr(config, table)
     return getattr(held, attribute(type(held), spelled))
@@ -1071,18 +1073,18 @@ class Privacy(Table):
     @model_validator(mode="before")
     @classmethod
     def _with_adjacency(cls, keys: Any) -> Any:
-        """Set adjacency to add-remove if it is not set and a population or rate is public."""
+        """If a population or rate is public, the default of adjacency becomes add-remove."""
         public = isinstance(keys, Mapping) and (keys.get("population") or keys.get("rate"))
         return {"adjacency": "add-remove", **keys} if public else keys
 
     @property
     def public_rate(self) -> float:
-        """The public sampling rate of every sample; 0 if each client uses lot / n_i."""
+        """The public sampling rate of every sample; 0 if the rate of a client is lot / n_i."""
         return self.rate or (min(1.0, self.lot / self.population) if self.population else 0.0)
 
     @property
     def public_population(self) -> float:
-        """The public number of samples per client; 0 if each client uses its own number."""
+        """The public number of samples of each client; 0 if each client uses its own number."""
         return self.lot / self.public_rate if self.public_rate else 0.0
 
 
@@ -1343,7 +1345,7 @@ class Devices(Table):
 
     @property
     def reads_trace(self) -> bool:
-        """Whether speeds or bandwidths come from `trace`."""
+        """Whether speeds or bandwidths come from the file `trace`."""
         return "trace" in (self.speeds, self.bandwidths)
 
 
@@ -1351,7 +1353,7 @@ C_HP = ("explicit", "sharp", "variance")
 
 
 def _constant(value: float | str) -> float | str:
-    """Accept C_hp: a positive number, or the name of a proved form."""
+    """Accept a value of C_hp: a positive number, or the name of a proved form."""
     known = value in C_HP if isinstance(value, str) else 0 < value < math.inf
     if not known:
         raise ValueError(
@@ -1499,7 +1501,7 @@ def reads(config: Config, name: str) -> bool:
 
 
 def _unmet(config: Config, name: str) -> ReadIf | None:
-    """Return the first condition of a key that the config does not meet."""
+    """Return the first condition of a key that the config does not meet, or None."""
     table, _, key = name.partition(".")
     if table == "task" and key != "model" and is_own(config.task.name):
         return None  # a custom task may use any of these keys
@@ -1507,8 +1509,10 @@ def _unmet(config: Config, name: str) -> ReadIf | None:
 
 
 def biased_participation(config: Config) -> bool:
-    """Return whether availability, dropout or the mode selects participants, so that they are not
-    sampled uniformly."""
+    """Return whether devices select the participants, so that sampling is not uniform.
+
+    Availability, dropout, and the modes `deadline` and `fedbuff` can select participants.
+    """
     table = config.devices
     selects = table.mode != "none" and (table.availability != "always" or table.dropout > 0)
     late = table.mode == "deadline" and (
@@ -1533,9 +1537,9 @@ def unread(config: Config) -> list[str]:
 
 
 def refusal(config: Config, name: str, value: Any = None) -> str:
-    """Return the error for a key without effect: its value, the reason, and what to do.
+    """Return the error for a key without effect: the value of the key, the reason, and what to do.
 
-    If `value` is None, the error shows the config's value.
+    If `value` is None, the error shows the value in the config.
     """
     need = _unmet(config, name)
     assert need is not None
@@ -1559,8 +1563,8 @@ def refusal(config: Config, name: str, value: Any = None) -> str:
 def unread_by_own_recipe(config: Config, private: bool) -> Iterator[str]:
     """Yield errors for keys of built-in private recipes that are set with a custom recipe.
 
-    If `private`, the custom recipe has a mechanism, which contains these settings. Only delta is a
-    setting of the accountant.
+    `private` tells whether the custom recipe has a privacy mechanism. Such a mechanism already
+    contains these settings. Only the key `delta` then has an effect, in the privacy accountant.
     """
     if private:
         why = "the mechanism of your optimizer already sets clipping, noise and lots"
@@ -1583,6 +1587,6 @@ def unread_by_own_recipe(config: Config, private: bool) -> Iterator[str]:
 
 
 def _in_file(name: str) -> str:
-    """Format `table.key` as in messages and files: `[table] key`."""
+    """Format the name `table.key` as in messages and files: `[table] key`."""
     table, _, key = name.partition(".")
     return f"[{table}] {key}"

@@ -1,8 +1,8 @@
 """Custom objects, at most one of each kind: passed in Python, or named in the config.
 
-An object is the value itself, or a function that returns the value. The names of the function's
-parameters determine its arguments: keys of the object's table, options (such as `[local.options]`),
-and facts such as the shape of a sample.
+A custom object is the value itself, or a function that returns the value. The function receives
+arguments by the names of its parameters. Possible arguments are keys of the object's table, options
+(such as `[local.options]`), and facts such as the shape of a sample.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ def handed_over(config: Config) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class UserObjects:
-    """The custom objects; None for a kind whose object is built-in."""
+    """The custom objects of a config. A kind without a custom object is None."""
 
     data: Any = None
     test: Any = None
@@ -99,17 +99,18 @@ def make_named(
     values: tuple[type, ...] = (),
     facts: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Create the value of one kind that the config names.
+    """Create the value of one kind, such as the schedule, from the name in the config.
 
     Args:
         config: The config.
-        kind: A key of `NAMED`.
+        kind: The kind of the value, a key of `NAMED`.
         ours: Functions that create built-in values, by name.
-        values: Types of custom objects that are already values and are not called.
-        facts: Further arguments that the object may take, besides its keys and options.
+        values: Types of custom objects that are values themselves, so that they are not called.
+        facts: Further arguments by name. The object can take them in addition to its keys and
+            options.
 
     Returns:
-        The custom object, or the value that it returns. Without a custom object, the built-in
+        The custom object, or the value that it returns. If there is no custom object, the built-in
         value from `ours`, or None.
     """
     found = own = getattr(user_objects(config), kind)
@@ -123,12 +124,12 @@ def make_named(
             return found
         result = make(found, facts_for(config, kind) | dict(facts or {}), values)
         if result is None and own is not None:  # None means that no object was given
-            raise TypeError("the function returns None")
+            raise TypeError("your function returned None, but it must return a value")
         return result
 
 
 def guard(config: Config, kind: str) -> Guard:
-    """Return the guard for calls of the custom object of this kind."""
+    """Return the guard that surrounds calls of the custom object of this kind."""
     table, key = NAMED[kind]
     name, given = getattr(getattr(config, table), key), getattr(config.given, kind)
     if kind == "task" and not is_own(name):
@@ -139,9 +140,10 @@ def guard(config: Config, kind: str) -> Guard:
 
 
 def facts_for(config: Config, kind: str) -> dict[str, Any]:
-    """Return the facts that an object can take: parameter name -> value.
+    """Return the arguments that a custom object of this kind can take, by parameter name.
 
-    The facts are keys of the object's table, the seed, the number of rounds, and the options.
+    The arguments are the keys of the object's table, the options, the seed and the number of
+    rounds.
     """
     table, _ = NAMED[kind]
     held = getattr(with_defaults(config), PLACE[kind])
@@ -153,8 +155,10 @@ def facts_for(config: Config, kind: str) -> dict[str, Any]:
 
 
 def with_defaults(config: Config) -> Config:
-    """Return the config in which a key that is not set has the default of the custom object's
-    parameter."""
+    """Return the config after using defaults that the parameters of custom objects define.
+
+    Such a default replaces the default of a key that is not set.
+    """
     own, changes = user_objects(config), {}
     for kind, keys in OFFERED.items():
         held = changes.get(PLACE[kind], getattr(config, PLACE[kind]))
@@ -176,7 +180,7 @@ def user_objects(config: Config) -> UserObjects:
     """Return the objects that were passed in Python, and the objects that the config names.
 
     Raises:
-        InputError: If a key or an option is set that no object takes.
+        InputError: If a key or an option is set, but no object has a parameter for it.
     """
     named: list[Named] = []
     for kind, (table, key) in NAMED.items():
@@ -192,7 +196,7 @@ def user_objects(config: Config) -> UserObjects:
 
 @lru_cache(maxsize=8)
 def _checked(config: Config, named: tuple[Named, ...]) -> UserObjects:
-    """Return the objects, after checking that they take every key and option that is set."""
+    """Return the objects, after checking that they have a parameter for each key and option."""
     own = _with_named(config.given, named)
     for kind, (table, key) in NAMED.items():
         if (found := getattr(own, kind)) is None:
@@ -223,27 +227,30 @@ def _checked(config: Config, named: tuple[Named, ...]) -> UserObjects:
 
 @lru_cache(maxsize=8)
 def _with_named(given: UserObjects, named: tuple[Named, ...]) -> UserObjects:
-    """Return the passed and the named objects.
+    """Return the objects passed in Python, together with the objects that the config names.
 
-    They are cached, so that samples are read once per run. Another call from Python creates another
-    entry, because the objects may have changed.
+    The result is cached, so that samples are read only once per run. A later call from Python does
+    not use this cached result, because the objects may have changed.
     """
     found = {kind: import_object(name, key) for kind, name, key, _ in named}
     return dataclasses.replace(given, **found) if found else given
 
 
 def object_options(config: Config, table: str) -> dict[str, Any]:
-    """Return the options of a table: parameter name -> value."""
+    """Return the values in the options of a table, by parameter name."""
     return {parameter(key): value for key, value in getattr(config, table).options}
 
 
 def parameter(key: str) -> str:
-    """Return the parameter name for a key; `lambda` is a reserved word of Python."""
+    """Return the parameter name for a config key.
+
+    For `lambda`, a reserved word of Python, it is `lam`.
+    """
     return "lam" if key == "lambda" else key.replace("-", "_")
 
 
 def asks(kind: str, found: Any, key: str) -> bool:
-    """Return whether an object of this kind has a parameter for a key."""
+    """Return whether a custom object of this kind has a parameter for a config key."""
     idle = kind in CALLED and takes_anything(found)
     led_to = {"routes": 0} if key in ("route", "qkv") else {}
     names = {parameter(key): 0} | led_to
@@ -251,7 +258,7 @@ def asks(kind: str, found: Any, key: str) -> bool:
 
 
 def _require_options(config: Config, table: str, given: dict[str, Any], own: UserObjects) -> None:
-    """Reject options that no object of the table takes, and values of a wrong type."""
+    """Raise an error for an option without a matching parameter, or of the wrong type."""
     # These imports register built-in values, and load numpy. They are late because few configs have
     # options.
     from fedmuon.data.partition import PARTITIONS
@@ -293,7 +300,7 @@ def _require_options(config: Config, table: str, given: dict[str, Any], own: Use
 
 
 def _require_type(said: str, value: Any, usual: Any) -> None:
-    """Reject a value if the default is a boolean or a number and has another type."""
+    """Raise an error if the default is a boolean or a number, but the value has another type."""
     if isinstance(usual, bool) and not isinstance(value, bool):
         raise InputError(f"{said} is not valid: set true or false")
     wanted = {int: int, float: int | float}.get(type(usual))

@@ -142,7 +142,7 @@ def test_options_have_the_defaults_of_their_makers() -> None:
     ("epsilo", "did you mean privacy.epsilon?"),
     ("steps", "use local.steps or orthogonalizer.steps"),
     ("engine.threads", "OMP_NUM_THREADS"),
-    ("privacy.gamma", "it is called privacy.lookahead now"),
+    ("privacy.gamma", "its new name is privacy.lookahead"),
     ("xyzzy", "one of the tables data, federation"),
     ("", "one of the tables data, federation"),
 ])  # fmt: skip

@@ -432,8 +432,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
                "not a .csv file: set the path of a .csv file"),
     "labels": ({"data": (X, CLASSES + 2), "task": nn.Linear(3, 3)},
                "the labels go from 0 to 3"),
-    "tokens": ({**MATRIX, "config": {"data": {"normalize": "tokens"}}}, "into the unit ball"),
-    "pixels": ({**MATRIX, "config": {"data": {"normalize": "pixels"}}}, "into the unit ball"),
+    "tokens": ({**MATRIX, "config": {"data": {"normalize": "tokens"}}}, "to a norm of at most 1"),
+    "pixels": ({**MATRIX, "config": {"data": {"normalize": "pixels"}}}, "to a norm of at most 1"),
     # options, keys and columns
     "digest": ({"data": digested}, "Rename the parameter"),
     "its-digest": ({"data": digested, "config": options("data", digest="abc")}, "Rename the param"),

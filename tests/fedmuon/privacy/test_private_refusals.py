@@ -96,7 +96,7 @@ IMPOSSIBLE = [
     ("order", {"privacy": CORRELATED, "federation": {"clients": 2}}, "a mean over several clients"),
     ("order", {"privacy": CORRELATED, "local": {"recipe": "dp-muonbc"}}, "independent between"),
     ("order", {"privacy": CORRELATED, **RAY, "faults": {"retries": 0}}, "memory of one process"),
-    ("order", {"privacy": {"adjacency": "add-remove"}}, "add-remove' does not hold"),
+    ("order", {"privacy": {"adjacency": "add-remove"}}, "add-remove' cannot be used"),
     ("quantile", {"privacy": {"clipping": "automatic-flat"}}, "scales every gradient"),
     ("quantile", {"local": {"recipe": "dp-muonbc"}}, "of the same scale at every step"),
     ("quantile", {"privacy": {"bound": math.inf, "noise": 0.0}}, "to a finite number"),
@@ -116,7 +116,7 @@ def test_what_no_account_covers_is_refused_by_the_config(
 
 
 @pytest.mark.parametrize(("options", "why"), [
-    ({"adjacency": "add-remove"}, "does not hold for the sampling rates"),
+    ({"adjacency": "add-remove"}, "cannot be used with the sampling rate"),
     ({"adjacency": "substitute"}, "'substitute', but it must be one of"),
     ({"source": "dice"}, "is unknown. Use"),
     ({"arithmetic": "sand"}, "is unknown. Use"),

@@ -256,7 +256,7 @@ def test_samples_reach_a_network_as_pixels() -> None:
 @pytest.mark.parametrize(
     ("tables", "words"),
     [
-        ({"data": {"normalize": "pixels"}}, "does not bring samples into the unit ball"),
+        ({"data": {"normalize": "pixels"}}, "does not scale samples to a norm of at most 1"),
         ({"local": {"adjust": "original"}}, "is only for networks"),
         ({"local": {"route": "first"}}, "use one of hidden, all-matrices"),
         ({"local": {"aux": "adam"}}, "did you mean adamw"),
