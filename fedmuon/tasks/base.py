@@ -1,7 +1,7 @@
 """The interface of a task: loss and gradients as pure functions of a stack of parameters.
 
-Parameters are `dict[str, Tensor]`. Their first axis is the replica: one stack contains S coupled
-runs.
+Parameters are `dict[str, Tensor]`. The first axis of each tensor is the replica axis, so one stack
+contains the parameters of S runs that are computed together.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ Points = Sequence[tuple[float, Params]]  # sum_k c_k (gradient at X_k), as the p
 
 @dataclass(frozen=True)
 class Replaced:
-    """Samples that differ in some replicas.
+    """Replacement samples, which differ between replicas.
 
     In replica `replica[t]`, the sample (`inputs[t]`, `labels[t]`) replaces the shared sample at row
     `position[t]` of the batch. All tensors have length T, and no replica appears twice.
@@ -38,10 +38,11 @@ class Replaced:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows that all replicas share, inputs [n, d] and labels [n], and rows that differ.
+    """The samples of one step: inputs [n, d], labels [n], and replacements for some replicas.
 
-    Images are also flattened to rows, and a network knows their shape. `keys` [n] are the keys of
-    the samples' dropout masks. A replacement has the key of the sample that it replaces.
+    Each row of the inputs is one sample. Images are also flattened to rows, and a network knows
+    their shape. `keys` [n] are the keys of the samples' dropout masks. A replacement sample has the
+    key of the sample that it replaces.
     """
 
     inputs: Tensor
@@ -57,26 +58,26 @@ STATISTICS = ("running_mean", "running_var")
 
 
 def is_statistic(name: str) -> bool:
-    """Return whether a tensor of a model is a running statistic of a norm."""
+    """Return whether the tensor with this name is a running statistic of a norm layer."""
     return name.rpartition(".")[2] in STATISTICS
 
 
 def split_statistics(params: Params) -> tuple[Params, Params]:
-    """Split a model into the parameters that have gradients, and the running statistics."""
+    """Split a model into (parameters with gradients, running statistics of norm layers)."""
     learned = {name: one for name, one in params.items() if not is_statistic(name)}
     return learned, {name: one for name, one in params.items() if is_statistic(name)}
 
 
 def concatenate(found: Sequence[Any], axis: int = 0) -> Any:
-    """Concatenate tensors, or tuples and dictionaries of tensors, along an axis.
+    """Concatenate a list of tensors, tuples of tensors or dictionaries of tensors along an axis.
 
-    A single tensor is not copied.
+    If the list has only one entry, this entry is returned without a copy.
     """
     return found[0] if len(found) == 1 else _combine(found, partial(torch.cat, dim=axis))
 
 
 def stack_results(found: Sequence[Any]) -> Any:
-    """Stack tensors, or tuples and dictionaries of tensors, along a new first axis."""
+    """Stack tensors, or tuples or dictionaries of tensors, along a new first axis."""
     return _combine(found, lambda each: each[0][None] if len(each) == 1 else torch.stack(each))
 
 
@@ -90,13 +91,16 @@ def _combine(found: Sequence[Any], combine: Callable[[list[Tensor]], Tensor]) ->
 
 
 def blocks(tree: Params, count: int) -> list[Params]:
-    """Split a stack with the replicas of `count` clients into one stack per client."""
+    """Split a stack with the replicas of `count` clients into one stack for each client."""
     chunks = {name: value.chunk(count) for name, value in tree.items()}
     return [{name: chunks[name][k] for name in tree} for k in range(count)]
 
 
 class Task(Protocol):
-    """Loss and gradients. Every method maps over the replica axis."""
+    """The interface of a task: loss and gradients.
+
+    Every method computes all replicas of a stack.
+    """
 
     @property
     def dtype(self) -> torch.dtype:
@@ -108,39 +112,41 @@ class Task(Protocol):
 
     @property
     def stack_limit(self) -> int:
-        """The number of parameters up to which clients train faster in one batch."""
+        """The largest number of parameters for which training clients in one batch is faster."""
 
     @property
     def thread_safe(self) -> bool:
-        """Whether several threads may call the task at once."""
+        """Whether several threads may call the task at the same time."""
 
     @property
     def keyed(self) -> bool:
-        """Whether gradients need batches with keys, because the task draws dropout masks."""
+        """Whether gradients need batches with keys, because the task has dropout masks."""
 
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
-        """Return the initial parameters, equal for all S = `stack` replicas."""
+        """Return the initial parameters, which are the same for all S = `stack` replicas."""
 
     def gradient(self, params: Params, batches: Sequence[Batch]) -> tuple[Tensor, Params]:
         """Return the mean loss [K S] and its gradient at the parameters of each replica.
 
         The stack consists of K blocks of S replicas, one block for each of the K batches. For
-        running statistics, the function returns their values after the step instead of a gradient.
+        running statistics, the result contains their values after the step instead of a gradient.
         """
 
     def clipped(
         self, points: Points, batches: Sequence[Batch], clipping: Clipping
     ) -> tuple[Tensor, Params]:
-        """Return the mean loss [K S] at the last point, and the *sum* of clipped contributions.
+        """Return the mean loss [K S] at the last point, and the *sum* of clipped gradients.
 
-        An example contributes sum_k c_k (gradient at X_k), clipped once. An empty batch contributes
-        0. Both values are private: see `fedmuon.privacy.mechanisms.gaussian`.
+        For each example, the gradients at all points X_k are first added with weights c_k, and then
+        clipped once. The result is the sum over the examples. For an empty batch, the sum is 0.
+        Both values are private: see `fedmuon.privacy.mechanisms.gaussian`.
         """
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
-        """Return per-sample losses [S, n], and per-sample metrics [S, n] by name.
+        """Return the loss of each sample [S, n], and the metrics of each sample [S, n] by name.
 
-        `accuracy` is the share of correct predictions; for a single prediction, it is 0 or 1.
+        The metric `accuracy` is the share of correct predictions. For a sample with a single
+        prediction, it is 0 or 1.
         """
 
 
@@ -152,7 +158,10 @@ Targets = Callable[[Tensor, Tensor], Tensor]  # (inputs [n, d], labels [n]) -> t
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return -log p_y of each sample, or its mean over the targets that are not IGNORED."""
+    """Return -log p_y of each sample.
+
+    For several targets, return the mean without IGNORED targets.
+    """
     each = functional.cross_entropy(
         outputs.movedim(-1, 1), targets, reduction="none", ignore_index=IGNORED
     )
@@ -160,10 +169,10 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def one_at_a_time(loss: Loss) -> Loss:
-    """Wrap a loss so that it is computed for one sample at a time.
+    """Return a loss function that calls the given loss with one sample at a time.
 
-    A clipped gradient must depend only on its example, so its loss must not depend on other
-    samples.
+    A clipped gradient must depend only on its own example, so the loss of an example must not
+    depend on other samples.
     """
     if loss is cross_entropy:  # it already treats each row separately
         return loss
@@ -187,10 +196,13 @@ def one_at_a_time(loss: Loss) -> Loss:
 
 
 def mean_of(values: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean [n] of values [n, ...], which are 0 for targets that are IGNORED."""
+    """Return the mean [n] of values [n, ...] over the targets that are not IGNORED.
+
+    The values of IGNORED targets must be 0.
+    """
     return values.flatten(1).sum(1) / (targets != IGNORED).flatten(1).sum(1).clamp(min=1)
 
 
 def labels_as_targets(inputs: Tensor, labels: Tensor) -> Tensor:
-    """Use the labels as targets."""
+    """Return the labels as the targets of the loss."""
     return labels

@@ -1,10 +1,11 @@
 """The gradient of the matrix task in one pass over the samples, compiled at its first use.
 
-A thin gradient, with few matrix rows, is slow if it is computed by two library products. Each
-product reads the samples from memory, and the softmax between them takes a dozen Python calls. In
-this module, a block of samples stays in a cache for logits, softmax and pull-back. numba compiles
-this once, in some seconds, and caches the result next to this file or in the user's cache. Sums may
-be reordered, as in any matrix product. NaN and infinity are preserved.
+With library products, a gradient with few matrix rows is slow. Two products must each read all
+samples from memory, and the softmax between the products takes a dozen Python calls. In this
+module, a block of samples stays in the processor's cache for the logits, the softmax and the
+gradient. numba compiles the code in some seconds. The compiled code is stored next to this file or
+in the user's cache. Sums may be added in another order, as in any matrix product. NaN and infinity
+are preserved.
 """
 
 import math
@@ -31,16 +32,17 @@ def slope_sums(
     total: np.ndarray,
     right: np.ndarray,
 ) -> bool:
-    """Add `share` times the summed gradients of 1 - p_y to `total`, and the sum of p_y to `right`.
+    """Add `share` times the sum of gradients of the loss to `total`, and the sum of p_y to `right`.
 
     Args:
-        inputs: Rows [n, d].
+        inputs: Samples [n, d].
         labels: Labels [n] from 0 to c - 1.
         weight: Parameters [S, c, d].
-        skip: Replica s leaves out row skip[s]; -1 leaves out no row.
+        skip: Number of the sample [S] that each replica leaves out; -1 leaves out no sample.
         share: Factor of the gradients.
         total: Sum of gradients [S, c, d], changed in place.
-        right: Sum of p_y [S], changed in place.
+        right: Sum [S] of the probabilities p_y of the labels, changed in place. The loss of a
+            sample is 1 - p_y.
 
     Returns:
         False, without any change, if a label is outside 0 to c - 1; otherwise True.
@@ -65,7 +67,7 @@ def slope_sums(
 
 @_compiled
 def _products(rows: np.ndarray, weights: np.ndarray, out: np.ndarray) -> None:
-    """Set out[k, i] = <weights_k, rows_i>, for four rows and five weights at a time."""
+    """Compute out[k, i] = <weights_k, rows_i>, for four rows and five weights at a time."""
     n, dimension, zero = rows.shape[0], rows.shape[1], rows.dtype.type(0)
     fives, fours = len(weights) // 5 * 5, n // 4 * 4
     for i in range(0, fours, 4):
@@ -120,7 +122,10 @@ def _products(rows: np.ndarray, weights: np.ndarray, out: np.ndarray) -> None:
 def _slopes(
     logits: np.ndarray, labels: np.ndarray, skip: np.ndarray, share: float, right: np.ndarray
 ) -> None:
-    """Replace logits [S, c, n] by share (p_y p - p_y e_y), 0 at skip[s]; right[s] += sum p_y."""
+    """Replace logits [S, c, n] by share (p_y p - p_y e_y), and add the sums of p_y to `right` [S].
+
+    The result is 0 for the sample skip[s] of replica s.
+    """
     n = len(labels)
     peak, sums, chosen = np.empty((3, n), logits.dtype)
     for s in range(len(logits)):
@@ -149,7 +154,7 @@ def _subtract(slopes: np.ndarray, labels: np.ndarray, chosen: np.ndarray, share:
 
 @_compiled
 def _exponentials(logits: np.ndarray, peak: np.ndarray, sums: np.ndarray) -> None:
-    """Compute exp(logits [c, n] - their maximum) in place, and the sums of the results."""
+    """Replace logits [c, n] by exp(logits - maximum) in place, and store the sums over classes."""
     n = len(sums)
     for i in range(n):
         peak[i], sums[i] = logits[0, i], 0
@@ -185,10 +190,10 @@ def _add_products(rows: np.ndarray, slopes: np.ndarray, totals: np.ndarray) -> N
 
 @_compiled
 def _add_fives(rows: np.ndarray, slopes: np.ndarray, totals: np.ndarray) -> None:
-    """Add all complete groups of five sums and four rows.
+    """Do the part of `_add_products` that consists of complete groups of five sums and four rows.
 
-    Five sums stay in the innermost cache, and each of their numbers is stored once per four
-    products.
+    Five sums stay in the innermost cache of the processor. Each of their numbers is stored only
+    once per four products.
     """
     n, dimension = rows.shape
     fives, fours = len(totals) // 5 * 5, n // 4 * 4

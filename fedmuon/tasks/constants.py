@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 @dataclass(frozen=True)
 class Constants:
-    """Bounds of the loss, of its Lipschitz constant, of its gradients and of its smoothness."""
+    """Upper bounds of the loss, its Lipschitz constant, its gradients and its smoothness."""
 
     loss_bound: float
     lipschitz: float
@@ -31,7 +31,7 @@ class Constants:
 
 
 def constants(radius: float = 1.0) -> Constants:
-    """Return the constants for samples in the ball of the given radius."""
+    """Return the constants for samples with a norm of at most `radius`."""
     slope = math.sqrt(2) / 4 * radius
     return Constants(1.0, slope, slope, radius**2 / (3 * math.sqrt(3)))
 
@@ -107,14 +107,15 @@ ABSOLUTE = 1e-15  # rounding error of a difference of two probabilities
 
 @dataclass(frozen=True)
 class Suprema:
-    """Upper bounds on the ball, as arrays with the shape of the given radii.
+    """Upper bounds for models in a ball, one for each given radius of the ball.
 
     Attributes:
         gradient: Norm of a sample's gradient.
         diameter: Diameter of the set of all gradients of samples.
         smoothness: Norm of the Hessian of a sample.
-        spread: Supremum minus infimum of the loss.
-        deviation: Supremum of |loss - (1 - 1/c)|, where 1 - 1/c is the loss of uniform predictions.
+        spread: Difference between the supremum and the infimum of the loss.
+        deviation: Supremum of |loss - (1 - 1/c)|. The loss 1 - 1/c belongs to uniform predictions
+            over c classes.
     """
 
     gradient: np.ndarray
@@ -125,11 +126,11 @@ class Suprema:
 
 
 def suprema(classes: int, radius: ArrayLike, nonnegative: bool = False) -> Suprema:
-    """Return the suprema if centred logits have norm at most `radius`, as proved above.
+    """Return upper bounds for all models whose centred logits have a norm of at most `radius`.
 
     Args:
         classes: Number of classes c.
-        radius: r, an array of any shape.
+        radius: One or more radii r, an array of any shape.
         nonnegative: Whether samples have no negative entries, which makes `diameter` smaller.
     """
     r, m, top = np.asarray(radius, dtype=float), classes - 1, constants()
@@ -160,13 +161,13 @@ def suprema(classes: int, radius: ArrayLike, nonnegative: bool = False) -> Supre
 
 
 def _likeliest(classes: int, r: np.ndarray) -> np.ndarray:
-    """Return P of (1)."""
+    """Return the maximum probability P_c(r) of a class, eq. (1) of the comment above."""
     return 1 / (1 + (classes - 1) * np.exp(-r * np.sqrt(classes / max(classes - 1, 1))))
 
 
 @np.errstate(over="ignore")
 def _total(classes: int, r: np.ndarray) -> np.ndarray:
-    """Return Z of (2)."""
+    """Return Z_c(r), the maximum sum of exponentials, eq. (2) of the comment above."""
     m = classes - 1
     return np.exp(r * np.sqrt(m / classes)) + m * np.exp(-r / np.sqrt(classes * max(m, 1)))
 
@@ -174,7 +175,7 @@ def _total(classes: int, r: np.ndarray) -> np.ndarray:
 def _diameter(
     classes: int, r: np.ndarray, gradient: np.ndarray, ends: tuple[np.ndarray, np.ndarray]
 ) -> np.ndarray:
-    """Return the diameter of the gradients of non-negative samples."""
+    """Return the diameter of the set of all gradients if samples have no negative entries."""
     others = classes - 2
     both = (2 + others * np.exp(-r * np.sqrt(classes / (2 * max(others, 1))))) ** -2.0
     with np.errstate(over="ignore"):

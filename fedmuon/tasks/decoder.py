@@ -1,13 +1,12 @@
 """A decoder with the architecture of GPT-2, built from the blocks of the library transformers.
 
-A sample is a row of T + 1 tokens. For each token except the first, the model predicts it from the
-tokens before it. Rows store tokens exactly, as floating-point numbers, like the samples of any
-other task.
+A sample is a row of T + 1 tokens. The model predicts each token, except the first, from the tokens
+before it. Rows store tokens exactly, as floating-point numbers, like the samples of any other task.
 
-transformers stores projections as [in, out]; a fused query-key-value projection is [d, 3 d]. In the
-files of a run, every parameter therefore has the same name and shape as in GPT2LMHeadModel. Only
-the initial values are drawn by fedmuon. The end of this file reads stored weights and adds low-rank
-adapters to them.
+transformers stores projections as [in, out], and the joint query-key-value projection as [d, 3 d].
+In the files of a run, every parameter therefore has the same name and shape as in GPT2LMHeadModel.
+Only the initial values are drawn by fedmuon. The end of this file reads stored weights and adds
+low-rank adapters to them.
 """
 
 import math
@@ -35,12 +34,13 @@ class Form(NamedTuple):
     """The sizes of a decoder. Width 768 with 12 blocks and 12 heads is GPT-2.
 
     Attributes:
-        vocabulary: Number of tokens. The last one is END, or [PAD] after END if `padded`.
-        context: Number of positions.
+        vocabulary: Number of tokens. The last token is END. If `padded`, the last two tokens are
+            END and [PAD].
+        context: Number of position embeddings.
         width: Length of a token's vector.
         depth: Number of blocks.
         heads: Number of attention heads.
-        tied: Whether the head and the token embeddings are one parameter.
+        tied: Whether the last layer (head) and the token embeddings share one parameter.
         padded: Whether the vocabulary contains a token [PAD].
     """
 
@@ -54,7 +54,7 @@ class Form(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """The number of parameters in matrices, which excludes biases and norms."""
+        """The number of entries in all matrices, without biases and norm layers."""
         blocks, tokens = 12 * self.depth * self.width**2, self.vocabulary * (2 - self.tied)
         return blocks + (tokens + self.context) * self.width
 
@@ -65,20 +65,20 @@ class Form(NamedTuple):
 
 
 class Decoder(nn.Module):
-    """Map windows [n, T + 1] to logits [n, T, V] of the next tokens.
+    """A network that maps windows [n, T + 1] to logits [n, T, V] of the next tokens.
 
-    The `forward` of GPT2LMHeadModel cannot be used. It reads values of its mask, and tensors on
-    `meta` have no values.
+    The `forward` of GPT2LMHeadModel cannot be used, because it reads values of its mask. Tensors on
+    the device `meta` have no values.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Use the parts of a GPT2LMHeadModel, whose head and embedding may be one parameter."""
+        """Use the layers of a GPT2LMHeadModel. Its head and embedding may share one parameter."""
         super().__init__()
         self.transformer: Any = model.transformer
         self.lm_head: Any = model.lm_head
 
     def hidden(self, windows: Tensor) -> Tensor:
-        """Apply the embeddings, the blocks under a causal mask, and the last norm: [n, T, d]."""
+        """Return the vectors [n, T, d] after the last norm layer."""
         tokens, body = windows[:, :-1].long(), self.transformer
         length = tokens.shape[1]
         # Expanded to one row per sample, because per-example gradients need this.
@@ -90,18 +90,22 @@ class Decoder(nn.Module):
         return body.ln_f(hidden)
 
     def forward(self, windows: Tensor) -> Tensor:
-        """Apply the head to the hidden vectors."""
+        """Return the logits of the next tokens."""
         return self.lm_head(self.hidden(windows))
 
 
 class Classifier(Decoder):
-    """Map windows `sentence END ...` [n, T + 1] to logits [n, C] at the END of the last sentence.
+    """A network that maps windows [n, T + 1] to logits [n, C] of the classes.
 
+    A window has the form `sentence END ...`. The logits are read at the END of the last sentence.
     As in transformers' GPT2ForSequenceClassification, the layer `score` has no bias.
     """
 
     def __init__(self, model: nn.Module, classes: int, sentences: int, end: int) -> None:
-        """Use the body of a GPT2LMHeadModel; `sentences` is the number of sentences per window."""
+        """Use the layers of a GPT2LMHeadModel without its head, and add the layer `score`.
+
+        `sentences` is the number of sentences in a window.
+        """
         nn.Module.__init__(self)
         self.transformer: Any = model.transformer
         width = self.transformer.wte.weight.shape[1]
@@ -109,7 +113,7 @@ class Classifier(Decoder):
         self.sentences, self.end = sentences, end
 
     def forward(self, windows: Tensor) -> Tensor:
-        """Apply `score` at the end of the last sentence."""
+        """Return the logits of the classes, from the vector at the end of the last sentence."""
         hidden, tokens = self.hidden(windows), windows[:, :-1].long()
         at = ((tokens == self.end).cumsum(1) < self.sentences).sum(1)
         at = at.clamp(max=hidden.shape[1] - 1)  # if a window has no END, such as one of zeros
@@ -123,7 +127,7 @@ def decoder(form: Form, classes: int = 0, sentences: int = 1) -> Decoder:
     Args:
         form: The sizes of the decoder.
         classes: Number of classes of a classifier; 0 builds a decoder that predicts tokens.
-        sentences: Number of sentences in a window of the classifier.
+        sentences: Number of sentences in each window of a classifier.
     """
     with torch.device("meta"):
         model = gpt2_model(form)
@@ -131,7 +135,7 @@ def decoder(form: Form, classes: int = 0, sentences: int = 1) -> Decoder:
 
 
 def gpt2_model(form: Form, end: int | None = None) -> Any:
-    """Build a GPT2LMHeadModel on the current device; the token `end` ends generation."""
+    """Build a GPT2LMHeadModel on torch's current device. Generation stops at the token `end`."""
     try:
         # Imported here: transformers is optional, and takes seconds to load.
         from transformers import GPT2Config, GPT2LMHeadModel
@@ -151,25 +155,30 @@ def gpt2_model(form: Form, end: int | None = None) -> Any:
 
 
 def next_tokens(inputs: Tensor, labels: Tensor) -> Tensor:
-    """Return targets [n, T] of windows [n, T + 1]. The labels only group windows and are unused."""
+    """Return the targets [n, T] of windows [n, T + 1]: for each token, the token that follows.
+
+    The labels are ignored, because they only divide the windows into groups.
+    """
     return inputs[:, 1:].long()
 
 
 def sentence_tokens(end: int, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Return targets of windows `table END sentence END ...`: the tokens after the first END.
+    """Return the targets of windows `table END sentence END ...`.
 
-    They include the second END. All other targets are IGNORED, so the model reads the table but
-    does not learn to predict it (DP-Muon, Appendix).
+    The targets are the tokens after the first END, including the second END. All other targets are
+    IGNORED. The model therefore reads the table but does not learn to predict it (DP-Muon,
+    Appendix).
     """
     ended = (inputs[:, :-1] == end).cumsum(1)
     return inputs[:, 1:].long().where(ended == 1, IGNORED)
 
 
 def gpt2_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Draw initial parameters from the distribution of GPT-2.
+    """Draw the initial parameters as in GPT-2.
 
-    Entries are N(0, 0.02^2). Weights whose output is added to the residual stream are divided by
-    sqrt(2 depth). Biases are 0. The scale of a norm starts at 1, and its shift at 0.
+    Entries are drawn from N(0, 0.02^2). Weights whose output is added to the residual stream are
+    then divided by sqrt(2 depth). Biases start at 0. In norm layers, the scale starts at 1 and the
+    shift at 0.
     """
     shapes = {name: tuple(value.shape) for name, value in network.named_parameters()}
     adding = sum(name.endswith("c_proj.weight") for name in shapes)  # two per block
@@ -189,16 +198,17 @@ HEAD, TOKENS, SCORE = "lm_head.weight", "transformer.wte.weight", "score.weight"
 def matching_weights(
     weights: Mapping[str, np.ndarray], network: nn.Module, padded: bool = False
 ) -> dict[str, np.ndarray]:
-    """Select the parameters of a network from stored arrays, and ignore other arrays.
+    """Find the parameters of a network among stored arrays. Other arrays are ignored.
 
-    Stored names may lack the first part, as in the published GPT-2. If the head is not stored, the
-    token embeddings are used for it (tied weights). The layer of a classifier is not read.
+    Stored names may lack the first part of the parameter's name, as in the published GPT-2. If the
+    head is not stored, the token embeddings are used as the head (tied weights). The last layer of
+    a classifier is not taken from the stored arrays.
 
     Args:
         weights: The stored arrays by name.
         network: The decoder.
-        padded: Whether the last token of the network is [PAD]. If the arrays have no row for it,
-            the row is the mean of the other rows.
+        padded: Whether the last token of the network is [PAD]. If the stored embeddings have no row
+            for [PAD], this row is the mean of the other rows.
 
     Raises:
         InputError: If a parameter is missing or has another shape.
@@ -242,14 +252,14 @@ def generate(
         form: Sizes of the decoder.
         params: Parameters of one replica.
         prompts: Tokens of each prompt.
-        end: The token END.
-        beams: Number of beams; 1 is greedy. The search is that of transformers, with a length
-            penalty of 1 and early stopping.
+        end: The number of the token END.
+        beams: Number of beams of the beam search; 1 means greedy search. The search of transformers
+            is used, with a length penalty of 1 and early stopping.
         banned: Tokens that are never generated, such as line breaks.
 
     Returns:
-        The new tokens of each prompt, without END. A sentence ends at the latest at the end of the
-            decoder's context.
+        The new tokens for each prompt, without END. Generation also ends when the decoder's context
+        is full.
     """
     model = gpt2_model(form, end).to(next(iter(params.values())))
     odd = model.load_state_dict(params, strict=False).unexpected_keys  # the head may be missing
@@ -291,7 +301,7 @@ def generate(
 
 
 def read_weights(place: str | Path) -> dict[str, np.ndarray]:
-    """Read the arrays of a .safetensors file, or of all such files in a folder, by name."""
+    """Read the arrays of a .safetensors file, or of all .safetensors files in a folder, by name."""
     path = Path(place).expanduser()
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     if not files:
@@ -315,7 +325,7 @@ def read_weights(place: str | Path) -> dict[str, np.ndarray]:
 
 
 def weights_digest(place: str | Path) -> str:
-    """Return a hash of the names, dtypes and values of the arrays."""
+    """Return a hash of the names, dtypes and values of all stored arrays."""
     found = sha256()
     for name, array in sorted(read_weights(place).items()):
         found.update(f"{name} {array.dtype} {array.shape}\n".encode())
@@ -334,7 +344,7 @@ INNER = ".base"  # part of the names of the fixed tensors within an adapted proj
 
 
 class WithAdapters(nn.Module):
-    """A fixed projection [d, p] of transformers, with its trained adapters."""
+    """A fixed projection [d, p] of transformers, together with its trainable low-rank adapters."""
 
     def __init__(self, base: nn.Module, rank: int) -> None:
         super().__init__()
@@ -355,13 +365,13 @@ def add_adapters(
     like: Tensor,
     padded: bool = False,
 ) -> Decoder:
-    """Change a decoder in place: stored weights become buffers, and adapters are added on `meta`.
+    """Add low-rank adapters to a decoder in place, and turn its stored weights into fixed buffers.
 
-    The layer of a classifier stays a parameter. The buffers have the dtype and device of `like`.
-    For `padded`, see `matching_weights`.
+    The last layer of a classifier stays a parameter. The adapters are on the device `meta`. The
+    buffers have the dtype and device of `like`. For `padded`, see `matching_weights`.
 
     Raises:
-        InputError: If the rank exceeds the width, or the weights do not fit.
+        InputError: If the rank exceeds the width, or the stored weights do not fit the decoder.
     """
     width = network.transformer.wte.weight.shape[1]
     if rank > width:
@@ -387,13 +397,13 @@ def add_adapters(
 
 
 def lora_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Draw the initial adapters: A by torch's default for linear layers, and B = 0."""
+    """Draw the initial adapters: A as torch initializes linear layers, and B = 0."""
     drawn = torch_law(network, rng)
     return {name: 0 * v if name.endswith("up.weight") else v for name, v in drawn.items()}
 
 
 def fold_adapters(network: nn.Module, params: Params) -> Params:
-    """Return parameters of an equivalent decoder without adapters: W + A B for each W.
+    """Return the parameters of an equivalent decoder without adapters, with W + A B for each W.
 
     If the network has no adapters, return `params`.
     """

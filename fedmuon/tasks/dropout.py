@@ -1,15 +1,16 @@
 """Dropout with keyed masks, which depend on the run's seed but not on the engine.
 
-Each sample has a key. It depends on the seed, the round, the client, the step, and the sample's row
-in its client's data. An entry of a mask is a hash of three numbers: the sample's key, the number of
-the dropout in a call of the module, and the position of the entry. Masks are therefore equal in
-every engine and after a resume, in coupled replicas, in parts of a batch, and for a single example.
+Each sample has a key. The key depends on the seed, the round, the client, the step, and the row of
+the sample in the data of its client. An entry of a mask is a hash of three numbers: the key of the
+sample, the number of the dropout layer in the order of calls, and the position of the entry. Masks
+are therefore the same in every engine, after a resume, in all replicas, in parts of a batch, and
+for a single example.
 
-The mask of an example does not depend on the values of other examples. However, removing an example
-moves later examples to other rows, and thus to other masks. Private steps with dropout are
-therefore certified for data sets that differ by a zeroed or replaced example, not by a removed one.
+The mask of an example does not depend on the values of other examples. However, if an example is
+removed, later examples move to other rows and get other masks. The privacy guarantee of private
+steps with dropout therefore covers a zeroed or replaced example, but not a removed example.
 
-While `Masks` is active, it replaces torch's dropout layers and functions.
+While a `Masks` context is active, it replaces torch's dropout layers and functions.
 """
 
 import math
@@ -39,19 +40,19 @@ RANDOM = (  # functions that draw from torch's global generator; dropout functio
 
 @dataclass
 class Shapes:
-    """The input shapes of the dropouts in a call of a module, and other functions that draw."""
+    """The input shapes of all dropouts in one call, and names of other random functions."""
 
     inputs: list[tuple[int, ...]] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
 
 
 class Masks(TorchFunctionMode):
-    """Context that draws the masks for one call of a module.
+    """Context that replaces dropout by keyed masks during one call of a module.
 
     Args:
-        keys: Keys of the samples [n]. With None, the call is an evaluation, and nothing is dropped.
-        axes: The axis of the samples in the input of each dropout.
-        seen: Receives the shapes of a trial call, in which nothing is dropped.
+        keys: Keys [n] of the samples. With None, nothing is dropped, as in an evaluation.
+        axes: For each dropout, the axis of its input that runs over the samples.
+        seen: If set, this object receives the input shapes of all dropouts, and nothing is dropped.
     """
 
     def __init__(
@@ -63,19 +64,20 @@ class Masks(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Call the function, or the rule that replaces it."""
+        """Call a torch function, or its replacement if the function draws a dropout mask."""
         if self.seen is not None and func in RANDOM:
             self.seen.others.append(getattr(func, "__name__", str(func)))
         rule = RULES.get(func)
         return (rule(self, *args, **kwargs or {})) if rule else func(*args, **kwargs or {})
 
     def kept(self, like: Tensor, p: float, axes: int | None = None) -> Tensor | None:
-        """Return ones for kept entries of an input, zeros for dropped ones; None if all are kept.
+        """Return a mask: 1 for kept entries, 0 for dropped entries. None means that all are kept.
 
         Args:
-            like: The input.
+            like: The input of the dropout.
             p: Probability that an entry is dropped.
-            axes: Number of leading axes that have their own masks; other entries share them.
+            axes: Number of leading axes. Entries that differ only in later axes share one mask
+                entry.
         """
         if p == 0:
             return None
@@ -161,7 +163,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Compute attention as torch defines it. Without dropout, call torch's function."""
+    """Compute attention as torch defines it. If there is no dropout, call torch's own function."""
     if dropout_p == 0:
         more = {"scale": scale, "enable_gqa": enable_gqa}
         return functional.scaled_dot_product_attention(
@@ -211,10 +213,11 @@ RULES: dict[Any, Callable[..., Any]] = {
 
 
 def sample_axes(one: Shapes, two: Shapes) -> tuple[int, ...]:
-    """Return the axis of the samples in the input of each dropout, from calls with two batch sizes.
+    """Find the axis of the samples in the input of each dropout, from calls with two batch sizes.
 
     Raises:
-        InputError: If an input has no such axis, or if the module draws from a global generator.
+        InputError: If an input has no axis of samples, or if the module uses a global random
+            generator.
     """
     if one.others:
         raise InputError(

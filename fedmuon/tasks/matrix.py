@@ -1,14 +1,14 @@
-"""The controlled task of the Stability note, section 5: a matrix classifier with known constants.
+"""The task of the Stability note, section 5: a matrix classifier with known constants.
 
 For X [d, c] and a sample (u, y), p = softmax(X^T u) and loss(X, (u, y)) = 1 - p_y. The constants
 are derived in `fedmuon.tasks.constants`.
 
-This file starts with the library products ("kernels"), then splits them for threads, and ends with
-the task. The fastest library depends on the processor. MKL (`torch`) is slow on some AMD
-processors, where oneDNN's convolution (`channels-last`, float32 only) or OpenBLAS (`numpy`) is
-faster. All kernels are exact up to rounding: the relative error is at most k * eps for an inner
-length k. `fused` is the same as `torch`, except that `fedmuon.tasks.batched_gradients` computes
-thin gradients in one pass.
+This file starts with functions for matrix products ("kernels"), then splits the products for
+threads, and ends with the task. The fastest kernel depends on the processor. The kernel `torch`
+(MKL) is slow on some AMD processors. On these processors, `channels-last` (oneDNN's convolution,
+float32 only) or `numpy` (OpenBLAS) is faster. All kernels are exact up to rounding: the relative
+error is at most k * eps for an inner length k. The kernel `fused` is the same as `torch`, except
+that `fedmuon.tasks.batched_gradients` computes gradients with few matrix rows in one pass.
 """
 
 import importlib
@@ -36,7 +36,7 @@ FUSED = (torch.float32, torch.float64)
 
 
 def _channels_last(a: Tensor, b: Tensor) -> Tensor:
-    """Compute the product as a 1x1 convolution over a channels-last image, with oneDNN."""
+    """Compute the product a @ b as a 1x1 convolution in channels-last layout, with oneDNN."""
     rows, inner = a.shape
     image = a.contiguous().view(1, rows, 1, inner).permute(0, 3, 1, 2)
     out = conv2d(image, b.T.contiguous().view(-1, inner, 1, 1))
@@ -52,7 +52,10 @@ KERNELS: dict[str, Kernel] = {
 
 
 def supported(dtype: torch.dtype, device: torch.device) -> list[str]:
-    """Return the kernels that support this dtype on this device, starting with the simplest."""
+    """Return the names of the kernels for this dtype and device.
+
+    The simplest kernel comes first.
+    """
     if device.type != "cpu":
         return ["torch"]
     found = ["torch", "channels-last", "numpy"] if dtype == torch.float32 else ["torch", "numpy"]
@@ -61,7 +64,7 @@ def supported(dtype: torch.dtype, device: torch.device) -> list[str]:
 
 @lru_cache
 def compiles() -> bool:
-    """Return whether numba is installed, fits the installed NumPy, and can cache kernels."""
+    """Return whether numba is installed, fits the installed NumPy, and can store compiled code."""
     try:
         importlib.import_module("fedmuon.tasks.batched_gradients")
     except Exception:  # an unsuitable library may raise anything
@@ -72,18 +75,21 @@ def compiles() -> bool:
 def rate(
     kernel: str, m: int, k: int, n: int, dtype: torch.dtype, device: torch.device, repeats: int = 3
 ) -> float:
-    """Measure the flop per second of the fastest of a few products [m, k] x [k, n]."""
+    """Measure the speed of a kernel in flop per second, for products [m, k] x [k, n].
+
+    The fastest of several runs counts.
+    """
     a = torch.ones(m, k, dtype=dtype, device=device)
     b = torch.ones(n, k, dtype=dtype, device=device)
     return 2.0 * m * k * n / _best(lambda: KERNELS[kernel](a, b.T), device, repeats)
 
 
 def fastest(m: int, k: int, n: int, dtype: torch.dtype, device: torch.device) -> str:
-    """Choose the kernel for gradients: products [m, k] x [k, n] and [m, n] x [n, k].
+    """Choose the fastest kernel for gradients: products [m, k] x [k, n] and [m, n] x [n, k].
 
-    Kernels are measured in one thread, with torch's elementwise operations between the products, as
-    in a piece of a step. NumPy is left out, because its library uses its own threads. A kernel
-    replaces a simpler one only if it is faster by 5%.
+    The kernels are measured in one thread. Between the products, torch's elementwise operations run
+    as in real training. The kernel `numpy` is left out, because its library uses its own threads. A
+    kernel is chosen instead of a simpler kernel only if it is at least 5% faster.
     """
     a = torch.ones(m, k, dtype=dtype, device=device)
     b = torch.ones(n, k, dtype=dtype, device=device)
@@ -103,7 +109,7 @@ def fastest(m: int, k: int, n: int, dtype: torch.dtype, device: torch.device) ->
 
 
 def _best(work: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Return the seconds of the fastest of `repeats` calls, after a first call to warm up."""
+    """Return the time in seconds of the fastest of `repeats` calls, after one call to warm up."""
     seconds = []
     for _ in range(1 + repeats):
         start = time.perf_counter()
@@ -126,7 +132,7 @@ FEW, MANY = 256, 4096  # samples in a part of a thin product, and of a thick pro
 
 
 class Member(NamedTuple):
-    """A client or a part of it: its weights [S, c, d], its rows, and its number of samples.
+    """A client, or some of its samples and replicas, with the weights [S, c, d].
 
     `samples` is the number of samples of the whole client.
     """
@@ -137,19 +143,20 @@ class Member(NamedTuple):
 
     @property
     def thick(self) -> bool:
-        """Whether its products stay fast when they are split by matrix rows."""
+        """Whether the member has many matrix rows, so that products split by rows stay fast."""
         return self.weight.shape[0] * self.weight.shape[1] >= THICK
 
     @property
     def flops(self) -> float:
-        """The flop of both products."""
+        """The number of floating-point operations (flop) of both products."""
         return 4.0 * self.weight.numel() * len(self.batch.labels)
 
 
 def split_members(members: Sequence[Member]) -> list[list[list[Member]]]:
-    """Return rows of pieces. Add the results within a row in order.
+    """Split the work of members into pieces for threads, as a list of lists of pieces.
 
-    Concatenate the results of different rows.
+    Add the results of the pieces in an inner list, in order. Then concatenate the sums of all inner
+    lists.
     """
     found: list[list[list[Member]]] = []
     for some in group_small(members):
@@ -176,7 +183,7 @@ def split_members(members: Sequence[Member]) -> list[list[list[Member]]]:
 
 
 def group_small(members: Sequence[Member]) -> Iterator[list[Member]]:
-    """Group consecutive small members; yield each large member alone."""
+    """Yield small members in groups, in order. Yield each large member as its own group."""
     some: list[Member] = []
     held = 0.0
     for one in members:
@@ -189,13 +196,16 @@ def group_small(members: Sequence[Member]) -> Iterator[list[Member]]:
 
 
 def thin_parts(member: Member) -> list[slice]:
-    """Return the samples in each part of a thin product."""
+    """Split the samples of a member with few matrix rows into slices."""
     samples = len(member.batch.labels)
     return parts(samples, min(member.flops / FLOP, samples / FEW))
 
 
 def replaced_within(there: Replaced, replicas: slice, samples: slice) -> Replaced | None:
-    """Return the replaced samples within a part, with their positions in the part."""
+    """Return the replacements that belong to some replicas and samples, renumbered for this part.
+
+    Return None if there are none.
+    """
     replica, position = there.replica - replicas.start, there.position - samples.start
     held = (replica >= 0) & (there.replica < replicas.stop)
     held &= (position >= 0) & (there.position < samples.stop)
@@ -214,7 +224,7 @@ Own = Callable[[Member, Replaced], tuple[Tensor, Tensor]]  # returns p_y [T, 1],
 
 
 class _Part(NamedTuple):
-    """Some rows of a member: (samples, labels, weights), and the sums over these rows.
+    """Some samples of a member, as (samples, labels, weights), and the sums over these samples.
 
     `total` [S, c, d] is the sum of gradients, and `right` [S] is the sum of p_y.
     """
@@ -227,9 +237,10 @@ class _Part(NamedTuple):
 
 
 def mean_gradients(members: Sequence[Member], own: Own) -> tuple[Tensor, Tensor]:
-    """Return mean losses [K S] and gradients [K S, c, d] of thin members, using several threads.
+    """Return mean losses [K S] and gradients [K S, c, d] of members with few matrix rows.
 
-    `own` computes p_y and the slopes of replaced samples.
+    Several threads share the work. The function `own` returns p_y and the slopes of the replacement
+    samples.
     """
     weight = members[0].weight
     gradients = np.zeros((len(members), *weight.shape), weight.numpy().dtype)
@@ -251,7 +262,10 @@ def mean_gradients(members: Sequence[Member], own: Own) -> tuple[Tensor, Tensor]
 
 
 def _parts(member: Member, first: np.ndarray, cut: bool) -> list[_Part]:
-    """Split a member into parts, or one part unless `cut`; the first part adds to `first`."""
+    """Split a member into parts, or into one part if `cut` is false.
+
+    The first part adds its sums directly to `first`.
+    """
     batch, weight = member.batch, member.weight
     # Torch's products and gathers reject these dtypes, too.
     if batch.inputs.dtype != weight.dtype or batch.labels.dtype not in INDICES:
@@ -272,7 +286,7 @@ def _parts(member: Member, first: np.ndarray, cut: bool) -> list[_Part]:
 
 
 def _add(piece: Sequence[_Part], own: Own) -> None:
-    """Add the sums of the kernel, and the sums of replaced samples in their replicas."""
+    """Compute the sums of some parts, including the replacement samples of their replicas."""
     # Imported here: numba is optional, takes up to a second to load, and only one kernel needs it.
     from fedmuon.tasks.batched_gradients import slope_sums
 
@@ -303,10 +317,11 @@ Weights = Sequence[tuple[float, Tensor]]  # (c_k, X_k [S, c, d]) for each point
 
 @dataclass(frozen=True)
 class MatrixTask:
-    """The classifier on stacks {"weight": [S, d, c]}, stored class-major as a transposed [S, c, d].
+    """The matrix classifier for stacks of parameters {"weight": [S, d, c]}.
 
-    The logits of all replicas are thus one product [S c, d] x [d, n], and their gradients are one
-    product [S c, n] x [n, d]. The softmax runs along contiguous samples.
+    In memory, each weight is stored by class, as a transposed [S, c, d]. The logits of all replicas
+    are then one product [S c, d] x [d, n], and the gradients are one product [S c, n] x [n, d]. The
+    softmax runs over the classes, and the samples are contiguous in memory.
     """
 
     dimension: int
@@ -320,11 +335,14 @@ class MatrixTask:
 
     @property
     def thread_safe(self) -> bool:
-        """Whether threads help: on a CPU only, because GPUs and NumPy parallelize each product."""
+        """Whether threads help. On a GPU and with NumPy, each product already runs in parallel."""
         return self.device.type == "cpu" and self.kernel != "numpy"
 
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
-        """Return 0, or Gaussian entries of variance 1/d (logits of unit samples ~ 1/sqrt(d))."""
+        """Return zeros, or Gaussian entries of variance 1/d.
+
+        With the Gaussian entries, the logits of samples of norm 1 have a size of about 1/sqrt(d).
+        """
         shape = self.dimension, self.classes
         drawn = rng.standard_normal(shape) / math.sqrt(self.dimension)
         weight = np.zeros(shape) if self.start == "zero" else drawn
@@ -352,11 +370,11 @@ class MatrixTask:
         return loss, {"weight": gradient.mT}
 
     def _side_by_side(self, members: Sequence[Member]) -> Found:
-        """Return shares of mean losses [K S] and of gradients [K S, c, d].
+        """Return what these members add to the mean losses [K S] and gradients [K S, c, d].
 
         The logits of all clients are concatenated, [S, c, n_1 + ... + n_K]. The clients therefore
-        share every operation except the products with their own samples. A replaced row costs one
-        rank-one update.
+        share every operation, except the products with their own samples. A replacement sample
+        costs one rank-one update.
         """
         logits = [self._logits(one.weight, one.batch.inputs) for one in members]
         sizes = [len(one.batch.labels) for one in members]
@@ -375,8 +393,9 @@ class MatrixTask:
     ) -> tuple[Tensor, Params]:
         """Return the mean loss [K S] at the last point and the clipped sums [K S, d, c].
 
-        The gradient of a sample is u s^T, with norm ||u|| ||s||. All points have the same u, so
-        only the slopes s are stored.
+        The gradient of a sample u is u s^T, with norm ||u|| ||s||. Here, s is the gradient with
+        respect to the logits (slope). The samples are the same at all points, so only the slopes s
+        are stored.
         """
         if whole := sums_without_clipping(self.gradient, points, batches, clipping):
             return whole
@@ -390,7 +409,7 @@ class MatrixTask:
         return loss, {"weight": total.mT}
 
     def _clipped(self, points: Weights, batch: Batch, clipping: Clipping) -> Found:
-        """Return the loss [S] and clipped sum [S, c, d] of one batch."""
+        """Return the loss [S] and the sum of clipped gradients [S, c, d] of one batch."""
         first = points[0][1]
         if not len(batch.labels):
             return first.new_zeros(len(first)), torch.zeros_like(first)
@@ -406,9 +425,9 @@ class MatrixTask:
     def _pull_back(
         self, member: Member, right: Tensor, slope: Tensor, own: Own | None = None
     ) -> Found:
-        """Return the loss [S] and gradient [S, c, d] from p_y [S, n] and slope [S, c, n].
+        """Return the loss [S] and gradient [S, c, d] from p_y [S, n] and slopes [S, c, n].
 
-        `own` computes p_y [T, 1] and the slope [T, c, 1] of the replaced samples.
+        The function `own` returns p_y [T, 1] and slopes [T, c, 1] of the replacement samples.
         """
         batch, there = member.batch, member.batch.replaced
         loss = (len(batch.labels) - right.sum(-1)) / member.samples
@@ -424,12 +443,15 @@ class MatrixTask:
         return loss, total
 
     def slopes(self, params: Params, batch: Batch) -> Tensor:
-        """Return the gradient of each sample with respect to its logits s = X^T u, [S, n, c]."""
+        """Return the gradient of each sample's loss with respect to its logits X^T u, [S, n, c]."""
         logits = self._logits(params["weight"].mT, batch.inputs)
         return _slope_(logits, batch.labels, 1.0)[1].mT
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
-        """Return per-sample losses [S, n] and `accuracy` [S, n], true for correct predictions."""
+        """Return the loss and the `accuracy` of each sample [S, n].
+
+        The accuracy is true if the prediction is correct.
+        """
         logits = self._logits(params["weight"].mT, batch.inputs)
         right = logits.argmax(1) == batch.labels
         labels = batch.labels.expand(len(logits), 1, -1)
@@ -442,10 +464,11 @@ class MatrixTask:
 
 
 def _slope_(logits: Tensor, labels: Tensor, shares: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Return p_y [S, n] and the slope (p_y p - p_y e_y) times `shares` [n]; overwrite the logits.
+    """Return p_y [S, n] and the slopes (p_y p - p_y e_y) times `shares` [n].
 
-    `labels` is [n], or [S, n] if replicas differ. Subtracting e_y as a dense mask takes a quarter
-    of the time of a scatter.
+    The logits are overwritten. A slope is the gradient of a sample's loss with respect to its
+    logits. `labels` is [n], or [S, n] if replicas differ. The code subtracts e_y with a dense mask,
+    which takes a quarter of the time of a scatter operation.
     """
     classes, rows = logits.shape[-2:]
     chosen = labels.unsqueeze(-2).expand(len(logits), 1, rows)
@@ -461,9 +484,10 @@ def _slope_(logits: Tensor, labels: Tensor, shares: Tensor | float) -> tuple[Ten
 def _contributions(
     logits: Weights, inputs: Tensor, labels: Tensor, clipping: Clipping
 ) -> tuple[Tensor, Tensor]:
-    """Return p_y [S, n] at the last point, and the clipped slopes sum_k c_k s_k [S, c, n].
+    """Return p_y [S, n] at the last point, and the clipped slopes [S, c, n].
 
-    `inputs` is [n, d], or [S, n, d] if replicas differ.
+    The slopes s_k of all points are added as sum_k c_k s_k, and then clipped. `inputs` is [n, d],
+    or [S, n, d] if replicas differ.
     """
     found = [(c, *_slope_(values, labels, 1.0)) for c, values in logits]
     slope = torch.stack([c * one for c, _, one in found]).sum(0)
@@ -474,11 +498,11 @@ def _contributions(
 
 
 def _replaced_slope(member: Member, there: Replaced) -> Found:
-    """Return p_y [T, 1] of the replaced samples, and their shares of the mean slope [T, c, 1]."""
+    """Return p_y [T, 1] of the replacement samples, and their parts of the mean slope [T, c, 1]."""
     logits = _own_logits(member.weight, there)
     return _slope_(logits, there.labels[:, None], 1 / member.samples)
 
 
 def _own_logits(weight: Tensor, there: Replaced) -> Tensor:
-    """Return the logits [T, c, 1] of the replaced samples, each in its replica."""
+    """Return the logits [T, c, 1] of the replacement samples, each in its own replica."""
     return torch.einsum("tcd,td->tc", weight[there.replica], there.inputs)[:, :, None]

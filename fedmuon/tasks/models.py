@@ -1,6 +1,7 @@
-"""The named networks, the layers that networks may have, and their initial parameters.
+"""The built-in networks, the layers that networks may have, and their initial parameters.
 
-No named network has BatchNorm, and every parameter belongs to a layer with ghost norms.
+No built-in network has BatchNorm. Every parameter of a built-in network belongs to a layer for
+which `per_example.ghost` can compute gradient norms of single examples.
 """
 
 import math
@@ -23,12 +24,12 @@ SLOWEST = 10_000.0  # ratio of the longest to the shortest wavelength in the enc
 
 
 class VisionTransformer(nn.Module):
-    """A vision transformer: images [n, C, H, W] -> outputs [n, c].
+    """A vision transformer. Its inputs are images [n, C, H, W], and its outputs are [n, c].
 
     It follows Dosovitskiy et al. 2021 with the changes of Beyer, Zhai and Kolesnikov 2022 ("Better
     plain ViT baselines"). Positions are encoded by fixed sines and cosines in two dimensions, and
-    the mean over the patches is classified. Every parameter therefore belongs to a layer. Images
-    are padded with zeros to complete patches.
+    the classifier uses the mean over all patches. Every parameter therefore belongs to a layer.
+    Images are padded with zeros at the border, so that all patches are complete.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class VisionTransformer(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Encode patches and positions, apply the blocks, and classify the mean."""
+        """Return the outputs for a batch of images."""
         height, width = images.shape[-2:]
         whole = functional.pad(images, (0, -width % self.patch, 0, -height % self.patch))
         read = self.patches(whole)
@@ -52,7 +53,7 @@ class VisionTransformer(nn.Module):
 
 
 class _Block(nn.Module):
-    """A pre-norm block with four times as many hidden units as the width."""
+    """A pre-norm transformer block. It has four times as many hidden units as its width."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -66,7 +67,7 @@ class _Block(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Self-attention between the patches of an image, with one projection for all inputs."""
+    """Self-attention between the patches of an image. One layer computes query, key and value."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -81,7 +82,7 @@ class _Attention(nn.Module):
 
 
 def positions(read: Tensor) -> Tensor:
-    """Encode positions of patches [n, d, H, W] as [H W, d]: sines and cosines of row and column."""
+    """Return sines and cosines [H W, d] that encode rows and columns of patches [n, d, H, W]."""
     width, rows, columns = read.shape[1:]
     count = torch.arange(max(width // 4, rows, columns), dtype=read.dtype, device=read.device)
     waves = SLOWEST ** (-count[: width // 4] / max(1, width // 4 - 1))
@@ -98,15 +99,15 @@ GROUPS = 16  # number of groups in every GroupNorm
 
 
 def network(name: str, shape: Shape, classes: int) -> nn.Module:
-    """Build a network of `MODELS` for samples with the given shape.
+    """Build the network with this name for samples with the given shape.
 
     Args:
         name: A key of `MODELS`.
-        shape: Shape of a stored sample; images (H, W) get a channel axis.
+        shape: Shape of a stored sample. Images of shape (H, W) get a channel axis.
         classes: Number of outputs.
 
     Raises:
-        InputError: If the name is unknown or the network cannot read samples of this shape.
+        InputError: If the name is unknown, or the network does not accept samples of this shape.
     """
     if name not in MODELS:
         raise InputError(f"[task] model = '{name}' is unknown: {instead(name, MODELS)}")
@@ -121,12 +122,15 @@ def network(name: str, shape: Shape, classes: int) -> nn.Module:
 
 
 def with_channels(shape: Shape) -> Shape:
-    """Return the shape in which a network reads a stored sample: (d,) or (C, H, W)."""
+    """Return the shape of a sample as a network receives the sample: (d,) or (C, H, W)."""
     return (1, *shape) if len(shape) == 2 else shape
 
 
 def mlp(shape: Shape, classes: int) -> nn.Module:
-    """d-512-256-c with ReLU; 0.5M parameters on MNIST (Newton–Schulz convergence)."""
+    """Build a network of layers d-512-256-c with ReLU (Newton–Schulz convergence).
+
+    For MNIST, the network has 0.5M parameters.
+    """
     return _sequence(
         flat=nn.Flatten(),
         first=nn.Linear(math.prod(shape), 512),
@@ -138,10 +142,11 @@ def mlp(shape: Shape, classes: int) -> nn.Module:
 
 
 def cnn(shape: Shape, classes: int) -> nn.Module:
-    """Two 5 x 5 convolutions of 32 and 64 channels, each with 2 x 2 pooling, and 512 hidden units.
+    """Build a network with two 5 x 5 convolutions of 32 and 64 channels, and 512 hidden units.
 
-    This is the network of McMahan et al. 2017 (FedAvg), with 1,663,370 parameters on MNIST. The
-    Stability note does not state the architecture of its CNN.
+    Each convolution is followed by 2 x 2 pooling. This is the network of McMahan et al. 2017
+    (FedAvg), with 1,663,370 parameters for MNIST. The Stability note does not state the
+    architecture of its CNN.
     """
     channels, height, width = shape
     return _sequence(
@@ -159,11 +164,11 @@ def cnn(shape: Shape, classes: int) -> nn.Module:
 
 
 def tanh_cnn(shape: Shape, classes: int) -> nn.Module:
-    """Convolutions of 16 (8 x 8) and 32 (4 x 4) channels, 32 hidden units, and tanh.
+    """Build a network with convolutions of 16 (8 x 8) and 32 (4 x 4) channels, and tanh.
 
-    This network is common in private learning on MNIST (Papernot et al. 2021; the example of
-    Opacus). Noise grows with the number of parameters, which is 26,010, and tanh keeps gradients
-    small.
+    It also has 32 hidden units. This network is common in private learning on MNIST (Papernot et
+    al. 2021; the example of Opacus). It has only 26,010 parameters, and the noise of private
+    learning grows with the number of parameters. The function tanh keeps gradients small.
     """
     channels, *sides = shape
     for kernel, padding in ((8, 3), (4, 0)):  # stride 2, then pooling with stride 1
@@ -183,14 +188,14 @@ def tanh_cnn(shape: Shape, classes: int) -> nn.Module:
 
 
 def cifarnet(shape: Shape, classes: int, width: int = 64) -> nn.Module:
-    """A 2 x 2 convolution and three pairs of 3 x 3 convolutions, with 2M parameters.
+    """Build a network with a 2 x 2 convolution and three pairs of 3 x 3 convolutions.
 
-    The pairs have 64, 256 and 256 channels. `width` is the number of channels of the first pair, a
-    multiple of 16.
+    The pairs have 64, 256 and 256 channels, and the network has 2M parameters. `width` is the
+    number of channels of the first pair, a multiple of 16.
 
     This is the CifarNet of Newton–Schulz convergence and of Jordan's speed runs, with two changes
-    for federated averaging. The first convolution is trained, not whitened from the data, and the
-    norms are GroupNorms.
+    for federated averaging. The first convolution is trained, and not computed from the data by
+    whitening. The norm layers are GroupNorms.
     """
     pairs = [_pair(24, width), _pair(width, 256), _pair(256, 256)]
     return _sequence(
@@ -203,7 +208,10 @@ def cifarnet(shape: Shape, classes: int, width: int = 64) -> nn.Module:
 
 
 def wide_resnet(depth: int, widen: int, shape: Shape, classes: int) -> nn.Module:
-    """WRN-depth-widen (Zagoruyko and Komodakis 2016) with GroupNorm instead of BatchNorm."""
+    """Build a wide residual network WRN-depth-widen with GroupNorm instead of BatchNorm.
+
+    See Zagoruyko and Komodakis 2016.
+    """
     count, widths = (depth - 4) // 6, [16 * widen * 2**stage for stage in range(3)]
     blocks, inner = [], 16
     for stage, width in enumerate(widths):
@@ -236,7 +244,7 @@ LEAST = {  # minimum number of pixels along the shorter side
 
 
 class _Residual(nn.Module):
-    """A pre-activation block; its shortcut is the identity if the widths agree."""
+    """A pre-activation residual block. If its widths agree, its shortcut is the identity."""
 
     def __init__(self, inner: int, outer: int, stride: int) -> None:
         super().__init__()
@@ -253,14 +261,14 @@ class _Residual(nn.Module):
 
 
 class _Mean(nn.Module):
-    """Average over space: [n, C, H, W] -> [n, C]."""
+    """A layer that averages over space: [n, C, H, W] -> [n, C]."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean((-2, -1))
 
 
 class _Largest(nn.Module):
-    """Maximum over space: [n, C, H, W] -> [n, C]."""
+    """A layer that computes the maximum over space: [n, C, H, W] -> [n, C]."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.amax((-2, -1))
@@ -288,7 +296,11 @@ _NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm)
 
 
 def reject_layers(network: nn.Module) -> None:
-    """Reject layers that mix samples in an evaluation, draw without a key, or change weights."""
+    """Raise an error for layers with which a run could not be repeated or evaluated correctly.
+
+    These layers mix samples in an evaluation, draw random numbers without a key, or change their
+    weights.
+    """
     for name, layer in network.named_modules():
         problem = ""
         draws = (isinstance(layer, nn.RReLU) and layer.lower < layer.upper) or isinstance(
@@ -327,7 +339,7 @@ def reject_layers(network: nn.Module) -> None:
 
 
 def statistics_of(network: nn.Module) -> dict[str, Tensor]:
-    """Return the running statistics of the norms in a network, by name."""
+    """Return the running statistics of the norm layers in a network, by name."""
     return {
         f"{prefix}.{key}" if prefix else key: layer.get_buffer(key)
         for prefix, layer in network.named_modules()
@@ -339,8 +351,9 @@ def statistics_of(network: nn.Module) -> dict[str, Tensor]:
 def torch_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Draw initial parameters from torch's default distributions, in order of `named_parameters`.
 
-    Weights and biases of linear layers and convolutions are uniform in +-1/sqrt(fan-in). Embeddings
-    are standard normal. The scale of a norm starts at 1, and its shift at 0.
+    Weights and biases of linear layers and convolutions are uniform between -1/sqrt(fan-in) and
+    1/sqrt(fan-in). Embeddings are standard normal. In norm layers, the scale starts at 1 and the
+    shift at 0.
     """
     found: dict[str, np.ndarray] = {}
     drawn: set[int] = set()
@@ -366,7 +379,10 @@ def torch_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndar
 
 
 def owned_parameters(network: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
-    """Yield (name, owner, name in the owner, parameter). Tied parameters occur under every name."""
+    """Yield (name, layer, name in the layer, parameter) of each parameter of a network.
+
+    A parameter that several layers share occurs under each of its names.
+    """
     for prefix, owner in network.named_modules(remove_duplicate=False):
         for key, param in owner.named_parameters(recurse=False, remove_duplicate=False):
             yield f"{prefix}.{key}" if prefix else key, owner, key, param

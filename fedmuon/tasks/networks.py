@@ -1,7 +1,7 @@
 """Any torch module as a task: losses and gradients as pure functions of a stack of parameters.
 
-Parameters have the names of the module, with the replica as the first axis: a weight [out, in] is
-stored as [S, out, in]. The values inside the module itself are never read.
+Parameters have the names of the module's parameters. Their first axis is the replica: a weight
+[out, in] is stored as [S, out, in]. The values inside the module itself are never used.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,19 +68,19 @@ Found = tuple[Tensor, Params]
 
 @dataclass(frozen=True, eq=False)
 class NetworkTask:
-    """A module for samples of a given shape, with a loss for each sample.
+    """The task of a torch module: samples of a given shape, and a loss for each sample.
 
     Attributes:
-        module: The network. Its parameters may be on `meta`.
+        module: The network. Its parameters may be on the device `meta`.
         shape: Shape of one sample.
         dtype: Dtype of the parameters.
         device: Device of the parameters.
         loss: Function from (outputs, targets) to losses [n].
-        targets: Function from (inputs, labels) to the targets of the outputs.
+        targets: Function from (inputs, labels) to the targets that the loss receives.
         start: Function that draws the initial parameters.
-        vectorized: Whether replicas share one call (torch.vmap) or run one after the other. None
-            chooses the faster way according to measurements (see `_vectorizes`).
-        metrics: Per-sample metrics of evaluations by name; None is the accuracy.
+        vectorized: Whether all replicas share one call (torch.vmap). With false, replicas run one
+            after the other. With None, the faster way is chosen (see `_vectorizes`).
+        metrics: Metrics of each sample in evaluations, by name. None means the accuracy.
         whole: Whether inputs are integers, such as tokens.
     """
 
@@ -109,7 +109,7 @@ class NetworkTask:
     unmixed: bool = field(init=False, default=False)  # whether mixing of samples was excluded
 
     def __post_init__(self) -> None:
-        """Reject modules with layers that no run could repeat (see `reject_layers`)."""
+        """Raise an error for modules with layers that `reject_layers` does not allow."""
         reject_layers(self.module)
         device = self.device.type
         entry = torch.empty((), dtype=self.dtype).element_size()
@@ -140,22 +140,23 @@ class NetworkTask:
 
     @property
     def keyed(self) -> bool:
-        """Whether the network has a dropout, whose masks depend on the keys of the samples."""
+        """Whether the network has dropout. Its masks then depend on the keys of the samples."""
         return bool(self.axes)
 
     def _vectorizes(self, rows: int) -> bool:
-        """Return whether replicas with `rows` samples share one call.
+        """Return whether replicas with `rows` samples share one call of the network.
 
-        On a CPU, vmap converts convolutions to grouped convolutions. In measurements, these took
-        0.6 to 0.95 times the time of separate calls below `SMALL` activations, and 1.1 to 1.2 times
-        above. Other networks are always faster in one call.
+        On a CPU, torch.vmap converts convolutions to grouped convolutions. Below `SMALL`
+        activations, one shared call took 0.6 to 0.95 times the time of separate calls in
+        measurements. Above `SMALL` activations, it took 1.1 to 1.2 times the time. Networks without
+        convolutions are always faster in one call.
         """
         if self.vectorized is not None:
             return self.vectorized
         return self.device.type != "cpu" or not self.convolves or rows * self.saved <= SMALL
 
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
-        """Draw parameters with `start`, by default from torch's distributions in module order."""
+        """Draw the initial parameters with the function `start`, the same for all replicas."""
         drawn = self.start(self.module, rng)
         fresh = {name: 1.0 * name.endswith("var") for name in self.statistics}
         for name, value in fresh.items():
@@ -164,10 +165,11 @@ class NetworkTask:
         return {name: value.repeat(stack, *[1] * value.ndim) for name, value in first.items()}
 
     def gradient(self, params: Params, batches: Sequence[Batch]) -> Found:
-        """Return the mean loss [K S] and gradient of the K blocks of S replicas.
+        """Return the mean loss [K S] and its gradient, for K blocks of S replicas.
 
-        For running statistics, return their next values instead of a gradient. Their norms need
-        complete batches, so replicas run one after the other.
+        For running statistics, the result contains their next values instead of a gradient. Norm
+        layers with running statistics need complete batches, so replicas then run one after the
+        other.
         """
         if self.statistics:
             turns = [
@@ -223,7 +225,7 @@ class NetworkTask:
         )  # fmt: skip
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
-        """Return per-sample losses [S, n] and per-sample metrics by name."""
+        """Return the loss of each sample [S, n], and the metrics of each sample by name."""
         samples = Samples(batch.inputs[None], *[batch.labels[None]] * 3)
         rows, replicas = len(batch.labels), size_of(params)
         shared = replicas > 1 and self._vectorizes(rows)
@@ -235,7 +237,10 @@ class NetworkTask:
             return concatenate(list(found), 1)
 
     def require_unmixed(self) -> None:
-        """Reject a network whose norms mix the samples of a batch, to protect single examples."""
+        """Raise an error if norm layers mix the samples of a batch, as BatchNorm does.
+
+        Clipping could then not protect single examples.
+        """
         if self.statistics:
             name = self.statistics[0].rpartition(".")[0]
             kind = type(self.module.get_submodule(name)).__name__
@@ -246,7 +251,7 @@ class NetworkTask:
             )
 
     def _in_one_batch(self, params: Params, batch: Batch, replica: int) -> tuple[Tensor, Params]:
-        """Return the loss [] and gradient of one replica, and its next running statistics."""
+        """Return the loss [] and the gradient of one replica, and its next running statistics."""
         inputs, labels = samples_of(batch, replica)
         shares = inputs.new_full((len(labels),), 1 / len(labels))
         learned, now = split_statistics(params)
@@ -267,10 +272,10 @@ class NetworkTask:
         return loss, {**slope, **after}
 
     def _mean_gradient(self, params: Params, batch: Batch) -> Found:
-        """Return the loss [S] and gradient of one batch.
+        """Return the mean loss [S] and gradient of one batch.
 
-        In a replica with a replaced sample, the shared sample has weight 0, and the replacement is
-        added.
+        If a replica has a replacement sample, the replaced sample has weight 0, and the result of
+        the replacement is added.
         """
         rows, there = len(batch.labels), batch.replaced
         shares = batch.inputs.new_full((1, rows), 1 / rows)
@@ -293,7 +298,10 @@ class NetworkTask:
         return loss, slope
 
     def _weighted_gradient(self, params: Params, samples: Samples) -> Found:
-        """Return sum_j w_j loss_j [B] and its gradient, computed by several threads."""
+        """Return the weighted sum of losses, sum_j w_j loss_j [B], and its gradient.
+
+        Several threads share the work.
+        """
         if not self.thread_safe:
             return self._in_chunks(params, samples)
         cut = split_samples(params, samples, self.products)
@@ -302,7 +310,10 @@ class NetworkTask:
         return concatenate([reduce(_add_, islice(found, len(row))) for row in cut])
 
     def _in_chunks(self, params: Params, samples: Samples) -> Found:
-        """Compute the same in one thread, with as many samples at once as fit into memory."""
+        """Return the weighted sum of losses and its gradient, computed in one thread.
+
+        As many samples as fit into memory are computed at once.
+        """
         rows, replicas = samples.labels.shape[1], size_of(params)
         shared = replicas > 1 and self._vectorizes(rows)
         work = grad_and_value(self.total) if shared else self._slope
@@ -315,9 +326,10 @@ class NetworkTask:
     def _map_replicas(
         self, function: Callable[..., Any], params: Params, samples: Samples, shared: bool
     ) -> Any:
-        """Stack the results of function(parameters, inputs, labels, weights, keys) of all replicas.
+        """Call function(parameters, inputs, labels, weights, keys) for each replica.
 
-        If `shared`, all replicas share one call. Otherwise, they run one after the other.
+        Stack the results. If `shared` is true, all replicas share one call. Otherwise, they run one
+        after the other.
         """
         alone = [len(values) == 1 for values in samples]
         if shared:
@@ -338,7 +350,7 @@ class NetworkTask:
         return stack_results([turn(r) for r in range(size_of(params))])
 
     def _laid_out(self, params: Params) -> Params:
-        """Return one replica's parameters; convolution weights determine the layout of images."""
+        """Return one replica's parameters in the memory layout that is faster for convolutions."""
         if not self.channels_last:
             return params
         order = torch.channels_last  # `contiguous` would keep the strides of a single channel
@@ -348,10 +360,10 @@ class NetworkTask:
         }
 
     def _keys(self, batch: Batch) -> Tensor:
-        """Return the keys of a batch.
+        """Return the keys of a batch, or row numbers if the batch has no keys.
 
-        Without dropout, the values do not matter, only the length. A batch without keys, such as in
-        an estimate of constants, gets its row numbers as keys.
+        A batch has no keys, for example, in an estimate of constants. Without dropout, the values
+        of the keys have no effect.
         """
         if not self.keyed:
             return batch.labels
@@ -360,7 +372,10 @@ class NetworkTask:
         return batch.keys.to(self.device)
 
     def masks(self, keys: Tensor | None) -> AbstractContextManager[Any]:
-        """Return the context that draws the masks in a call; without keys, nothing is dropped."""
+        """Return the context that draws the dropout masks of a call.
+
+        Without keys, nothing is dropped.
+        """
         return Masks(keys, self.axes) if self.keyed else nullcontext()
 
     def _outputs(self, params: Params, inputs: Tensor, keys: Tensor | None) -> Tensor:
@@ -372,7 +387,7 @@ class NetworkTask:
     def total(
         self, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor, keys: Tensor
     ) -> Tensor:
-        """Return sum_j w_j loss_j [] for one replica's parameters."""
+        """Return the weighted sum of losses, sum_j w_j loss_j [], of one replica."""
         outputs = self._outputs(params, inputs, keys)
         return self.loss(outputs, self.targets(inputs, labels)) @ weights
 
@@ -385,7 +400,7 @@ class NetworkTask:
         keys: Tensor,
         statistics: Params = NO_STATISTICS,
     ) -> tuple[Params, Tensor]:
-        """Compute grad_and_value(self.total) without the overhead of functorch."""
+        """Return the gradient and the value of `total`, without the overhead of torch.func."""
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
         loss = self.total({**leaves, **statistics}, inputs, labels, weights, keys)
         slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
@@ -413,9 +428,9 @@ class NetworkTask:
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Switch a module to evaluation mode within this context.
 
-    Torch layers compute the same in both modes, except dropouts, whose masks are off, and norms
-    with running statistics. Only such norms and layers from outside torch change their mode,
-    because some torch layers have a second implementation.
+    Only norm layers with running statistics, and layers from outside torch, change their mode.
+    Other torch layers compute the same in both modes, except dropouts, whose masks are already off.
+    Some torch layers would use a second implementation in evaluation mode.
     """
     changed = [
         layer
@@ -433,7 +448,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def _add_(total: Found, more: Found) -> Found:
-    """Add losses and gradients in place."""
+    """Add the losses and gradients of `more` to `total` in place."""
     for name, value in more[1].items():
         total[1][name].add_(value)
     return total[0].add_(more[0]), total[1]
@@ -453,9 +468,9 @@ HOOKS = tuple(name for name in EMPTY if "hook" in name)
 
 
 def copyable(module: nn.Module) -> bool:
-    """Return whether a copy certainly computes the same, without any side effects.
+    """Return whether a copy of a module certainly computes the same, without side effects.
 
-    This is true for layers of torch and of fedmuon without the user's hooks or functions.
+    This is true for layers of torch and of fedmuon without hooks or functions of the user.
     """
     return not _has_any_global_hook() and all(
         f"{type(layer).__module__}.".startswith(LAYERS)
@@ -466,7 +481,7 @@ def copyable(module: nn.Module) -> bool:
 
 
 def stateless(function: Any) -> bool:
-    """Return whether a loss or metric stores nothing between calls.
+    """Return whether a loss or metric certainly stores nothing between calls.
 
     This is true for functions of torch and of fedmuon that do not call a function of the user.
     """
@@ -485,7 +500,7 @@ def stateless(function: Any) -> bool:
 
 
 def _known(value: Any) -> bool:
-    """Return whether this is a plain value or a stateless function, or a list or tuple of these."""
+    """Return whether a value is plain, a stateless function, or a list or tuple of such values."""
     if isinstance(value, list | tuple):
         return all(map(_known, value))
     if isinstance(value, Guard):  # it contains the object that it guards, for error messages

@@ -1,6 +1,6 @@
-"""The user's own module as a task, with its initial weights, its loss and its metrics.
+"""Your own module as a task, with its initial weights, its loss and its metrics.
 
-Parameters may be anywhere in the module, and may be tied. Frozen parameters
+Parameters may be anywhere in the module, and layers may share them. Frozen parameters
 (requires_grad = False) and buffers keep their values. They are neither sent nor saved.
 """
 
@@ -39,11 +39,11 @@ class Task:
         module: The network. Its current weights are the initial weights.
         loss: Function from `(outputs, targets)` to one value per sample `[samples]`. The default is
             cross-entropy for class labels, and the squared error for real numbers.
-        metrics: Mapping of name to a function from `(outputs, targets)` to one value per sample
-            `[samples]`. The default for classes is `accuracy`.
-        inputs: Mapping of argument name to the shape of one sample. Set it for a module with
-            several named tensor arguments, such as `input_ids` and `attention_mask` of Hugging
-            Face. List the arguments in the order of the numbers in a sample.
+        metrics: Mapping of a metric's name to a function from `(outputs, targets)` to one value per
+            sample `[samples]`. For class labels, the default is `accuracy`.
+        inputs: Mapping of argument name to the shape of this argument for one sample. Set it for a
+            module with several tensor arguments, such as `input_ids` and `attention_mask` of
+            Hugging Face. A sample then contains the numbers of all arguments, in this order.
 
     Example:
         >>> import fedmuon
@@ -62,7 +62,7 @@ class Task:
 
 
 def as_task(found: Any) -> Task:
-    """Convert the argument `task`: a module, (module, loss), or a Task."""
+    """Convert the argument `task` (a module, (module, loss), or a Task) to a Task."""
     if isinstance(found, Task):
         return found
     parts = found if isinstance(found, tuple) else (found,)
@@ -76,7 +76,7 @@ def user_network(
     task: Task, shape: tuple[int, ...], classes: int, whole: bool, dtype: torch.dtype,
     device: torch.device, guard: Guard | None = None,
 ) -> NetworkTask:  # fmt: skip
-    """Build the task for samples of a given shape.
+    """Build the task of a user's module for samples of a given shape.
 
     Args:
         task: The user's module, loss and metrics.
@@ -85,10 +85,10 @@ def user_network(
         whole: Whether inputs are integers, such as tokens.
         dtype: Dtype of the parameters.
         device: Device of the parameters.
-        guard: Guard that names the user's objects in errors.
+        guard: Guard that names the user's object in errors.
 
     Raises:
-        InputError: If a run cannot use the module, the loss or a metric.
+        InputError: If the module, the loss or a metric is not suitable for a run.
     """
     module = _checked_copy(task.module).to(device, dtype).train()
     loss = task.loss or (cross_entropy if classes else squared_error)
@@ -137,12 +137,15 @@ def user_network(
 
 @dataclass(frozen=True, eq=False)
 class UserNetwork(NetworkTask):
-    """The task of a user's module. A guard surrounds all calls of the module."""
+    """The task of a user's module. A guard converts errors in calls of the module."""
 
     guard: Guard = field(default_factory=lambda: Guard("task"))
 
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
-        """Return the module's current weights and running statistics, without frozen weights."""
+        """Return the module's current weights and running statistics.
+
+        Frozen weights are left out.
+        """
         with self.guard:
             named = self.module.named_parameters()
             weights = {name: one.detach() for name, one in named if one.requires_grad}
@@ -150,7 +153,10 @@ class UserNetwork(NetworkTask):
             return {name: value.repeat(stack, *[1] * value.ndim) for name, value in weights.items()}
 
     def gradient(self, params: Params, batches: Sequence[Batch]) -> tuple[Tensor, Params]:
-        """Compute as for any network, and reject a loss with another dtype or device."""
+        """Return the loss and its gradient.
+
+        Raise an error if the loss has another dtype or device.
+        """
         with self.guard:
             loss, slope = super().gradient(params, batches)
             if loss.dtype != self.dtype or loss.device != self.device:
@@ -164,18 +170,19 @@ class UserNetwork(NetworkTask):
     def clipped(
         self, points: Points, batches: Sequence[Batch], clipping: Clipping
     ) -> tuple[Tensor, Params]:
-        """Compute as for any network."""
         with self.guard:
             return super().clipped(points, batches, clipping)
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
-        """Compute as for any network."""
         with self.guard:
             return super().losses(params, batch)
 
 
 def require_numbers(module: nn.Module) -> None:
-    """Reject parameters and buffers without a shape, or of a kind that a run cannot use."""
+    """Raise an error for parameters or buffers that a run cannot use.
+
+    A tensor needs a shape, and must contain ordinary real numbers.
+    """
     params = dict(module.named_parameters())
     for name, value in (*params.items(), *module.named_buffers()):
         if nn.parameter.is_lazy(value):
@@ -196,7 +203,7 @@ def require_numbers(module: nn.Module) -> None:
 
 
 def _checked_copy(module: nn.Module) -> nn.Module:
-    """Copy a module, and reject a module in which nothing can be trained."""
+    """Return a copy of a module. Raise an error if the module has nothing to train."""
     require_numbers(module)
     params = dict(module.named_parameters())
     if not params:
@@ -229,7 +236,7 @@ def _checked_copy(module: nn.Module) -> nn.Module:
 
 
 def check_each(measure: Metric, what: str, guard: Guard) -> Metric:
-    """Wrap a loss or metric in a check that it returns one value per sample."""
+    """Return the loss or metric with a check that it returns one value per sample."""
 
     def checked(outputs: Tensor, targets: Tensor) -> Tensor:
         with guard:
@@ -246,7 +253,10 @@ def check_each(measure: Metric, what: str, guard: Guard) -> Metric:
 
 
 def _how_to_fit(module: nn.Module, sample: Tensor) -> str:
-    """Name a layer that converts samples to the shape that the module reads, if one fits."""
+    """Return advice to put a layer in front of the module that gives samples the accepted shape.
+
+    If no known layer helps, advise to change the first layer.
+    """
     shape = sample.shape[1:]
     side = math.isqrt(shape[0]) if len(shape) == 1 else 0
     layers: dict[str, nn.Module] = {"nn.Flatten()": nn.Flatten()}
@@ -265,7 +275,7 @@ def _how_to_fit(module: nn.Module, sample: Tensor) -> str:
 def _with_plain_calls(
     module: nn.Module, inputs: Mapping[str, tuple[int, ...]], sample: Tensor
 ) -> int:
-    """Make a module accept and return one tensor, if necessary by replacing its `forward`.
+    """Change a module, if necessary, so that it accepts one tensor and returns one tensor.
 
     Return the number of its outputs for a sample [1, ...].
     """
@@ -297,14 +307,14 @@ def _by_name(
     sizes: list[int],
     samples: Tensor,
 ) -> Any:
-    """Call `forward` with samples [n, ...], split into its arguments."""
+    """Split samples [n, ...] into the named arguments of `forward`, and call it."""
     parts = samples.flatten(1).split(sizes, 1)
     named = zip(inputs.items(), parts, strict=True)
     return forward(**{name: part.reshape(-1, *shape) for (name, shape), part in named})
 
 
 def _logits(forward: Callable[..., Any], *args: Any) -> Tensor:
-    """Return the logits that `forward` returns, as an attribute or an entry named `logits`."""
+    """Return the tensor that `forward` returns, or the tensor `logits` in the returned object."""
     found = forward(*args)
     logits = found.get("logits") if isinstance(found, Mapping) else getattr(found, "logits", None)
     if not isinstance(logits, Tensor):
@@ -326,9 +336,10 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
         outputs = outputs.squeeze(-1)
     if outputs.shape != targets.shape:
         raise InputError(
-            f"the module returns shape {tuple(outputs.shape[1:])} for a sample, but the label "
-            f"has shape {tuple(targets.shape[1:])}. The labels are real numbers, so return one "
-            "output for each number of a label, or use integers as labels of classes."
+            f"the module returns an output of shape {tuple(outputs.shape[1:])} for one sample, "
+            f"but the label has shape {tuple(targets.shape[1:])}. The labels are real numbers, "
+            "so return one output for each number of a label, or use integers as labels of "
+            "classes."
         )
     each = functional.mse_loss(outputs, targets, reduction="none")
     return each.flatten(1).mean(1) if each.ndim > 1 else each

@@ -1,6 +1,6 @@
 """How the work of a network is split: trial calls, groups that fit into memory, and thread pieces.
 
-The split depends only on sizes, so results do not depend on the number of threads.
+Only sizes determine the pieces, so results do not depend on the number of threads.
 """
 
 import gc
@@ -27,7 +27,10 @@ OF_NORMS = (*STATISTICS, "num_batches_tracked")  # buffers into which torch laye
 
 
 def on_meta(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a module without values; parameters need gradients."""
+    """Return the parameters and buffers of a module as tensors without values.
+
+    The parameters require gradients.
+    """
     params = {
         name: torch.empty_like(value, device="meta").requires_grad_()
         for name, value in module.named_parameters()
@@ -42,10 +45,11 @@ Found = TypeVar("Found")
 
 @dataclass
 class Chunks:
-    """Split samples into groups of `most`, counted once per replica that processes them together.
+    """Splits samples into groups of at most `most` samples, so that each group fits into memory.
 
-    If the device runs out of memory, `most` is halved for this call and all later calls. This
-    changes only rounding.
+    If a group is computed for several replicas at once, each sample counts once per replica. If the
+    device runs out of memory, `most` is halved for this call and all later calls. This changes
+    results only by rounding.
     """
 
     most: int
@@ -53,7 +57,7 @@ class Chunks:
     def each(
         self, work: Callable[[slice], Found], rows: int, replicas: int = 1, start: int = 0
     ) -> Iterator[Found]:
-        """Yield work(part) for each group of the samples `start` to `rows`, in order."""
+        """Yield the results of work(part) for each group of the samples from `start` to `rows`."""
         while start < rows:
             part = slice(start, min(rows, start + max(1, self.most // replicas)))
             try:
@@ -76,10 +80,10 @@ class Chunks:
 
 
 class Trial(NamedTuple):
-    """The properties of a module that calls with one and two samples show.
+    """Properties of a module that trial calls with one and two samples show.
 
-    `saved` is how many numbers autograd stores per sample. `axes` lists the axis of the samples in
-    the input of each dropout of a call.
+    `saved` is how many numbers autograd stores per sample. `axes` contains, for each dropout in a
+    call, the axis of its input that runs over the samples.
     """
 
     saved: int
@@ -87,21 +91,23 @@ class Trial(NamedTuple):
 
 
 def _global_draws() -> dict[str, Any]:
-    """Return the states of the global generators that are not torch's."""
+    """Return the states of the global random generators of Python and NumPy."""
     state = np.random.get_state(legacy=False)["state"]  # noqa: NPY002 - to see whether it is used
     return {"random": random.getstate(), "numpy.random": (state["pos"], state["key"].tobytes())}
 
 
 def try_module(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -> Trial:
-    """Call a module with two samples and with one, or with three and two if it normalizes batches.
+    """Call a module with batches of two sizes, and return its properties.
 
-    The calls use copies of parameters and buffers, or zeros for those on `meta`. For a large
-    module, the copies are on `meta`, where nothing is computed. A call on `meta` loads torch's
-    compiler, which takes a second or two, so small modules are called on the CPU.
+    The batches have two samples and one sample, or three and two samples if the module normalizes
+    over a batch. The calls use copies of parameters and buffers, or zeros for tensors on the device
+    `meta`. For a large module, the copies are on `meta`, where nothing is computed. Small modules
+    are called on the CPU, because a call on `meta` first loads torch's compiler, which takes a
+    second or two.
 
     Raises:
-        InputError: If the module writes into its samples or buffers, which other calls also read,
-            or draws from torch's global generator.
+        InputError: If the module changes its input samples or its buffers, or uses the global
+            random generator of torch.
     """
     params = {name: one for name, one in module.named_parameters() if one.requires_grad}
     own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -153,10 +159,9 @@ def try_module(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -
 
 
 def exact_on(device: torch.device) -> AbstractContextManager[None]:
-    """Compute in full float32 and in a fixed order of addition.
+    """Within this context, compute in full float32 precision and in a fixed order of addition.
 
-    Without this context, cuDNN rounds convolutions to TF32 and may choose algorithms without a
-    fixed order of addition.
+    Otherwise, cuDNN rounds convolutions to TF32 and may add numbers in a varying order.
     """
     if device.type != "cuda":
         return nullcontext()
@@ -172,10 +177,10 @@ FEW = 32  # minimum number of samples in a piece; with fewer, convolutions becom
 
 
 class Samples(NamedTuple):
-    """The samples of B replicas.
+    """The samples of B replicas: inputs [B, n, ...], labels, weights and keys [B, n].
 
-    They are inputs [B, n, ...], labels [B, n], weights in the loss [B, n], and keys of the masks
-    [B, n]. A first axis of length 1 means that all replicas share the values.
+    The weights multiply the losses, and the keys belong to the dropout masks. If a first axis has
+    length 1, all replicas share the values.
     """
 
     inputs: Tensor
@@ -184,16 +189,17 @@ class Samples(NamedTuple):
     keys: Tensor
 
     def rows(self, part: slice) -> "Samples":
-        """Return the same replicas with some of the samples."""
+        """Return some of the samples, for the same replicas."""
         return Samples(*(values[:, part] for values in self))
 
 
 def split_samples(
     params: Params, samples: Samples, products: int
 ) -> list[list[tuple[Params, Samples]]]:
-    """Return rows of pieces, for samples that need `products` products each.
+    """Split samples into pieces for threads, as a list of lists of pieces.
 
-    Add the results within a row, and concatenate the results of different rows.
+    Each sample needs `products` products. Add the results of the pieces in an inner list. Then
+    concatenate the sums of all inner lists.
     """
     rows, replicas = samples.labels.shape[1], size_of(params)
     each = rows * products / WORK
@@ -207,5 +213,5 @@ def split_samples(
 
 
 def size_of(params: Params) -> int:
-    """Return the number of replicas."""
+    """Return the number of replicas in a stack of parameters."""
     return len(next(iter(params.values())))

@@ -1,9 +1,10 @@
 """Sums of clipped per-example gradients of a network, for a stack of parameters.
 
-There are two exact ways. The first uses records of the inputs and output gradients of layers
-(`ghost.py`). The second uses per-example gradients of `torch.func`, for modules whose records are
-incomplete. Both process samples in groups that fit into a limited memory. The norms of a group are
-complete, so its sum is final.
+There are two exact methods. The first method records the inputs and output gradients of all layers
+(`ghost.py`). The second method uses the per-example gradients of `torch.func`. It is for modules in
+which the first method cannot record everything. Both methods process the samples in groups that fit
+into a limited memory. Each gradient norm is computed completely within one group, so the sum of a
+group needs no later correction.
 """
 
 import math
@@ -38,9 +39,10 @@ Found = tuple[Tensor, dict[str, PerExample]]  # losses [n], gradients by paramet
 def sums_without_clipping(
     gradient: Gradient, points: Points, batches: Sequence[Batch], clipping: Clipping
 ) -> tuple[Tensor, Params] | None:
-    """Return the sums for C = inf, as mean gradients times batch sizes, without per-example work.
+    """Return the sums of gradients if the clipping bound C is infinite, without per-example work.
 
-    Return None if C is finite or a batch is empty.
+    The sums are the mean gradients times the batch sizes. Return None if C is finite or a batch is
+    empty.
     """
     sizes = [len(batch.labels) for batch in batches]
     if math.isfinite(clipping.bound) or 0 in sizes:
@@ -55,7 +57,7 @@ def sums_without_clipping(
 
 @dataclass(frozen=True, eq=False)
 class ClippedSums:
-    """Object that computes the sums for one module.
+    """Computes the sums of clipped per-example gradients of one module.
 
     Attributes:
         module: The network.
@@ -63,11 +65,11 @@ class ClippedSums:
         loss: Function from (outputs [n, c], labels [n]) to losses [n].
         device: Device of the parameters.
         kept: Number of activations that autograd stores per sample.
-        ghosts: The layers, or None if only torch's per-example gradients are exact.
-        each: Function that returns the same object with a copy of the module for the calling
-            thread; None if one thread does all the work.
+        ghosts: The layers for the method of `ghost.py`. With None, `torch.func` is used.
+        each: Function that returns a copy of this object with its own module for the calling
+            thread. With None, one thread does all the work.
         whole: Whether samples are integers, such as tokens.
-        masks: Function from the keys of samples to the context that draws their masks.
+        masks: Function from the keys of samples to the context that draws their dropout masks.
     """
 
     module: nn.Module
@@ -83,7 +85,7 @@ class ClippedSums:
     def __call__(
         self, points: Points, batches: Sequence[Batch], clipping: Clipping
     ) -> tuple[Tensor, Params]:
-        """Compute `Task.clipped`, one replica after the other."""
+        """Return the results of `Task.clipped`. The replicas are computed one after the other."""
         stack = len(next(iter(points[0][1].values())))
         replicas = stack // len(batches)
         found = []
@@ -129,11 +131,11 @@ class ClippedSums:
         return loss / max(rows, 1), {key: totals[key] for key in params}
 
     def _lanes(self, params: Params, rows: int) -> list[slice]:
-        """Split samples into even parts, each with its own totals.
+        """Split the samples into parts of nearly equal size, which are added up separately.
 
-        The number of parts is a power of two and depends only on sizes. It is small enough that
-        adding the totals costs little. On a GPU, there is one part, because parts would be launched
-        separately.
+        The number of parts is a power of two and depends only on sizes. With few parts, adding
+        their sums takes little time. On a GPU, there is only one part, because each part would be
+        launched separately.
         """
         if self.device.type == "cuda":
             return even(rows, 1) if rows else []
@@ -162,7 +164,7 @@ class ClippedSums:
     def _by_layer(
         self, points: Points, inputs: Tensor, labels: Tensor, keys: Tensor, rows: slice
     ) -> Found:
-        """Return per-example gradients from records of the layers at each point."""
+        """Return the losses and per-example gradients of some samples, from records of layers."""
         assert self.ghosts is not None
         layers, records, losses = self.ghosts.layers, [], inputs.new_zeros(0)
         inputs, labels = self._rows(inputs, rows), labels[rows]
@@ -196,7 +198,7 @@ class ClippedSums:
     def _by_example(
         self, points: Points, inputs: Tensor, labels: Tensor, keys: Tensor, rows: slice
     ) -> Found:
-        """Return per-example gradients of all parameters from torch.func."""
+        """Return the losses and per-example gradients of some samples, from torch.func."""
 
         def loss_of(params: Params, one: Tensor, label: Tensor, key: Tensor) -> Tensor:
             with self.masks(key[None]):
@@ -221,7 +223,7 @@ class ClippedSums:
 def _alone(
     loss_of: Callable[..., Tensor], params: Params, *sample: Tensor
 ) -> tuple[Params, Tensor]:
-    """Return the gradient and loss of one example, computed by autograd."""
+    """Return the gradient and the loss of one example, computed by autograd."""
     leaves = {key: value.detach().requires_grad_() for key, value in params.items()}
     with torch.enable_grad():
         loss = loss_of(leaves, *sample)
@@ -230,15 +232,16 @@ def _alone(
 
 
 def _add(total: Params, c: float, slopes: Params) -> Params:
-    """Return total + c slopes; the total may be empty."""
+    """Return total + c * slopes for each parameter. The total may be empty."""
     more = {key: slope if c == 1 else c * slope for key, slope in slopes.items()}
     return {key: total[key] + value for key, value in more.items()} if total else more
 
 
 def _add_clipped(totals: Params, found: dict[str, PerExample], clipping: Clipping) -> None:
-    """Add sum_i factors_i G_i to the totals, without examples i whose norm is not finite.
+    """Add the clipped gradients sum_i factors_i G_i to the totals.
 
-    The entries of such an example times its factor 0 would be NaN, and so would the sum.
+    Examples whose gradient norm is not finite are left out. Otherwise, 0 times such a gradient
+    would make the whole sum NaN.
     """
     squares = {key: one.squares() for key, one in found.items()}
     finite = torch.stack([each.isfinite() for each in squares.values()]).all(0)
@@ -253,7 +256,7 @@ def _add_clipped(totals: Params, found: dict[str, PerExample], clipping: Clippin
 
 
 def samples_of(batch: Batch, replica: int) -> tuple[Tensor, Tensor]:
-    """Return the inputs and labels of one replica."""
+    """Return the inputs and labels that one replica uses, including its replacement sample."""
     there = batch.replaced
     if there is None:
         return batch.inputs, batch.labels

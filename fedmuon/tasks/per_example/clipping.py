@@ -1,7 +1,7 @@
 """Clipping rules, their sensitivity, and norms with bounded rounding errors.
 
-An example has a gradient G = (G_1, ..., G_m), with one block for each parameter tensor. It
-contributes (DP-Muon, section 2)
+An example has a gradient G = (G_1, ..., G_m), with one block for each parameter tensor. The example
+contributes to the sum (DP-Muon, section 2):
 
     rule             contribution                  norm of all blocks together
     block            min(1, C / ||G_i||_F) G_i     at most C sqrt(m)
@@ -9,13 +9,14 @@ contributes (DP-Muon, section 2)
     automatic        C G_i / ||G_i||_F             at most C sqrt(m)
     automatic-flat   C G / ||G||                   at most C
 
-and 0 if the gradient is 0. Automatic clipping (DiSK, C.2) has no threshold that needs tuning.
+An example with gradient 0 contributes 0. Automatic clipping (DiSK, C.2) has no threshold that needs
+tuning.
 
-In floating point, a clipped norm may exceed C by rounding, at most by the factor 1 + `slack`. The
-noise is increased by this factor (`fedmuon.privacy.mechanisms.gaussian`), and the sums are
-unchanged. An example whose gradient is not finite contributes 0, which depends on that example
-alone. Squared norms below the smallest normal number divided by eps have lost their digits. For
-such norms, automatic rules contribute 0, and the other rules assume a norm of at least this size.
+Because of rounding, a clipped norm may exceed C, but at most by the factor 1 + `slack`. The noise
+is therefore increased by this factor (`fedmuon.privacy.mechanisms.gaussian`). An example whose
+gradient is not finite contributes 0, whatever the other examples are. Squared norms below the
+smallest normal number divided by eps are inaccurate. For such small norms, automatic rules
+contribute 0, and the other rules use the smallest norm that is accurate.
 
 **Error of norms.** A sum of n products in floating point, added in any order, fused or not, is
 within n/2 eps / (1 - n/2 eps) of sum |x_i y_i| <= ||x|| ||y|| (Higham 2002, section 3.1; u =
@@ -40,10 +41,10 @@ RULES = ("block", "flat", "automatic", "automatic-flat")
 
 
 def slack(dtype: torch.dtype) -> float:
-    """Return the relative amount by which a clipped norm in this precision may exceed C.
+    """Return the relative amount by which a clipped norm may exceed C because of rounding.
 
-    It is 4.9e-4 in float32, and 2.3e-10 in float64, which has no wider type for sums. This covers
-    sums in any order, and increases the noise by the same amount.
+    The amount is 4.9e-4 in float32 and 2.3e-10 in float64, for sums in any order. In float64, there
+    is no wider type for the sums. The noise is increased by the same amount.
     """
     return (2**20 if dtype == torch.float64 else 4096) * torch.finfo(dtype).eps
 
@@ -54,9 +55,9 @@ class Clipping:
 
     Attributes:
         rule: One of `RULES`.
-        bound: C > 0; with infinity, nothing is clipped.
-        joint_block: Names of tensors that together form one block. DP-Muon releases all parameters
-            that Muon leaves to another optimizer as one block.
+        bound: The clipping bound C > 0. If it is infinite, nothing is clipped.
+        joint_block: Names of tensors that together form one block. In DP-Muon, these are all
+            parameters that Muon does not train.
     """
 
     rule: str = "block"
@@ -69,26 +70,26 @@ class Clipping:
         if not self.bound > 0 or (self.automatic and math.isinf(self.bound)):
             raise InputError(
                 f"the clipping bound is {self.bound}, but it must be positive, and also finite "
-                "for the rule automatic"
+                "for automatic clipping. Set the bound to a positive finite number."
             )
 
     @property
     def automatic(self) -> bool:
-        """Whether every gradient is scaled to C, including short ones."""
+        """Whether every gradient is scaled to the norm C, even if it is shorter."""
         return self.rule.startswith("automatic")
 
     def blocks(self, params: Collection[str]) -> int:
-        """Return m, the number of vectors of norm at most C that one example contributes."""
+        """Return m, the number of blocks of a gradient that are clipped separately."""
         return len(self._groups(params))
 
     def sensitivity(self, params: Collection[str]) -> float:
-        """Return C sqrt(m), the largest L2 norm that one example adds to the sums."""
+        """Return C sqrt(m), the maximum L2 norm that one example can add to the sums."""
         return self.bound * math.sqrt(self.blocks(params))
 
     def factors(self, squares: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the factor of each example's blocks, from their squared norms [..., n].
+        """Return the factor that clips each block of each example, from squared norms [..., n].
 
-        The factor is 0 if the square is not finite.
+        If a squared norm is not finite, the factor is 0.
         """
         found: dict[str, Tensor] = {}
         for names in self._groups(squares):
@@ -107,7 +108,7 @@ class Clipping:
         return found
 
     def _groups(self, names: Collection[str]) -> list[list[str]]:
-        """Return the tensors of each block."""
+        """Return the names of the tensors in each block."""
         if self.rule.endswith("flat"):  # one norm over all parameters
             return [list(names)]
         several = [name for name in names if name in self.joint_block]
@@ -124,7 +125,10 @@ REST = 64  # eps for the rounding of a norm and of a factor, and for second-orde
 
 
 def norms(values: Tensor) -> Tensor:
-    """Return ||v|| over the last axis, computed in pieces; squares may underflow or overflow."""
+    """Return the norms over the last axis, added up in pieces.
+
+    Squares may underflow or overflow.
+    """
     size = values.shape[-1]
     if size <= RUN:
         return torch.linalg.vector_norm(values, dim=-1)
@@ -135,9 +139,10 @@ def norms(values: Tensor) -> Tensor:
 
 
 def scaled_norms(values: Tensor) -> Tensor:
-    """Return norms as `norms` does, but first scale vectors whose squares are out of range.
+    """Return the norms over the last axis, also if the squares would underflow or overflow.
 
-    A product of two such norms is therefore correct even if one is tiny and the other huge.
+    A product of two of these norms is therefore correct even if one norm is tiny and the other is
+    huge.
     """
     found, info = norms(values), torch.finfo(values.dtype)
     odd = ~((found > (info.tiny / info.eps) ** 0.5) & (found < 0.5 * info.max**0.5))
@@ -152,7 +157,10 @@ def scaled_norms(values: Tensor) -> Tensor:
 
 
 def inner_products(a: Tensor, b: Tensor) -> Tensor:
-    """Return a @ b.mT over the last axis; errors are at most `inner_error` eps times both norms."""
+    """Return a @ b.mT, added up in pieces along the last axis.
+
+    The error of an entry is at most `inner_error` times eps times the product of both norms.
+    """
     size, piece = a.shape[-1], _piece(a.shape[-1])
     total = a[..., :piece] @ b[..., :piece].mT
     for start in range(piece, size, piece):
@@ -162,30 +170,34 @@ def inner_products(a: Tensor, b: Tensor) -> Tensor:
 
 
 def inner_error(size: int) -> float:
-    """Return the error bound in eps: half the number of terms in a piece plus half the pieces."""
+    """Return the error bound of `inner_products` in units of eps.
+
+    The bound is half the number of terms in a piece, plus half the number of pieces.
+    """
     piece = min(_piece(size), size)
     return (piece + math.ceil(size / max(piece, 1))) / 2
 
 
 def sum_of_products(a: Tensor, b: Tensor) -> Tensor:
-    """Return sum_gst a_gst b_gst [n] of stacks [n, g, s, t], axis by axis and in float64."""
+    """Return sum_gst a_gst b_gst [n] for arrays [n, g, s, t], axis by axis and in float64."""
     return (a * b).sum(3, dtype=torch.float64).sum(2).sum(1).to(a.dtype)
 
 
 def sum_error(dtype: torch.dtype, *axes: int) -> float:
-    """Return the error bound in eps of a sum over axes of these lengths.
+    """Return the error bound, in units of eps, of `sum_of_products` over axes of these lengths.
 
-    For float64, there is no wider type.
+    In float64, the bound is larger, because there is no wider type for the sum.
     """
     return 2.0 + (sum(axes) / 2 if dtype == torch.float64 else 0.0)
 
 
 def largest_ratio(dtype: torch.dtype, error: float, count: int) -> float:
-    """Return the largest ratio of a gradient's terms to their sum with a norm within `slack`.
+    """Return the maximum ratio of a gradient's terms to its norm for which the norm is accurate.
 
-    The error of the square is at most `error` eps of the squared terms, and `count` terms are
-    added. The result is the largest x <= 8 with error x^2 / 2 + (count / 2 + 1) x <= slack / eps -
-    64.
+    The norm must be accurate up to `slack`. If terms cancel, the norm of their sum loses accuracy.
+    The error of the squared norm is at most `error` eps times the square of the terms, and `count`
+    terms are added. The result is the largest x <= 8 with error x^2 / 2 + (count / 2 + 1) x <=
+    slack / eps - 64.
     """
     budget, linear = slack(dtype) / torch.finfo(dtype).eps - REST, count / 2 + 1
     # The root of the quadratic equation, in a form without cancellation
@@ -193,7 +205,7 @@ def largest_ratio(dtype: torch.dtype, error: float, count: int) -> float:
 
 
 def smallest_norm(dtype: torch.dtype) -> float:
-    """Return the norm below which squares may have lost their digits."""
+    """Return the norm below which squared norms may be inaccurate because of underflow."""
     info = torch.finfo(dtype)
     return (info.tiny / info.eps) ** 0.5
 

@@ -1,8 +1,9 @@
 """Per-example gradients of a layer, from its input and the gradient with respect to its output.
 
-A rule receives every use of the layer. A use consists of the inputs at each point (`reads`) and the
-output gradients at each point (`slopes`). The slopes are already multiplied by the coefficients of
-the points. The rule returns the per-example gradients of the layer's parameters by name.
+A rule is a function that receives every use of a layer in a call of the network. A use consists of
+the layer's inputs (`reads`) and output gradients (`slopes`), one of each for every point. The
+slopes are already multiplied by the coefficients of the points. The rule returns the per-example
+gradients of the layer's parameters, by name.
 """
 
 import contextlib
@@ -38,9 +39,10 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 def has_rule(layer: nn.Module) -> bool:
-    """Return whether there is a rule for the layer.
+    """Return whether per-example gradients of this layer can be computed from its records.
 
-    Subclasses, hooks, and a `forward` set on the object may compute anything, so they have no rule.
+    Subclasses of torch layers, layers with hooks, and layers with their own `forward` may compute
+    anything, so there is no rule for them.
     """
     if "forward" in vars(layer) or any(getattr(layer, name) for name in HOOKS):
         return False
@@ -52,7 +54,7 @@ def has_rule(layer: nn.Module) -> bool:
 
 
 def entries(layer: nn.Module, read: Tensor, output: Tensor) -> int:
-    """Return how many numbers a rule stores for one use of a layer."""
+    """Return how many numbers are stored for one use of a layer."""
     held = read.numel() + output.numel()
     if isinstance(layer, _ConvNd):
         length, groups = output[0, 0].numel(), layer.groups
@@ -63,7 +65,10 @@ def entries(layer: nn.Module, read: Tensor, output: Tensor) -> int:
 
 
 def reshape_total(layer: nn.Module, key: str, total: Tensor) -> Tensor:
-    """Return a total in the shape of its parameter; a convolution's total has channels last."""
+    """Return a summed gradient in the shape of the layer's parameter.
+
+    For convolutions, sums are accumulated with the channels as last axis.
+    """
     shape = getattr(layer, key).shape
     if isinstance(layer, _ConvNd) and key == "weight":
         return total.view(shape[0], *shape[2:], shape[1]).movedim(-1, 1).contiguous()
@@ -71,13 +76,13 @@ def reshape_total(layer: nn.Module, key: str, total: Tensor) -> Tensor:
 
 
 def rule_of(layer: nn.Module) -> Callable[..., Parts] | None:
-    """Return the rule for this kind of layer, or None."""
+    """Return the function that computes per-example gradients of this kind of layer, or None."""
     kind = type(layer)
     return RULES.get(kind) or NAMED.get(f"{kind.__module__}.{kind.__qualname__}")
 
 
 def _linear(layer: nn.Module, uses: Sequence[Use], transposed: bool = False) -> Parts:
-    """The rule of a linear layer; use `transposed` if its weight is [in, out]."""
+    """Return per-example gradients of a linear layer. `transposed` means a weight [in, out]."""
     flat = [pair for use in uses for pair in zip(*_telescope(*use), strict=True)]
     read, slope = (  # [n, 1, T, in] and [n, 1, T, out]; T runs over positions and points
         concatenate([_sequence(v) for v in column], 1)[:, None]
@@ -122,7 +127,7 @@ def _embedding(layer: nn.Embedding, uses: Sequence[Use]) -> Parts:
 
 
 def _norm(layer: nn.Module, uses: Sequence[Use]) -> Parts:
-    """The rule of a norm: the gradient of its scale is slope * normalized input."""
+    """Return per-example gradients of a norm layer. The scale has slope * normalized input."""
     pairs = [pair for use in uses for pair in zip(*use, strict=True)]
     scale = [_sum_to_shape(layer, slope * NORMS[type(layer)](layer, read)) for read, slope in pairs]
     shift = [_sum_to_shape(layer, slope) for _, slope in pairs]
@@ -130,7 +135,7 @@ def _norm(layer: nn.Module, uses: Sequence[Use]) -> Parts:
 
 
 def _sum_to_shape(layer: nn.Module, values: Tensor) -> Tensor:
-    """Sum over all axes except the axis of the samples and the axes of the parameters."""
+    """Sum over all axes except the samples and the axes of the layer's parameters."""
     if not isinstance(layer, nn.LayerNorm | nn.RMSNorm):  # one parameter per channel
         return values.reshape(len(values), values.shape[1], -1).sum(2)
     return values.reshape(len(values), -1, *layer.get_parameter("weight").shape).sum(1)
@@ -141,9 +146,9 @@ def _telescope(
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     """Rewrite b_1 a_1^T + b_2 a_2^T as b_1 (a_1 - a_2)^T + (b_1 + b_2) a_2^T, and so on.
 
-    Points are close together, while their coefficients are large and opposite. For example, DiSK
-    uses 18 and -17 for kappa = 0.1, gamma = 0.5. In this form, a norm loses no digits to
-    cancellation.
+    The points are close together, but their coefficients are large and have opposite signs. For
+    example, DiSK uses 18 and -17 for kappa = 0.1, gamma = 0.5. In the new form, a norm loses no
+    digits to cancellation.
     """
     if len(reads) == 1:
         return reads, slopes
@@ -152,7 +157,6 @@ def _telescope(
 
 
 def _sequence(values: Tensor) -> Tensor:
-    """Reshape [n, ..., d] to [n, T, d]."""
     return values.reshape(len(values), -1, values.shape[-1])
 
 
@@ -161,10 +165,10 @@ def _sum(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _patches(layer: _ConvNd, read: Tensor) -> Tensor:
-    """Return the inputs of each output position: [n, C, H, W] -> [n, g, H' W', kh kw C / g].
+    """Return the inputs that each output position uses: [n, C, H, W] -> [n, g, H' W', kh kw C / g].
 
-    Channels are last, so a row of a patch is contiguous. In measurements, this took an eighth of
-    the time of patches with channels first.
+    Channels are the last axis, so the numbers in a row of a patch are contiguous in memory. In
+    measurements, this took an eighth of the time of patches with channels first.
     """
     kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
     if read.ndim == 3:  # one-dimensional input: treat it as an image of height 1
@@ -221,31 +225,34 @@ Hook = Callable[[str, nn.Module, tuple[Any, ...], Tensor], Tensor]
 
 @dataclass
 class LayerUse:
-    """One use of a layer: its input and the gradient with respect to its output, both [n, ...]."""
+    """One use of a layer: its input [n, ...], and the gradient with respect to its output."""
 
     read: Tensor
     slope: Tensor | None = None
 
     def keep(self, slope: Tensor) -> None:
-        """Store the gradient; this is called as a hook."""
+        """Store the output gradient. Autograd calls this method as a hook."""
         self.slope = slope
 
     def times(self, c: float) -> Tensor:
-        """Return c times the slope [n, ...]."""
+        """Return c times the output gradient [n, ...]."""
         assert self.slope is not None  # otherwise, `find_ghosts` would have returned None
         return self.slope if c == 1 else c * self.slope
 
 
 @dataclass
 class Record:
-    """All uses of each layer in order, by the name of the layer."""
+    """All uses of each layer in one call of a module, in order, by the name of the layer."""
 
     layers: dict[str, nn.Module]
     uses: dict[str, list[LayerUse]] = field(default_factory=dict)
     root: Tensor = field(default_factory=lambda: torch.empty(0, requires_grad=True))
 
     def note(self, name: str, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        """Record a use; called as a hook. The graph starts at the outputs of the first layers."""
+        """Record one use of a layer. Torch calls this method as a hook after the layer.
+
+        The autograd graph starts at the outputs of the first layers.
+        """
         use = LayerUse(args[0].detach())
         if output._is_view():
             output = output.clone()  # a view loses its hook if the view is overwritten
@@ -257,9 +264,10 @@ class Record:
 
 
 class _Rooted(torch.autograd.Function):
-    """The identity as a function of `root`, without gradients in either argument.
+    """An autograd function that returns the tensor `output` unchanged.
 
-    The result is not a view, so an activation may overwrite it.
+    Autograd treats the result as a function of `root`, with zero gradient, so that the graph of
+    autograd starts at this tensor. The result is not a view, so an activation may overwrite it.
     """
 
     @staticmethod
@@ -279,7 +287,10 @@ def record(
     inputs: Tensor,
     loss_of: Callable[[Tensor], Tensor],
 ) -> tuple[Tensor, Record]:
-    """Return the loss of each example [n] and the records; `params` do not need gradients."""
+    """Return the loss of each example [n], and the records of all layers.
+
+    `params` do not need gradients.
+    """
     found = Record(layers)
     with torch.enable_grad(), _hooks(layers, found.note):
         losses = loss_of(functional_call(module, params, (inputs,)))
@@ -289,9 +300,9 @@ def record(
 
 @dataclass(frozen=True)
 class Ghosts:
-    """The layers that own parameters, by name, and how many numbers they store per sample.
+    """The layers with parameters, by name, and the number of stored numbers per sample.
 
-    `tied` maps the weight of a linear layer to the embedding weight that it shares.
+    `tied` maps the weight of a linear layer to the embedding weight that the layer shares.
     """
 
     layers: dict[str, nn.Module]
@@ -300,13 +311,13 @@ class Ghosts:
 
 
 def find_ghosts(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -> Ghosts | None:
-    """Return the layers that own parameters if their records are complete, else None.
+    """Return the layers with parameters if records give exact per-example gradients, else None.
 
-    Records are complete if the following is true: every owner has a rule, and is called with the
-    samples as first axis. A parameter is used only by its own layer. No input of a layer is
-    overwritten, and every output has a gradient. This is tested on torch's `meta` device, where
-    nothing is computed, with two batch sizes. If `whole`, samples are integers, such as tokens.
-    Otherwise, they have the dtype of the parameters.
+    The conditions are: Every layer with parameters has a rule, and its first axis runs over the
+    samples. A parameter is used only by its own layer. No input of a layer is overwritten, and
+    every output has a gradient. The test uses two batch sizes on torch's device `meta`, where
+    nothing is computed. If `whole` is true, samples are integers, such as tokens. Otherwise,
+    samples have the dtype of the parameters.
     """
     owners = {
         name: layer
@@ -329,7 +340,10 @@ def find_ghosts(module: nn.Module, shape: tuple[int, ...], whole: bool = False) 
 
 
 def _ties(owners: dict[str, nn.Module]) -> dict[str, str] | None:
-    """Map weights of linear layers to the embedding weights they share; None for other sharing."""
+    """Map the weights of linear layers to the embedding weights that they share.
+
+    Return None if parameters are shared in any other way.
+    """
     first: dict[int, tuple[str, nn.Module]] = {}
     tied: dict[str, str] = {}
     for name, owner in owners.items():
@@ -348,7 +362,10 @@ def _ties(owners: dict[str, nn.Module]) -> dict[str, str] | None:
 def _count_entries(
     module: nn.Module, owners: dict[str, nn.Module], shape: tuple[int, ...], whole: bool
 ) -> int | None:
-    """Count the numbers that a call with shape[0] samples stores; None if records have gaps."""
+    """Return how many numbers a call with shape[0] samples stores.
+
+    Return None if the records of the layers are incomplete.
+    """
     called: set[str] = set()
     reads: list[tuple[Tensor, int]] = []
     held: list[int | None] = []
@@ -374,7 +391,7 @@ def _count_entries(
 
 @contextlib.contextmanager
 def _hooks(layers: dict[str, nn.Module], hook: Hook) -> Iterator[None]:
-    """Call the hook after each layer, with the layer's name as first argument."""
+    """Within this context, call the hook after each layer, with the layer's name first."""
     with contextlib.ExitStack() as handles:
         for name, layer in layers.items():
             handles.enter_context(layer.register_forward_hook(partial(hook, name)))
@@ -388,15 +405,15 @@ def reject_mixing(
     masks: Callable[[Tensor], AbstractContextManager[Any]] = lambda keys: nullcontext(),
     tokens: bool = False,
 ) -> None:
-    """Reject a network that mixes samples, because clipping then bounds no example's influence.
+    """Raise an error if a network mixes samples, because clipping could not protect examples.
 
-    The network is called at random parameters with samples of zeros and ones (which are also valid
-    tokens), with real samples in [0, 1), and with other batch sizes. The inputs and output
-    gradients of layers, and the outputs, must not change in the rows that stay. This trial cannot
-    detect mixing that happens only with other samples or with larger batches.
+    The network is called with random parameters. Some samples of a batch are replaced while the
+    others stay. The values of the layers for the samples that stay must not change. The samples are
+    zeros and ones (which are also valid tokens) and real numbers in [0, 1), in several batch sizes.
+    This trial cannot detect mixing that happens only with other samples or in larger batches.
 
     Raises:
-        InputError: If a kept row changes.
+        InputError: If values change for a sample that was not replaced.
     """
     params, dtype = _trial_values(module), next(module.parameters()).dtype
     rng = torch.Generator().manual_seed(0)
@@ -433,7 +450,7 @@ def reject_mixing(
 def _traces(
     module: nn.Module, layers: dict[str, nn.Module], params: dict[str, Tensor], inputs: Tensor
 ) -> list[Tensor]:
-    """Return the outputs, and all inputs and output gradients of layers."""
+    """Return the network's outputs, and the inputs and output gradients of all layers."""
     outputs: list[Tensor] = []
 
     def loss_of(given: Tensor) -> Tensor:
@@ -447,7 +464,7 @@ def _traces(
 
 
 def _differ(one: Tensor, other: Tensor, kept: list[int]) -> bool:
-    """Return whether the kept rows differ by more than rounding."""
+    """Return whether the rows `kept` of two arrays differ by more than rounding errors."""
     if one.shape[1:] != other.shape[1:]:
         return True
     a, b = one[kept], other[kept]
@@ -460,9 +477,9 @@ def _differ(one: Tensor, other: Tensor, kept: list[int]) -> bool:
 
 
 def _trial_values(module: nn.Module) -> dict[str, Tensor]:
-    """Return random parameters, and the module's buffers (ones for buffers on `meta`).
+    """Return random parameters for a trial call, and the module's buffers (ones if on `meta`).
 
-    Entry (i, j, ...) of a parameter is number i + j + ... of one short row of random numbers. A
+    Entry (i, j, ...) of a parameter is number i + j + ... of one short list of random numbers. A
     large network therefore needs no extra memory.
     """
     rng, found = torch.Generator().manual_seed(1), dict[str, Tensor]()

@@ -1,12 +1,13 @@
 """Per-example gradients of one parameter tensor, stored compactly.
 
-Each class stores n gradients G_i in one form. `shape` is the shape in which their sum is
-accumulated, `squares` returns ||G_i||_F^2 [n], `add_to_` adds sum_i factors_i G_i to a total, and
-`rows` selects some of the gradients.
+Each class stores the gradients G_i of n examples in its own form. `squares` returns the squared
+norms ||G_i||_F^2 [n], `add_to_` adds sum_i factors_i G_i to a total, and `rows` selects some of the
+examples. `shape` is the shape of the total.
 
-A norm from inner products is correct up to `slack` (see `clipping.py`). If the terms of a gradient
-cancel so much that it would not be correct, this gradient is formed explicitly, both for the norm
-and for the sum. The vector whose norm is measured is therefore the vector that is added.
+A norm that is computed from inner products must be accurate up to `slack` (see `clipping.py`). If
+the terms of a gradient cancel too much for this, the full gradient is computed, and both the norm
+and the sum use this gradient. The clipped norm is therefore always the norm of the gradient that is
+added.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,35 +34,35 @@ FORMED = {"cuda": 1 << 26}  # numbers of gradients formed at once; elsewhere, on
 
 @dataclass(frozen=True)
 class Explicit:
-    """Gradients stored explicitly, [n, ...]."""
+    """Per-example gradients that are stored in full, [n, ...]."""
 
     values: Tensor
 
     @property
     def shape(self) -> Shape:
-        """The shape of a gradient."""
+        """The shape of one gradient."""
         return tuple(self.values.shape[1:])
 
     def squares(self) -> Tensor:
-        """Return ||G_i||_F^2 [n]."""
+        """Return the squared norm of each gradient [n]."""
         return norms(self.values.flatten(1)).square_()
 
     def add_to_(self, total: Tensor, factors: Tensor) -> None:
-        """Add sum_i factors_i G_i to the total."""
+        """Add the sum of all gradients, multiplied by their factors, to the total."""
         total.view(-1).addmv_(self.values.flatten(1).T, factors)
 
     def rows(self, chosen: Tensor) -> "Explicit":
-        """Return some of the gradients."""
+        """Return the gradients of some examples."""
         return Explicit(self.values[chosen])
 
 
 @dataclass(frozen=True)
 class Outer:
-    """Gradients G_i = sum_t slope_it read_it^T, which are not formed.
+    """Per-example gradients G_i = sum_t slope_it read_it^T, stored as their factors.
 
-    The reads are [n, g, T, d], and the slopes are [n, g, T, p]. T covers positions and points, and
-    g covers independent groups of channels. The norm is computed from two T x T Gram matrices
-    ("ghost clipping", Li et al. 2022).
+    The layer's inputs (`reads`) are [n, g, T, d], and its output gradients (`slopes`) are [n, g, T,
+    p]. T counts positions and points, and g counts independent groups of channels. The norm is
+    computed from two T x T Gram matrices ("ghost clipping", Li et al. 2022).
     """
 
     reads: Tensor
@@ -69,18 +70,19 @@ class Outer:
 
     @property
     def shape(self) -> Shape:
-        """(g, p, d)."""
+        """The shape (g, p, d) of one gradient."""
         return self.slopes.shape[1], self.slopes.shape[3], self.reads.shape[3]
 
     def squares(self) -> Tensor:
-        """Return ||G_i||_F^2 [n]."""
+        """Return the squared norm of each gradient [n]."""
         return self.squares_and_lost[0].clone()
 
     @cached_property
     def squares_and_lost(self) -> tuple[Tensor, list[int]]:
-        """The sums sum_st (read_s . read_t)(slope_s . slope_t) [n], and the rows formed instead.
+        """The squared norms [n], and the examples whose full gradients were computed instead.
 
-        For T = 1, a square is a product of squared norms.
+        A squared norm is sum_st (read_s . read_t)(slope_s . slope_t). For T = 1, it is a product of
+        two squared norms.
         """
         if self.reads.shape[2] == 1:
             return (scaled_norms(self.reads) * scaled_norms(self.slopes)).square_().sum((1, 2)), []
@@ -90,13 +92,17 @@ class Outer:
 
     @property
     def error(self) -> float:
-        """The error of a square from Gram matrices, in eps of the squared terms."""
+        """The error of a squared norm from Gram matrices, in eps times the square of `terms`."""
         _, groups, count, size = self.reads.shape
         products = inner_error(size) + inner_error(self.slopes.shape[3])
         return products + sum_error(self.reads.dtype, count, count, groups)
 
     def terms(self) -> Tensor:
-        """Return sum_t |slope_t| |read_t| [n], as the root of the sum of squares over groups."""
+        """Return the size [n] of the terms of each gradient, which is an upper bound of its norm.
+
+        For one group, the size is sum_t |slope_t| |read_t|. For several groups, it is the root of
+        the sum of the squared sizes.
+        """
         # Increase the norms by the maximum that underflow can remove from a product.
         reads, slopes = (
             norms(values).add_(smallest_norm(values.dtype) * values.shape[-1] ** 0.5)
@@ -105,15 +111,15 @@ class Outer:
         return norms((reads * slopes).sum(2))
 
     def _form(self, rows: list[int]) -> Tensor:
-        """Return some of the gradients [k, g, p, d]."""
+        """Return the full gradients [k, g, p, d] of some examples."""
         return self.slopes[rows].mT @ self.reads[rows]
 
     def rows(self, chosen: Tensor) -> "Outer":
-        """Return some of the gradients."""
+        """Return the gradients of some examples."""
         return Outer(self.reads[chosen], self.slopes[chosen])
 
     def add_to_(self, total: Tensor, factors: Tensor) -> None:
-        """Add sum_it factors_i slope_it read_it^T to the total [g, p, d], one product per group."""
+        """Add the sum of all gradients, multiplied by their factors, to the total [g, p, d]."""
         factors = _add_formed_(total, factors, self.squares_and_lost[1], self._form)
         groups, p, d = self.shape
         weighted = (self.slopes * factors[:, None, None, None]).transpose(0, 1)
@@ -122,13 +128,16 @@ class Outer:
             total[group].addmm_(weighted[group].reshape(-1, p).T, reads[group])
 
     def explicit(self) -> Explicit:
-        """Return the gradients in explicit form [n, g, p, d]."""
+        """Return the same gradients, stored in full [n, g, p, d]."""
         return Explicit(self.slopes.mT @ self.reads)
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """Gradients of an embedding [size, p]: slopes [n, T, p] in the rows `indices` [n, T]."""
+    """Per-example gradients of an embedding [size, p], as slopes [n, T, p].
+
+    The slopes belong to the rows `indices` [n, T] of the embedding.
+    """
 
     indices: Tensor
     slopes: Tensor
@@ -140,32 +149,36 @@ class Lookup:
         return self.size, self.slopes.shape[2]
 
     def squares(self) -> Tensor:
-        """Return ||G_i||_F^2 [n]."""
+        """Return the squared norm of each gradient [n]."""
         return norms(self.merged.flatten(1)).square_()
 
     @cached_property
     def merged(self) -> Tensor:
-        """The rows of the gradients: slopes [n, T, p], summed at the first place of each index.
+        """The slopes [n, T, p], in which slopes with the same index are added at its first place.
 
-        The other places of an index are 0. Terms that cancel have thus cancelled before the norm.
+        At other places of the same index, the entries are 0. Slopes that cancel have therefore
+        already cancelled before the norm is computed.
         """
         same = self.indices[:, :, None] == self.indices[:, None, :]
         first = ~same.tril(-1).any(2)
         return (same.to(self.slopes.dtype) @ self.slopes).mul_(first[..., None])
 
     def add_to_(self, total: Tensor, factors: Tensor) -> None:
-        """Add factors_i slope_it to total[index_it]."""
+        """Add the sum of all gradients, multiplied by their factors, to the total [size, p]."""
         weighted = (self.merged * factors[:, None, None]).flatten(0, 1)
         total.index_add_(0, self.indices.flatten(), weighted)
 
     def rows(self, chosen: Tensor) -> "Lookup":
-        """Return some of the gradients."""
+        """Return the gradients of some examples."""
         return Lookup(self.indices[chosen], self.slopes[chosen], self.size)
 
 
 @dataclass(frozen=True)
 class Tied:
-    """Gradients E_i + H_i of an embedding that is also the weight of the last layer."""
+    """Per-example gradients of an embedding that is also the weight of the last layer.
+
+    A gradient is the sum E_i + H_i: E_i comes from the embedding, and H_i from the last layer.
+    """
 
     lookup: Lookup
     head: Outer | Explicit
@@ -176,12 +189,15 @@ class Tied:
         return self.lookup.shape
 
     def squares(self) -> Tensor:
-        """Return ||G_i||_F^2 [n]."""
+        """Return the squared norm of each gradient [n]."""
         return self.squares_and_lost[0].clone()
 
     @cached_property
     def squares_and_lost(self) -> tuple[Tensor, list[int]]:
-        """The squares ||E_i||^2 + ||H_i||^2 + 2 <E_i, H_i> [n], and the rows formed instead."""
+        """The squared norms [n], and the examples whose full gradients were computed instead.
+
+        A squared norm is ||E_i||^2 + ||H_i||^2 + 2 <E_i, H_i>.
+        """
         one, head = _square(self.lookup.merged), self.head
         at, slopes = self.lookup.indices, self.lookup.merged
         # <E_i, H_i> = sum_s (slope_s . row index_s of H_i), so only these rows are computed.
@@ -208,20 +224,20 @@ class Tied:
         )
 
     def _form(self, rows: list[int]) -> Tensor:
-        """Return some of the gradients [k, rows of the embedding, p]."""
+        """Return the full gradients [k, rows of the embedding, p] of some examples."""
         head, slopes = self.head, self.lookup.merged[rows]
         values = head.values[rows] if isinstance(head, Explicit) else head._form(rows)
         at = self.lookup.indices[rows][..., None].expand_as(slopes)
         return values.reshape(len(rows), *self.shape).scatter_add(1, at, slopes)
 
     def add_to_(self, total: Tensor, factors: Tensor) -> None:
-        """Add sum_i factors_i (E_i + H_i) to the total."""
+        """Add the sum of all gradients, multiplied by their factors, to the total."""
         factors = _add_formed_(total, factors, self.squares_and_lost[1], self._form)
         self.lookup.add_to_(total, factors)
         self.head.add_to_(total.view(self.head.shape), factors)
 
     def rows(self, chosen: Tensor) -> "Tied":
-        """Return some of the gradients."""
+        """Return the gradients of some examples."""
         return Tied(self.lookup.rows(chosen), self.head.rows(chosen))
 
 
@@ -229,23 +245,26 @@ PerExample = Explicit | Outer | Lookup | Tied
 
 
 def forming_is_cheaper(length: int, p: int, d: int) -> bool:
-    """Return whether to form a sum of T = `length` outer products p x d for its norm.
+    """Return whether a full gradient costs less than the Gram matrices for its norm.
 
-    Forming the sum takes T p d products and gives p d numbers. Gram matrices take T^2 (p + d)
-    products and give 2 T^2 numbers (Bu et al. 2022).
+    The gradient is a sum of T = `length` outer products p x d. It takes T p d products and has p d
+    numbers. Gram matrices take T^2 (p + d) products and have 2 T^2 numbers (Bu et al. 2022).
     """
     return length > 1 and length * (p + d) > p * d
 
 
 def _square(values: Tensor) -> Tensor:
-    """Return ||G_i||_F^2 [n], summed in float64."""
+    """Return the squared norm of each gradient [n], added up in float64."""
     return norms(values.flatten(1).double()).square_().to(values.dtype)
 
 
 def _recompute_lost(
     squares: Tensor, terms: Tensor, error: float, count: int, form: Callable[[list[int]], Tensor]
 ) -> tuple[Tensor, list[int]]:
-    """Recompute squares that lost their digits, from formed gradients; also return their rows."""
+    """Recompute inaccurate squared norms from full gradients.
+
+    Return the squared norms, and the examples that were recomputed.
+    """
     most = largest_ratio(squares.dtype, error, count)
     kept = terms.square() <= most**2 * squares  # false if either side is NaN
     if holds(kept.all()):
@@ -259,7 +278,10 @@ def _recompute_lost(
 def _add_formed_(
     total: Tensor, factors: Tensor, lost: list[int], form: Callable[[list[int]], Tensor]
 ) -> Tensor:
-    """Add the gradients that are formed, and return the factors of the others."""
+    """Add the gradients of the examples `lost` from full gradients.
+
+    Return the factors, in which the factors of these examples are 0.
+    """
     if not lost:
         return factors
     left = factors.clone()
@@ -273,7 +295,10 @@ def _add_formed_(
 def _formed(
     lost: list[int], form: Callable[[list[int]], Tensor]
 ) -> Iterator[tuple[list[int], Tensor]]:
-    """Form gradients one at a time or, on a GPU, as many as have `FORMED` numbers."""
+    """Yield the full gradients of the examples `lost`, in groups.
+
+    On a CPU, a group is one gradient. On a GPU, a group has about `FORMED` numbers.
+    """
     start, size = 0, 1
     while start < len(lost):
         rows = lost[start : start + size]
