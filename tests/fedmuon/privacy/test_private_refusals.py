@@ -76,7 +76,7 @@ IMPOSSIBLE = [
     ("shares", {**RAY, "faults": {"policy": "drop", "retries": 0}}, "policy = 'strict'"),
     ("shares", RAY, "retries = 0"),
     ("shares", {"privacy": {"trust": "local"}}, "honest = 1.0 has no effect"),
-    ("public", {"privacy": {"adjacency": "add-remove"}}, "hold for the sampling rates lot / n_i"),
+    ("public", {"privacy": {"adjacency": "add-remove"}}, "with the sampling rate lot / n_i"),
     ("public", {"privacy": {"rate": 0.1, "population": 60}}, "Leave one of them out"),
     ("public", {"privacy": {"population": 5}}, "lot = 6 exceeds population = 5"),
     ("public", {"privacy": {"population": 60}, "federation": {"aggregate": "by-samples"}},
