@@ -27,7 +27,7 @@ SIGMA = 6.0  # width of CIDEr's length penalty
 
 
 def bleu(written: Sentences, references: References) -> float:
-    """Corpus BLEU in percent by sacrebleu with effective order."""
+    """Corpus BLEU in percent, computed by sacrebleu with effective order."""
     try:  # optional dependency
         from sacrebleu.metrics.bleu import BLEU
     except ImportError:
@@ -152,7 +152,7 @@ def _counts(sentence: str) -> Counter[Words]:
 def _likeness(
     one: Counter[Words], other: Counter[Words], weights: Mapping[Words, float], rare: float
 ) -> float:
-    """Return the mean over n of the cosines of weighted counts, reduced if the lengths differ."""
+    """Return the mean cosine of weighted n-gram counts, reduced if the lengths differ."""
     total = 0.0
     for n in range(1, CIDER_WORDS + 1):
         mine, theirs = (

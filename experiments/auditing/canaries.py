@@ -151,7 +151,7 @@ def require_classes(shards: Shards) -> None:
 
 
 def distinct_places(rng: np.random.Generator, entries: int, count: int) -> np.ndarray:
-    """Draw places for the canaries of one sum. A place repeats only after all places are used."""
+    """Draw places for canaries that are added up. Places repeat only if there are too few."""
     whole = [rng.permutation(entries) for _ in range(-(-count // entries))]
     return np.concatenate([np.array([], dtype=int), *whole])[:count]
 
@@ -167,11 +167,11 @@ class TaskWithCanaries:
         return getattr(self.task, name)
 
     def gradient(self, params: Params, batches: Sequence[Batch]) -> tuple[Tensor, Params]:
-        """Return the gradient of the samples without marks."""
+        """Return the gradient of the samples with their original labels."""
         return self.task.gradient(params, [_unmarked(batch) for batch in batches])
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
-        """Return the losses of the samples without marks."""
+        """Return the losses of the samples with their original labels."""
         return self.task.losses(params, _unmarked(batch))
 
     def clipped(
@@ -242,7 +242,7 @@ class ExampleAuditor:
 
     @property
     def included(self) -> np.ndarray:
-        """Return the coins."""
+        """Return the secret coins [m]; True includes the canary."""
         return self.canaries.included
 
     @property
@@ -251,7 +251,10 @@ class ExampleAuditor:
         return {"rows": self.canaries.rows}
 
     def with_canaries(self, run: Run) -> tuple[Run, Engine]:
-        """Return the run, with canaries and with releases shown to the auditor, and the engine."""
+        """Return the run with canaries, and the engine that executes it.
+
+        The recipe of the returned run shows each release to the auditor.
+        """
         was = run.experiment
         experiment = dataclasses.replace(
             was,
@@ -278,7 +281,7 @@ class ExampleAuditor:
         return Claimed(settings, delta, self.mechanism.adjacency)
 
     def watching(self, recipe: Recipe) -> Recipe:
-        """Return the recipe with links that show each release to the auditor first."""
+        """Return the recipe, changed so that its links show each release to the auditor."""
         links = tuple(
             dataclasses.replace(link, update=partial(self._look_first, link))
             for link in recipe.chain.links
@@ -455,7 +458,7 @@ class ClientAuditor:
         return found
 
     def _watched(self, rule: ServerRule, rates: np.ndarray) -> ServerRule:
-        """Return the server's rule, which now shows the mean to the auditor first."""
+        """Return the server's rule, changed so that it first shows the mean to the auditor."""
 
         def server(old: Params, mean: Params, *states: Any, **factor: Any) -> Any:
             if self.level.trust == "central":
@@ -465,7 +468,10 @@ class ClientAuditor:
         return server
 
     def _look_behind(self, replies: list[Reply], rates: np.ndarray) -> None:
-        """Record the sum of the canaries' messages, plus others if there are few canaries."""
+        """Record the sum of all canaries' messages, and of others if there are few canaries.
+
+        The sum contains at least H messages.
+        """
         level, ordered = self.level, sorted(replies, key=lambda one: one.client not in self.clients)
         honest = ordered[: max(level.shares, int(rates.sum()))]
         step = distributed.spacing(level.bound, level.noise, level.cohort)

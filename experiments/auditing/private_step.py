@@ -2,7 +2,7 @@
 
 The parameters are fixed, and the precision is that of training. As in a run, `Mechanism` and `Task`
 clip, draw lots and add noise. The adversary knows the parameters and the canary's gradient, sees
-all releases, and sums their components along the canary.
+all releases, and adds up the components of the releases along this gradient.
 """
 
 import math

@@ -1,8 +1,8 @@
-"""`fedmuon privacy audit`: compare many simulated runs with a canary with the accountant.
+"""`fedmuon privacy audit`: check the accountant with simulated runs, half of them with a canary.
 
-`projected` draws only the component of each release along the canary. It is fast and tests the
+`projected` draws only the component of each release along the canary. This is fast and tests the
 claim of the accountant. `release` takes real private steps of a small network, and tests whether
-they satisfy the claim.
+these steps satisfy the claim.
 """
 
 from collections.abc import Callable

@@ -72,7 +72,7 @@ def print_path(words: str, path: Path) -> None:
 
 
 def note(sentence: str) -> None:
-    """Print a note on one line, without changing [brackets]; nothing with --json or --quiet."""
+    """Print a note on one line, without markup. Print nothing with --json or --quiet."""
     if sentence and not (style.as_json or style.quiet):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
@@ -84,7 +84,7 @@ def warn(sentence: str) -> None:
 
 
 def complain(sentence: str) -> None:
-    """Print a sentence on stderr, without changing [brackets], which are tables of the config."""
+    """Print a sentence on stderr. [Brackets] are not markup, because they name config tables."""
     if not sentence:
         return
     text = Text.assemble(("fedmuon: ", "bold red"), plain(sentence, None))

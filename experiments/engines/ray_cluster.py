@@ -2,7 +2,8 @@
 
 A local Ray listens only on loopback, requires a new token from every caller, stores its files in a
 folder that only this user can read, and ends with this process. An existing cluster keeps running
-after the run. If it needs `RAY_AUTH_MODE` and a token, they are taken from the environment.
+after the run. If the cluster requires a token, Ray reads `RAY_AUTH_MODE` and the token from the
+environment.
 """
 
 import contextlib
@@ -152,7 +153,7 @@ class SharedRay:
         return self._ray
 
     def _place(self) -> str:
-        """Return the address of this Ray, which differs if the caller has started another."""
+        """Return the address of this Ray. Another Ray has another address."""
         return self._ray.get_runtime_context().gcs_address
 
     def spare_for(self, kind: Any) -> list[Any]:

@@ -33,7 +33,7 @@ def record() -> dict[str, Any]:
 
 
 def tables(found: dict[str, Any]) -> list[Table]:
-    """Return the tables of a record of `record`."""
+    """Return the result of `record` as tables."""
     rates = [
         (one["device"], one["dtype"], one["kernel"], f"{one['gflops']:.0f}")
         for one in found["devices"]

@@ -65,7 +65,7 @@ SPARSE = ("compression", "devices")
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run folder. With `brief`, large files are only partly checked, which suits a list."""
+    """A run folder. With `brief`, large files are only partly checked, to list runs quickly."""
 
     path: Path
     brief: bool = False

@@ -171,7 +171,7 @@ def _grown(
 ) -> Pace:
     """Try rounds with more and more clients, as long as a round fits in the available time.
 
-    The model is seconds = a + b units. With only one tried size, a = 0.
+    The seconds are modelled as a + b * units. With only one tried size, a = 0.
     """
     (extra, one, small), plan, held = probed, trial.experiment.plan, peak()
     first, every = units(small, 1), units(plan, None)
