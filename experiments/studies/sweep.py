@@ -393,6 +393,14 @@ class GridSearch(WorkOfRuns):
                         f"the best {key} of {recipe} is {_written(row[key])}, the {end} value of "
                         "the grid. A better value may lie outside the grid, so extend the grid"
                     )
+                said += [
+                    f"the best point of {recipe} lies next to {key} = {_written(one[key])}, where "
+                    f"{one['diverged']} of {one['runs']} runs diverged. The best point may diverge "
+                    f"with new seeds. Choose {key} farther from {_written(one[key])}, or tune "
+                    "with more seeds"
+                    for one in self.beside(row, key, mine)
+                    if one["diverged"]
+                ]
         assert self.metric is not None
         recipes: dict[str, list[Record]] = {}
         for one in points:
@@ -418,6 +426,17 @@ class GridSearch(WorkOfRuns):
             one.config.local.recipe in PRIVATE or one.config.privacy.level == "client"
             for one in self.cells
         )
+
+    def beside(self, row: Record, key: str, points: Sequence[Record]) -> list[Record]:
+        """Return the points whose value of a numeric key is the next lower or higher one."""
+        others = {name: row[name] for name in self.grid if name != key}
+        line = [one for one in points if not isinstance(one[key], str | bool)
+                and {name: one[name] for name in others} == others]  # fmt: skip
+        line.sort(key=lambda one: one[key])
+        if row not in line:
+            return []
+        place = line.index(row)
+        return line[max(place - 1, 0) : place] + line[place + 1 : place + 2]
 
     def fixed_auxiliary(self) -> list[str]:
         """Return a warning if the grid varies lr but not the auxiliary step size."""

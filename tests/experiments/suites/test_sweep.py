@@ -355,10 +355,28 @@ def test_a_point_of_which_a_seed_diverged_is_never_best() -> None:
     found = work.summary(records)
     assert found["best"]["fedmuon"]["local.lr"] == 0.1 and found["diverged"] == 1
     assert [row["diverged"] for row in found["table"]] == [0, 1, 0]
+    (beside,) = [one for one in found["warnings"] if "diverged" in one]
+    assert "best point of fedmuon lies next to local.lr = 1, where 1 of 2 runs diverged" in beside
+    assert "Choose local.lr farther from 1, or tune with more seeds" in beside
     lost = work.summary(
         [{**one, "ends": {"train_loss": float("nan")}, "note": "lost"} for one in records]
     )
     assert lost["best"] == {} and "because every point of the grid diverged" in lost["warnings"][0]
+
+
+def test_only_neighbours_along_one_key_of_the_best_point_are_warned_of() -> None:
+    """The best point is at 0.1 and 3 steps: diverged are a neighbour, a diagonal and a far one."""
+    grid = {"local.lr": [10.0, 0.01, 1.0, 0.1], "local.steps": [3, 1]}  # in any order
+    work = grid_search(SMALL, grid, 1, "train-loss")
+    lost = [(0.1, 1), (1.0, 1), (10.0, 3)]
+    records: list[dict[str, Any]] = []
+    for one in work.cells:
+        lr, steps = dict(one.point).values()
+        value = float("nan") if (lr, steps) in lost else 0.1 if (lr, steps) == (0.1, 3) else 0.5
+        records.append({"head": {"seed": 4}, "ends": {"train_loss": value},
+                        "note": "lost" * int(np.isnan(value))})  # fmt: skip
+    found = [one for one in work.summary(records)["warnings"] if "diverged" in one]
+    assert len(found) == 1 and "lies next to local.steps = 1, where 1 of 1 runs" in found[0]
 
 
 # Processes
