@@ -60,8 +60,8 @@ def why_and_remedy(error: OSError, path: Path | None = None, elsewhere: bool = T
         error: The error of the operating system.
         path: The file or folder that could not be written. If the disk is full, the message states
             how many bytes are free.
-        elsewhere: Whether the user can choose another file or folder. The advice then mentions
-            this.
+        elsewhere: Whether the user can choose another file or folder. If so, the message advises to
+            choose another place.
     """
     other = ", or choose another place" if elsewhere else ""
     if error.errno not in FULL:
@@ -84,10 +84,11 @@ def disk_full(path: Path | None = None) -> str:
 
 
 def regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file, and return its file descriptor. Can be the argument `opener` of `open`.
+    """Open a regular file, and return its file descriptor.
 
-    A path to another kind of file, such as a named pipe, is rejected without opening it. If this
-    creates the file, only the file's owner can read it.
+    This function can be the argument `opener` of `open`. A path to another kind of file, such as a
+    named pipe, is rejected without opening it. If the function creates the file, only the file's
+    owner can read the file.
     """
     if str(path).startswith(STREAMS):
         return os.open(path, flags)

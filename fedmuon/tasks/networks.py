@@ -148,8 +148,8 @@ class NetworkTask:
 
         On a CPU, torch.vmap converts convolutions to grouped convolutions. Below `SMALL`
         activations, one shared call took 0.6 to 0.95 times the time of separate calls in
-        measurements. Above `SMALL` activations, it took 1.1 to 1.2 times the time. Networks without
-        convolutions are always faster in one call.
+        measurements. Above `SMALL` activations, one shared call took 1.1 to 1.2 times the time.
+        Networks without convolutions are always faster in one call.
         """
         if self.vectorized is not None:
             return self.vectorized
@@ -430,7 +430,8 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
     Only norm layers with running statistics, and layers from outside torch, change their mode.
     Other torch layers compute the same in both modes, except dropouts, whose masks are already off.
-    Some torch layers would use a second implementation in evaluation mode.
+    These other layers keep their mode, because some of them use a different implementation in
+    evaluation mode.
     """
     changed = [
         layer
