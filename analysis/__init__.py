@@ -3,8 +3,8 @@
 The Stability note gives the stability and generalization bounds of FedMuon. Nesterov Muon and
 Newton–Schulz convergence give the stationarity bounds of Muon.
 
-Each name is imported at its first use (PEP 562). This package also contains the report code, and
-a command that only shows a run should not wait for numpy to load.
+Each name is imported at its first use (PEP 562). The import of this package therefore does not load
+NumPy, so commands that only show a run start quickly.
 """
 
 from importlib import import_module
@@ -123,7 +123,7 @@ else:
     _PLACES = {name: module for module, names in _NAMES.items() for name in names}
 
     def __getattr__(name: str) -> object:
-        """Import the object of that name at its first use, and store it."""
+        """Import the public object `name` at its first use, and store it in this module."""
         if name not in _PLACES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = import_module(f"{__name__}.theory.{_PLACES[name]}")

@@ -1,9 +1,9 @@
 """Claims of the Stability note, section 5, compared with measured runs.
 
-The columns are the columns of runs.csv and neighbours.csv of a suite, or of neighbours.csv and
-bound.json of one run. The factors that vary determine which claims are tested. A claim about
-numbers that the theory rejected (nan) is inconclusive. It is not tested here if the theory rejected
-the whole run, or if no outcome could refute it.
+The data are runs.csv and neighbours.csv of a suite, or neighbours.csv and bound.json of one run.
+The factors that vary between the runs determine which claims are tested. If the theory gives no
+bound or certificate (nan), the claim about this number is inconclusive. The claim is `not tested
+here` if no theorem covers the run, or if no outcome could refute the claim.
 """
 
 import itertools
@@ -38,7 +38,7 @@ QUANTITIES = {"bound": "bound", "mean_perturbation": "mean perturbation"}
 
 
 def varying(runs: Columns) -> tuple[str, ...]:
-    """Return the factors that take more than one value."""
+    """Return the factors, such as `lr` or `n`, that take more than one value in the runs."""
     return tuple(name for name in FACTORS if len(np.unique(runs[name])) > 1)
 
 
@@ -55,9 +55,9 @@ def suite_claims(runs: Columns, neighbours: Columns) -> list[Claim]:
 
 
 def run_claims(neighbours: Columns, bound: Mapping[str, Any], census: bool) -> list[Claim]:
-    """Return the claims about one run, from its neighbours and its bound.json.
+    """Return the claims about one run, from its neighbours and the contents of its bound.json.
 
-    `census` is True if every sample was replaced once.
+    `census` is True if the neighbours replace every training sample once.
     """
     names = {"gap": "gap", "gap_low": "gap_low", "gap_high": "gap_high", "bound": "value"}
     row = {name: np.array([bound[key]], dtype=float) for name, key in names.items()}  # None is nan
@@ -72,7 +72,7 @@ def run_claims(neighbours: Columns, bound: Mapping[str, Any], census: bool) -> l
 
 
 def gap_within_bound(runs: Columns) -> Claim:
-    """Claim gap <= bound in every run (Stability note, Table 2).
+    """Return the claim that gap <= bound in every run (Stability note, Table 2).
 
     The claim holds only if the whole interval of each gap lies below its bound.
     """
@@ -99,7 +99,10 @@ def gap_within_bound(runs: Columns) -> Claim:
 
 
 def within_certificate(neighbours: Columns) -> Claim:
-    """Claim ||X - X'||_F <= Delta_i Y_i(C) for every neighbour (Stability note, Appendix F)."""
+    """Return the claim that ||X - X'||_F <= Delta_i Y_i(C) for every neighbour.
+
+    The source is the Stability note, Appendix F.
+    """
     moved, promised = neighbours["perturbation"], neighbours["certificate"]
     judged = ~np.isnan(promised)
     if not judged.any():
@@ -119,7 +122,7 @@ def within_certificate(neighbours: Columns) -> Claim:
 
 
 def share(neighbours: Columns) -> np.ndarray:
-    """Return perturbation / certificate [neighbours].
+    """Return the perturbation of each neighbour divided by its certificate [neighbours].
 
     The ratio is 0 if both are 0, and infinite if only the certificate is 0.
     """
@@ -129,12 +132,13 @@ def share(neighbours: Columns) -> np.ndarray:
 
 
 def monotone(runs: Columns, factor: str, quantity: str) -> Claim:
-    """Claim that means over seeds grow with eta or 1/sqrt(lambda), or shrink with n.
+    """Return the claim that a quantity grows with eta or 1/sqrt(lambda), or shrinks as n grows.
 
-    The source is the Stability note, Figure 2. Adjacent levels of the factor are compared, with all
-    other factors equal. The growth is relative to the larger mean, and a tie does not count as
-    growth. A bound is a fixed number of its run. A perturbation is random, so its growth gets
-    Student's interval of the differences, paired by seed.
+    The claim is from the Stability note, Figure 2. Means over seeds are compared at adjacent levels
+    of the factor, with all other factors equal. The growth is relative to the larger mean, and two
+    equal means do not count as growth. A bound is not random, so its growth is exact. A
+    perturbation is random, so its growth gets Student's interval of the differences, paired by
+    seed.
     """
     sentence = _MONOTONE[factor].format(QUANTITIES[quantity])
     sign = 1.0 if factor == "lr" else -1.0
@@ -170,7 +174,7 @@ def monotone(runs: Columns, factor: str, quantity: str) -> Claim:
 def slope(sizes: np.ndarray, values: np.ndarray) -> float:
     """Return the least-squares slope of log value on log n.
 
-    The slope is nan unless at least two sizes have positive values.
+    The slope is nan if fewer than two sizes have positive values.
     """
     used = (values > 0) & np.isfinite(values)
     if len(np.unique(sizes[used])) < 2:
@@ -179,11 +183,11 @@ def slope(sizes: np.ndarray, values: np.ndarray) -> float:
 
 
 def exposure_ranks(neighbours: Columns) -> Claim:
-    """Claim that Y_i(C) / n_i ranks the perturbations (Stability note, Fig. 3c).
+    """Return the claim that Y_i(C) / n_i ranks the perturbations (Stability note, Fig. 3c).
 
-    The measure is Spearman's rho. Its interval is a jackknife interval over runs, because all
-    neighbours of a run share the random draws of this run. The variance for G runs is
-    (G - 1)/G sum_g (rho without run g - mean)^2 (Efron and Stein 1981).
+    The measure is Spearman's rho. Its interval is a jackknife interval over runs, because the
+    neighbours of one run are not independent: they share the random numbers of the run. The
+    variance for G runs is (G - 1)/G sum_g (rho without run g - mean)^2 (Efron and Stein 1981).
     """
     x, y = neighbours["exposure"] / neighbours["size"], neighbours["perturbation"]
     rho = np.nan if np.isnan(x).any() else spearman(x, y)
@@ -211,7 +215,7 @@ def exposure_ranks(neighbours: Columns) -> Claim:
 
 
 def by_label(neighbours: Columns) -> tuple[np.ndarray, np.ndarray]:
-    """Return a mask of replacements that change the label, and a mask of all others."""
+    """Return two masks: neighbours whose new sample has another label, and all others."""
     other = neighbours["old_label"] != neighbours["new_label"]
     return other, ~other
 
@@ -224,7 +228,7 @@ def spearman(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def client_by_client(neighbours: Columns, census: bool) -> Claim:
-    """Claim that each client's certificate covers the largest perturbation of its samples."""
+    """Return the claim that each client's certificate covers its largest perturbation."""
     sentence = _CLIENTS.format("all its samples" if census else "its samples that were tried")
     every = [neighbours["client"] == i for i in np.unique(neighbours["client"])]
     most = np.array([neighbours["perturbation"][mine].max() for mine in every])
@@ -242,7 +246,7 @@ def client_by_client(neighbours: Columns, census: bool) -> Claim:
 
 
 def census_needed(neighbours: Columns) -> Claim:
-    """Claim that ten random neighbours, as in the Stability note, Table 1, miss the worst case."""
+    """Return the claim that ten random neighbours miss the worst case (Stability note, Table 1)."""
     moved = neighbours["perturbation"]
     largest, expected = float(moved.max()), expected_maximum(moved, DRAWS)
     near = float((moved >= 0.9 * largest).mean())
@@ -260,7 +264,7 @@ def census_needed(neighbours: Columns) -> Claim:
 
 
 def expected_maximum(values: np.ndarray, draws: int) -> float:
-    """Return the expected maximum of k independent uniform draws from the values [n].
+    """Return the expected maximum of k = `draws` independent uniform choices from the values [n].
 
     The maximum is <= x_(j) with probability (j/n)^k, so the expectation is
     sum_j x_(j) ((j/n)^k - ((j-1)/n)^k).
@@ -270,7 +274,6 @@ def expected_maximum(values: np.ndarray, draws: int) -> float:
 
 
 def _left_out(judged: np.ndarray, noun: str) -> str:
-    """Return a note on the number of cases that could not be judged."""
     missing = int((~judged).sum())
     return f"; {_count(missing, noun)} could not be judged" if missing else ""
 

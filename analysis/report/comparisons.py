@@ -1,9 +1,10 @@
-"""Claims that compare trained variants at the end, along a sweep, with a guess, and in time.
+"""Claims that compare the results of variants: at the end of training, over a sweep, and in time.
 
-The columns are the columns of runs.csv and curves.csv: `variant`, `x` (nan without a sweep),
-`seed`, and the measures. A run that diverged ends with nan and counts as infinitely bad. Effects
-are mean differences, paired by seed, with Student's interval. A single seed therefore cannot test a
-claim. Two variants that predict no better than chance cannot test it either.
+The data are runs.csv and curves.csv, with the columns `variant`, `x` (the swept value, nan without
+a sweep), `seed`, and the measures. A run that diverged has nan as its last value and counts as
+infinitely bad. Effects are mean differences, paired by seed, with Student's interval. A single seed
+therefore cannot test a claim. Two variants that predict no better than chance cannot test a claim,
+either.
 """
 
 import itertools
@@ -38,14 +39,14 @@ UNITS = {"train_loss": "loss", "test_loss": "loss", "test_gap": "loss", "accurac
 def judge(
     claim: Mapping[str, Any], runs: Columns, curves: Columns, label: str = "", chance: float = 0.0
 ) -> Claim:
-    """Return one claim of a suite file with its verdict.
+    """Return the verdict on one claim of a suite file.
 
     Args:
         claim: The claim's table in the suite file.
         runs: Columns of runs.csv.
         curves: Columns of curves.csv.
         label: Name of the swept key, if any.
-        chance: Highest accuracy that random guessing may reach by luck.
+        chance: Highest accuracy that random guesses may reach by luck.
     """
     if claim["kind"] in ("falling", "rising"):
         return trend(claim, runs, label)
@@ -59,7 +60,7 @@ def judge(
 
 
 def name_of(measure: str) -> str:
-    """Return the name of a measure in words."""
+    """Return the name of a measure as text for the report."""
     return NAMES.get(measure, measure.replace("_", " "))
 
 
@@ -67,7 +68,7 @@ def terminal(
     better: str, than: str, measure: str, runs: Columns, sentence: str = "", label: str = "",
     chance: float = 0.0,
 ) -> Claim:  # fmt: skip
-    """Claim that one terminal mean is at most the other at every x (at least, for accuracy)."""
+    """Return the claim that `better` ends at least as well as `than` at every swept value."""
     up = measure in HIGHER
     word, at = name_of(measure), f" at every {label}" if label else ""
     article, side = "an" if word[0] in "aeiou" else "a", "above" if up else "below"
@@ -92,9 +93,9 @@ def near(
     better: str, than: str, measure: str, runs: Columns, within: float, sentence: str = "",
     label: str = "", chance: float = 0.0,
 ) -> Claim:  # fmt: skip
-    """Claim that two terminal means differ by at most the share `within` of the larger mean.
+    """Return the claim that two terminal means differ by at most `within` times the larger mean.
 
-    The claim is about every x of the sweep.
+    The claim is about every value of the sweep.
     """
     at = f" at every {label}" if label else ""
     word = name_of(measure)
@@ -123,9 +124,9 @@ def _apart(
     """Compare the terminal values of two variants at each value x of the sweep.
 
     Returns:
-        The terminal values [x, 2]; their difference [x]; half the interval of the difference,
-        paired by seed [x]; and whether both variants only guess [x]. The interval is nan if there
-        is one seed or if both variants only guess.
+        Four arrays: the terminal values [x, 2]; their difference [x]; half the length of the
+        interval of the difference, paired by seed [x]; and whether both variants only guess [x].
+        Half the length is nan if there is only one seed, or if both variants only guess.
     """
     pairs, reach, guesses = [], [], []
     for x in levels(runs):
@@ -140,7 +141,6 @@ def _apart(
 
 
 def _guessing(guesses: np.ndarray, chance: float) -> str:
-    """Return a note on the number of sweep values at which both variants only guess."""
     if not guesses.any():
         return ""
     places = f" at {int(guesses.sum())} of {len(guesses)} values" if len(guesses) > 1 else ""
@@ -151,12 +151,11 @@ def _guessing(guesses: np.ndarray, chance: float) -> str:
 
 
 def _at(runs: Columns, label: str) -> list[str]:
-    """Return the values of the sweep in words; the list is empty without a sweep."""
     return [f"{label} = {x:g}" for x in levels(runs)] if label else []
 
 
 def ended(runs: Columns, variant: str, x: float, measure: str) -> float:
-    """Return the terminal mean over seeds; it is infinitely bad if a run diverged."""
+    """Return the mean over seeds of the terminal values; infinitely bad if a run diverged."""
     values = runs[measure][rows_of(runs, variant, x)]
     worst = -np.inf if measure in HIGHER else np.inf
     return float(worst if np.isnan(values).any() or not len(values) else values.mean())
@@ -168,12 +167,12 @@ def levels(columns: Columns) -> np.ndarray:
 
 
 def rows_of(columns: Columns, variant: str, x: float) -> np.ndarray:
-    """Return a mask of the rows of a variant at a value of the sweep."""
+    """Return a mask of the table rows that belong to a variant and a value of the sweep."""
     return (columns["variant"] == variant) & at_level(columns, x)
 
 
 def at_level(columns: Columns, x: float) -> np.ndarray:
-    """Return a mask of the rows at a value of the sweep; nan matches nan."""
+    """Return a mask of the table rows with the swept value x; nan matches nan."""
     return np.isnan(columns["x"]) if np.isnan(x) else columns["x"] == x
 
 
@@ -182,7 +181,7 @@ def _by_how_much(
 ) -> str:
     """Describe the terminal values [x, 2] and their differences [x, (mean, half interval)].
 
-    The text also states how many differences are clear of 0.
+    The text also states how many intervals exclude 0.
     """
     several, places = len(values) > 1, []
     for ends, (by, half), x in zip(pairs, margins, values, strict=True):
@@ -205,10 +204,10 @@ def _by_how_much(
 def sooner(
     better: str, than: str, runs: Columns, curves: Columns, sentence: str = "", label: str = ""
 ) -> Claim:
-    """Claim that a variant reaches the terminal train loss of another in less training time.
+    """Return the claim that `better` reaches the terminal train loss of `than` in less time.
 
-    The claim holds if every run reaches this loss, and if the whole interval of the mean time
-    difference, paired by seed, is below 0.
+    The claim holds if every run of `better` reaches this loss, and if the whole interval of the
+    mean time difference, paired by seed, is below 0.
     """
     at = f" at every {label}" if label else ""
     sentence = sentence or (
@@ -252,7 +251,7 @@ def _times(better: str, than: str, runs: Columns, curves: Columns, x: float) -> 
 
 
 def trend(claim: Mapping[str, Any], runs: Columns, label: str) -> Claim:
-    """Claim that the terminal mean falls (or rises) from each value of the sweep to the next."""
+    """Return the claim that the terminal mean falls (or rises) along the values of a sweep."""
     variant, measure, kind = claim["better"], claim["measure"], claim["kind"]
     word = name_of(measure)
     sentence = claim["sentence"] or (
@@ -284,18 +283,18 @@ ABOVE = 0.05  # margin of `near_chance` above a guess's accuracy, or half that a
 
 
 def luck(classes: int, held_out: int) -> float:
-    """Return the highest accuracy that a guess among the classes may reach by luck.
+    """Return the highest accuracy that random guesses among the classes may reach by luck.
 
-    It is three standard deviations above 1/classes, for `held_out` samples.
+    This is 1/classes plus three standard deviations of the accuracy on `held_out` samples.
     """
     guess = 1 / classes
     return float(guess + 3 * np.sqrt(guess * (1 - guess) / held_out))
 
 
 def near_chance(accuracies: np.ndarray, classes: int, held_out: int) -> str:
-    """Return a sentence on the number of runs that ended close to the accuracy of a guess.
+    """Return a sentence that counts the runs whose accuracy is close to that of random guesses.
 
-    The text is empty if there is no such run. A run without an accuracy has diverged.
+    The text is empty if there is no such run. A nan in `accuracies` is a run that diverged.
     """
     guess, known = 1 / classes, accuracies[np.isfinite(accuracies)]
     near = known[known <= max(luck(classes, held_out), guess + min(ABOVE, guess / 2))]
@@ -317,9 +316,9 @@ TIMETABLE = (
 
 
 def sweep_curves(curves: Columns, sweep: Mapping[str, Any]) -> tuple[Columns, Sequence[str]]:
-    """Return curves in which each value of the sweep is a variant.
+    """Return the curves of a sweep, with each value of the sweep as a variant of its own.
 
-    The variants that are not swept are included.
+    The curves of the variants that are not swept do not change.
 
     Returns:
         The columns, and the names of the variants.
@@ -336,9 +335,9 @@ def sweep_curves(curves: Columns, sweep: Mapping[str, Any]) -> tuple[Columns, Se
 
 
 def timetable(curves: Columns, about: Mapping[str, Any]) -> tuple[str, tuple[str, ...], Rows]:
-    """Return the title, head and rows of a table of losses at several times.
+    """Return the title, column names and rows of a table of train losses at several times.
 
-    Each variant gets one row, followed by a row of its published losses if there are any.
+    Each variant has one row. If losses of the variant are published, they are the next row.
     """
     asked, held = about["times"], about["times"]["published"] or {"seconds": [], "losses": {}}
     moments = parts(curves, asked["of"], asked["parts"])
@@ -361,7 +360,7 @@ def parts(curves: Columns, variant: str, count: int) -> np.ndarray:
     """Divide the training time of the variant's shortest run into `count` equal parts.
 
     Returns:
-        The end of each part in seconds. The last is the end of the run.
+        The end of each part in seconds. The last number is the end of the run.
     """
     mine = curves["variant"] == variant
     ends = [curves["train_seconds"][mine & (curves["seed"] == seed)].max()
@@ -370,10 +369,10 @@ def parts(curves: Columns, variant: str, count: int) -> np.ndarray:
 
 
 def at_seconds(curves: Columns, variant: str, moments: np.ndarray) -> np.ndarray:
-    """Return the mean train loss over seeds at these times.
+    """Return the mean train loss over seeds at the times `moments`, in seconds.
 
-    The loss is interpolated linearly between evaluations. It is nan before the first and after the
-    last evaluation.
+    The loss is interpolated linearly between evaluations. The result is nan before the first and
+    after the last evaluation.
     """
     mine, found = curves["variant"] == variant, []
     for seed in np.unique(curves["seed"][mine]):

@@ -109,7 +109,7 @@ def _draw(
 
 
 def _known(curves: Mapping[str, Sequence[Records]], metric: str) -> str:
-    """Return the name of a metric in the records. The spelling of `--select` is accepted, too."""
+    """Return the name of a metric in the records. Names as in `--select` are accepted, too."""
     found = {"test-accuracy": "accuracy"}.get(metric, metric.replace("-", "_"))
     losses = {name for runs in curves.values() for one in runs for record in one
               for name in LOSSES if name in record}  # fmt: skip
@@ -120,7 +120,7 @@ def _known(curves: Mapping[str, Sequence[Records]], metric: str) -> str:
 
 
 def require_width(width: str | None, ax: Axes | None) -> None:
-    """Reject an unknown width, and a width together with existing axes."""
+    """Raise InputError for an unknown width, or if both a width and existing axes are passed."""
     if width is not None and width not in WIDTHS:
         raise InputError(f"width = {width!r} is unknown: use {' or '.join(map(repr, WIDTHS))}")
     if width is not None and ax is not None:
@@ -128,5 +128,5 @@ def require_width(width: str | None, ax: Axes | None) -> None:
 
 
 def drawing(width: str | None) -> Any:
-    """Return a context with the style of fedmuon, with the fonts of a paper if `width` is set."""
+    """Return a Matplotlib context with fedmuon's style. If `width` is set, it uses paper fonts."""
     return matplotlib.rc_context(style.SETTINGS if width is None else style.SETTINGS | PAPER)

@@ -1,4 +1,4 @@
-"""Findings: the contents of a report section, with titles and captions of its figures."""
+"""Findings: the contents of a report section, and the titles and captions of its figures."""
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -39,13 +39,13 @@ class Picture:
     ) -> "Picture":
         """Make a picture whose title and caption are in assets/captions.toml.
 
-        `given` are the arguments of `draw` that come before `narrow`.
+        `given` are the first arguments of `draw`, before `narrow`.
         """
         read = read or partial(of_drawn, name)
         return cls(name, draw, TITLES[name] + where, CAPTIONS[name], read).of(*given)
 
     def of(self, *given: Any) -> "Picture":
-        """Return the picture with these arguments of `draw`, which come before `narrow`."""
+        """Return the picture with `given` as the first arguments of its function `draw`."""
         return replace(self, draw=partial(self.draw, *given))
 
 
@@ -116,10 +116,9 @@ class Findings:
 
 
 def card_of(about: Mapping[str, Any]) -> Rows:
-    """Return the settings of the runs as rows.
+    """Return the settings of the runs as table rows.
 
-    For a study, these are the settings in its file that are strings, numbers or lists, if they are
-    short.
+    For a study, these are the short settings in its file that are strings, numbers or lists.
     """
     if "card" in about:
         return [(f"{name}: {words}" if words else text(name), text(of))
@@ -137,7 +136,7 @@ def card_of(about: Mapping[str, Any]) -> Rows:
 
 
 def circumstances(record: Mapping[str, Any], names: Sequence[str]) -> Rows:
-    """Return the named values of a record, its machine and its versions as rows of a table."""
+    """Return values of a record, its machine and its library versions as table rows."""
     rows: Rows = [
         (name.replace("_", " "), text(record[name]))
         for name in names
@@ -152,7 +151,7 @@ def circumstances(record: Mapping[str, Any], names: Sequence[str]) -> Rows:
 
 
 def spread(values: np.ndarray) -> str:
-    """Return the mean as text, with the standard deviation (SD) if there are several values."""
+    """Return the mean of the values as text, with the standard deviation (SD) of several values."""
     more = f" ± {number(float(values.std(ddof=1)), 2)}{DEVIATION}" if len(values) > 1 else ""
     return number(float(values.mean())) + more
 
@@ -173,8 +172,8 @@ OF_LABELS: dict[str, dict[str, str]] = _TEXTS["drawn"]
 def of_drawn(name: str, figure: Any) -> str:
     """Return the caption sentences that depend on the drawn figure.
 
-    A sentence of assets/captions.toml is included if a label with finite points, or the scale of a
-    y axis, matches its key.
+    A sentence of assets/captions.toml has a key. The sentence is included if its key is the
+    beginning of a label with finite points, or of the scale of a y axis.
     """
     drawn = [str(axes.get_yscale()) for axes in figure.axes]
     for axes in figure.axes:

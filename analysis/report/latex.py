@@ -34,21 +34,21 @@ def latex(
 ) -> str:
     r"""Return rows as a LaTeX table. Add \usepackage{booktabs} to your document.
 
-    A mean and its standard deviation share a column, as do a mean and its interval. Both are
-    rounded to two digits of the deviation, or of half the interval.
+    A mean and its standard deviation or interval are in one column. Both are rounded to two
+    significant digits of the deviation, or of half the length of the interval.
 
     Args:
         rows: One mapping per row of the table. The names become the column headings.
         caption: Caption in LaTeX, inserted unchanged.
         label: Label for \ref.
-        columns: Names of the columns to show, in this order. The default is all columns except
-            those of lists.
+        columns: Names of the columns to show, in this order. By default, the table shows all
+            columns whose values are not lists.
 
     Returns:
         A `table` environment, or only a `tabular` if there is neither caption nor label.
 
     Raises:
-        InputError: If the table has no column of a given name.
+        InputError: If `columns` contains a name that is not a column of the table.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
     parts = {f"{name}{more}" for name in names for more in (SPREAD, LOW, HIGH)}
@@ -76,9 +76,9 @@ def latex(
 def tabular(
     head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool]
 ) -> list[str]:
-    """Return the lines of a tabular whose cells are LaTeX.
+    """Return the lines of a LaTeX `tabular`. The cells must be valid LaTeX.
 
-    Numeric columns are aligned to the right, and columns with long cells are set as paragraphs.
+    Numeric columns are aligned to the right. Columns with long cells break them into lines.
     """
     long = [
         not number and any(len(COMMAND.sub("x", row[place])) > LONG for row in rows)
@@ -103,9 +103,9 @@ def escaped(text: str) -> str:
 
 
 def table_file(head: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> bytes:
-    """Return the LaTeX file of a report's table: a tabular with its title as a comment above.
+    """Return a table of a report as a LaTeX file: a `tabular` below a comment with the title.
 
-    The first column names the rows. An indented name stays indented.
+    The first column contains the names of the rows. An indented name stays indented.
     """
     cells = [
         [rf"\quad {escaped(one.strip())}" if one.startswith("  ") else escaped(one) for one in row]

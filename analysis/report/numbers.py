@@ -8,7 +8,7 @@ from typing import Any
 
 
 def written(value: float, form: str) -> str:
-    """Return a number in the given format: `written(-0.5, "+.3g")` is `−0.5`."""
+    """Return a number in the given format: `written(-0.5, "+.3g")` returns `−0.5`."""
     return f"{value:{form}}".replace("-", "−")
 
 
@@ -31,7 +31,7 @@ def digits(value: float, count: int = 4) -> str:
 
 
 def interval(low: float, high: float, count: int = 3) -> str:
-    """Return a text such as `−0.174 to 0.037`, or "" if an end is unknown."""
+    """Return an interval as text, such as `−0.174 to 0.037`, or "" if an end is unknown."""
     known = low == low and high == high
     return f"{number(low, count)} to {number(high, count)}" if known else ""
 

@@ -1,7 +1,7 @@
-"""Draw the curves of many runs in one figure, in which check boxes select the runs.
+"""Draw the curves of many runs in one figure. The reader selects runs with check boxes.
 
-This module computes all positions. The template assets/overlay.html draws the figure with style
-sheets and without scripts.
+This module computes all positions. The template assets/overlay.html draws the figure with CSS and
+without scripts.
 """
 
 import math
@@ -33,7 +33,7 @@ DASHES = "", "7 3", "2 3", "9 3 2 3"
 
 @dataclass(frozen=True)
 class DrawnRun:
-    """A run that can be selected: its name, a note, and its curve for each measure."""
+    """A run that the reader can select: its name, a note, and its curve for each measure."""
 
     name: str
     about: str
@@ -42,7 +42,7 @@ class DrawnRun:
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis from `low` to `high` (logarithms if `log`), drawn from `start` to `end`."""
+    """An axis for values from `low` to `high`, drawn from position `start` to position `end`."""
 
     low: float
     high: float
@@ -87,10 +87,10 @@ class Axis:
 
 
 def drawing(runs: Sequence[DrawnRun]) -> dict[str, Any]:
-    """Return the values for assets/overlay.html: runs with their line styles, a panel per measure.
+    """Return the values for assets/overlay.html: runs with line styles, and a panel per measure.
 
-    The measure that most runs recorded comes first. The result is empty if no run recorded a
-    finite value.
+    The measures are sorted by the number of runs that recorded them, the largest number first. The
+    result is empty if no run recorded a finite value.
     """
     count = Counter[str]()
     for run in runs:
@@ -113,9 +113,9 @@ def drawing(runs: Sequence[DrawnRun]) -> dict[str, Any]:
 
 
 def _panel(runs: Sequence[DrawnRun], measure: str) -> dict[str, Any]:
-    """Return the axes of a measure and a line for each run that recorded it.
+    """Return the axes of a measure, and a line for each run that recorded the measure.
 
-    The result is empty if no value is finite.
+    The result is empty if no run recorded a finite value of this measure.
     """
     held = {
         place: [(x, y) for x, y in run.curves.get(measure, ()) if math.isfinite(y)]

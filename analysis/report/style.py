@@ -1,4 +1,4 @@
-"""Figure style of fedmuon, and the figure of curves by round."""
+"""The figure style of fedmuon, and the figure of the curves of runs."""
 
 import io
 import logging
@@ -68,14 +68,14 @@ styled = matplotlib.rc_context(SETTINGS)
 
 
 class Picture(Figure):
-    """A figure that notebooks show without a backend."""
+    """A figure that a notebook can show without a Matplotlib backend."""
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
         return image(self, "png"), {"width": round(self.get_figwidth() * SCREEN)}
 
 
 class Panel(Axes):
-    """Axes that notebooks show as a picture of their figure."""
+    """Axes that a notebook shows as a picture of the whole figure."""
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]] | None:
         figure = self.get_figure(root=True)
@@ -83,7 +83,7 @@ class Panel(Axes):
 
 
 class Panels(tuple[Axes, ...]):
-    """The axes of one figure. Notebooks show the figure."""
+    """All axes of one figure. A notebook shows the figure."""
 
     __slots__ = ()
 
@@ -121,13 +121,13 @@ def figure_of(axes: Axes) -> Figure:
 def canvas(
     panels: int, narrow: bool, height: float, across: int | None = None, width: float = 0.0
 ) -> tuple[Figure, list[Axes]]:
-    """Make a figure with panels side by side, or below each other if narrow.
+    """Make a figure whose panels are side by side, or below each other if `narrow` is True.
 
     Args:
         panels: Number of panels.
         narrow: Whether the figure is for a narrow page.
         height: Height of a row in inches.
-        across: Panels in a row; all by default.
+        across: Number of panels in a row. By default, all panels are in one row.
         width: Width in inches; by default the width of a page.
     """
     columns = 1 if narrow else across or panels
@@ -145,7 +145,7 @@ def canvas(
 def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
     """Put a legend with the labels of one panel below the whole figure.
 
-    All panels must share these labels. If the labels are long, the legend uses fewer columns than
+    All panels must have the same labels. If the labels are long, the legend has fewer columns than
     `columns`. A label that is too long for one column is broken into lines. The figure grows by the
     height of the legend, and the height of its panels does not change.
     """
@@ -167,7 +167,7 @@ def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
 
 
 def legend(axes: Axes, columns: int) -> None:
-    """Put a legend below the x axis of a panel, where it covers no data, with larger marks."""
+    """Put a legend below the x axis of a panel, so that the legend covers no data."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         made = axes.legend(
@@ -181,7 +181,7 @@ def legend(axes: Axes, columns: int) -> None:
 def errorbars(
     axes: Axes, x: np.ndarray, y: np.ndarray, reach: Any, look: tuple[str, str], label: str = ""
 ) -> None:
-    """Draw hollow marks on a line, with their intervals; `look` is one of SERIES."""
+    """Draw a line with hollow marks and error bars. `look` is one of SERIES."""
     axes.errorbar(x, y, reach, color=look[0], marker=look[1], ms=4, mfc="none", lw=1.2,
                   elinewidth=0.9, label=label)  # fmt: skip
 
@@ -222,7 +222,7 @@ def powers_of_2(axes: Axes, levels: np.ndarray) -> None:
 
 
 def plain(value: float) -> str:
-    """Return a short text for a level: 20000 becomes 20k, 0.005 does not change."""
+    """Return a number as a short text: 20000 becomes 20k, and 0.005 stays 0.005."""
     if value >= 1000 and value % 100 == 0:
         return f"{value / 1000:g}k"
     return f"{value:.0f}" if 1000 <= value < 1e5 else written(value, ".3g")
@@ -245,14 +245,15 @@ def _scientific(value: float, digits: int) -> str:
 def log_x(axes: Axes) -> None:
     """Make the x axis logarithmic.
 
-    Ticks are at powers of ten, and also at 2 and 5 times powers of ten if there are few of them.
+    Ticks are at powers of ten. If there are few of them, ticks are also at 2 and 5 times powers of
+    ten.
     """
     axes.set_xscale("log", nonpositive="mask")
     _log_ticks(axes.xaxis, *axes.get_xlim())
 
 
 def log_y(axes: Axes) -> None:
-    """Make the y axis logarithmic, unless no positive value is drawn."""
+    """Make the y axis logarithmic if at least one positive value is drawn."""
     every = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
     if (np.isfinite(every) & (every > 0)).any():
         axes.set_yscale("log")
@@ -298,7 +299,7 @@ def saved_as(figure: Figure, file: Path) -> None:
 
 
 def image(figure: Figure, kind: str) -> bytes:
-    """Return the figure as "png", "pdf" or "svg" (text as outlines). The bytes are reproducible."""
+    """Return the reproducible bytes of the figure as "png", "pdf" or "svg"."""
     buffer, metadata = io.BytesIO(), {VARIES[kind]: None}
     log = logging.getLogger("fontTools")
     level = log.level
@@ -331,11 +332,11 @@ def round_panels(
     x: str = "rounds",
     width: float = 0.0,
 ) -> Figure:
-    """Draw the curves of named groups of runs: the mean over seeds, and a band over all seeds.
+    """Draw the curves of groups of runs: the mean over seeds, and a band from minimum to maximum.
 
-    The first panel shows the losses. Two more panels show the first two other measures. Each point
-    is the mean over seeds at the end of a round. If the horizontal axis does not show rounds, the
-    point is at the mean of the positions of the seeds.
+    The first panel shows the losses. Two more panels show two other measures, if there are any.
+    Each point is the mean over seeds at the end of a round. If the horizontal axis shows time, for
+    example, the point is at the mean time over seeds.
 
     Args:
         curves: For each name, the records of all rounds of its runs.
@@ -362,19 +363,19 @@ LOSS = "loss"  # the panel of all losses
 
 
 def places_of(curves: Mapping[str, Sequence[Records]], x: str) -> Places:
-    """Return the positions of the rounds of each run on the horizontal axis."""
+    """Return, for each run, the positions of its rounds on the horizontal axis."""
     return {name: [positions(records, x, name) for records in runs]
             for name, runs in curves.items()}  # fmt: skip
 
 
 def are_uneven(places: Places) -> bool:
-    """Return whether the longest run exceeds `UNEVEN` times the shortest run."""
+    """Return whether the longest run is more than `UNEVEN` times as long as the shortest run."""
     lengths = [one[-1] for runs in places.values() for one in runs if one]
     return max(lengths, default=0) > UNEVEN * min(lengths, default=0)
 
 
 def measures_of(curves: Mapping[str, Sequence[Records]]) -> list[str]:
-    """Return the names of all measures in the records of evaluated rounds, without the losses."""
+    """Return the names of all measures in the records, except the losses."""
     records = chain(*chain(*curves.values()))
     numbers = [
         name
@@ -389,7 +390,7 @@ def measures_of(curves: Mapping[str, Sequence[Records]]) -> list[str]:
 def draw_curves(
     axes: Axes, curves: Mapping[str, Sequence[Records]], places: Places, measure: str
 ) -> None:
-    """Draw one measure, or all losses, of named groups of runs, each in its colour."""
+    """Draw one measure, or all losses, of several groups of runs. Each group has its own colour."""
     single = len(curves) == 1
     for place, (name, records) in enumerate(curves.items()):
         colour, runs = SERIES[place % len(SERIES)][0], (records, places[name])
@@ -412,7 +413,7 @@ def draw_curves(
 def finish_axes(
     axes: Axes, places: Places, measure: str, x: str, limits: tuple[float, float]
 ) -> None:
-    """Name the axes, and set limits and ticks."""
+    """Label both axes, and set their limits and ticks."""
     axes.set_ylabel(measure.replace("_", " "))
     axes.set_xlabel(AXES[x])
     axes.set_xlim(limits)
@@ -424,7 +425,7 @@ def finish_axes(
 
 
 def in_words(figure: Figure) -> str:
-    """Describe the lines of a figure from `round_panels` in words."""
+    """Return a sentence that describes the lines of a figure from `round_panels`."""
     losses, *_ = figure.axes
     labels = [str(line.get_label()) for line in losses.lines if len(np.asarray(line.get_xdata()))]
     kinds = [f"{word} the {loss}" for loss, word in WORDS.items()
@@ -440,7 +441,7 @@ def in_words(figure: Figure) -> str:
 
 
 def _name_losses(axes: Any) -> None:
-    """Add one grey label per loss, if several losses are drawn in the colours of the groups."""
+    """Add grey legend entries for the losses, if several groups of runs share the figure."""
     drawn = [str(line.get_label()) for line in axes.lines]
     for loss, (style, _, width) in LOSSES.items():
         name = loss.replace("_", " ")
@@ -457,9 +458,9 @@ def draw_measure(
     look: Look,
     label: str,
 ) -> None:
-    """Draw the mean over the runs. Lines with marks also get the range over the runs.
+    """Draw the mean of a measure over runs. A line with marks also gets a band over all runs.
 
-    `drawn` contains the records of the runs and the positions of the records on the axis.
+    `drawn` contains the records of the runs, and the positions of these records on the x axis.
     """
     runs, places = drawn
     found = [[(one["round"], one[name]) for one in records if name in one] for records in runs]

@@ -1,4 +1,4 @@
-"""Tables: read them from a folder, and write them as CSV and LaTeX."""
+"""Read the tables of a folder, and write tables as CSV and LaTeX."""
 
 import contextlib
 import csv
@@ -35,8 +35,8 @@ MEND = "run the experiment again in another folder"
 def read_csv(file: Path, names: Sequence[str], also: Sequence[str] = ()) -> Table:
     """Read the named columns of a CSV file, each of shape [rows].
 
-    The columns in `WORDS` are read as str, all others as float64. The columns in `also` are read if
-    the file contains them.
+    The columns in `WORDS` are read as str, and all other columns as float64. The columns in `also`
+    are optional: they are read if the file contains them.
     """
     header, *rows = _whole(file, names)
     cells = dict(zip(header, zip(*rows, strict=True), strict=True))
@@ -63,7 +63,7 @@ def read_csv(file: Path, names: Sequence[str], also: Sequence[str] = ()) -> Tabl
 
 
 def read_json(file: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Read a JSON object that must contain these names."""
+    """Read a JSON file with an object that must contain the given names."""
     require_sound(file.parent, [file.name])
     try:
         found = json.loads(read_text(file))
@@ -76,7 +76,7 @@ def read_json(file: Path, names: Sequence[str]) -> dict[str, Any]:
 
 
 def require(record: Mapping[str, Any], names: Sequence[str], file: Path) -> None:
-    """Raise InputError unless the record of the file contains these names."""
+    """Raise InputError if a name is missing in the record that was read from the file."""
     if missing := [name for name in names if name not in record]:
         raise InputError(f"{file} lacks {missing[0]}: {MEND}")
 
@@ -97,7 +97,7 @@ def read_table(file: Path, names: Sequence[str] = (), words: Sequence[str] = ())
 
 
 def where(columns: Columns, **wanted: str | float) -> Columns:
-    """Return the rows in which each named column has the given value."""
+    """Return the table rows in which each named column has the given value."""
     chosen = np.all([columns[name] == value for name, value in wanted.items()], axis=0)
     return {name: column[chosen] for name, column in columns.items()}
 
@@ -105,8 +105,8 @@ def where(columns: Columns, **wanted: str | float) -> Columns:
 def require_consistent(runs: Table, neighbours: Table, folder: Path) -> None:
     """Raise InputError if the tables were truncated or changed.
 
-    Every run must have neighbours, and the same number as every other run. Every gap must lie in
-    its interval, and `within` must state whether gap <= bound.
+    Every run must have neighbours, and all runs must have the same number of neighbours. Every gap
+    must lie in its interval. The column `within` must state whether gap <= bound.
     """
     keys, count = (
         Counter(zip(*(table[name].tolist() for name in SETTING), strict=True))
@@ -125,7 +125,7 @@ def require_consistent(runs: Table, neighbours: Table, folder: Path) -> None:
 def _whole(file: Path, names: Sequence[str]) -> list[list[str]]:
     """Read the header and the rows of a CSV file.
 
-    All rows must have the length of the header, which must contain these names.
+    The header must contain the given names, and every row must be as long as the header.
     """
     require_sound(file.parent, [file.name])
     try:
@@ -155,7 +155,7 @@ ASCII = {"−": "-", "–": ""}
 
 
 def split_intervals(head: Sequence[str], rows: Rows) -> tuple[list[str], list[list[str]]]:
-    """Split each column of cells like `0.2 ± 0.1` or `0.2 (0.1 to 0.3)` into value and interval."""
+    """Split columns of cells such as `0.2 ± 0.1` or `0.2 (0.1 to 0.3)` into value and interval."""
     columns = [[row[k] if k < len(row) else "" for row in rows] for k in range(len(head))]
     names, found = [], []
     for place, (name, cells) in enumerate(zip(head, columns, strict=True)):
@@ -179,7 +179,7 @@ def split_intervals(head: Sequence[str], rows: Rows) -> tuple[list[str], list[li
 
 
 def as_csv(head: Sequence[str], rows: Sequence[Sequence[str]]) -> bytes:
-    """Return a table as CSV for programs, with ASCII minus signs and empty unknown cells."""
+    """Return a table as CSV for programs: minus signs are ASCII, and unknown cells are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(head)

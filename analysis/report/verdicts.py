@@ -1,10 +1,8 @@
 """Estimates with intervals, the verdict on each claim, and the next step for an open claim.
 
-Verdicts
---------
-A claim is about K places (settings, sizes, runs). At place k the data determine a 95% interval I_k
-for an effect and a longer interval J_k. All J_k together contain their effects in 95% of cases
-(Bonferroni). The rule of the claim accepts the effects in a set A, which is an interval. The claim
+Verdicts -------- A claim is about K places (settings, sizes, runs). At place k the data determine a
+95% interval I_k for an effect and a longer interval J_k. In 95% of cases, every J_k contains its
+effect (Bonferroni). The rule of the claim accepts all effects in an interval A. The claim
 
     holds          if every I_k lies in A,
     refuted        if some J_k has no point in A,
@@ -12,17 +10,15 @@ for an effect and a longer interval J_k. All J_k together contain their effects 
 
 A claim is `not tested here` if an effect was measured without an interval (one seed), or if the
 models learned nothing that could be compared. A value that was counted, or computed without
-randomness, is its own interval. A false claim gets the verdict `holds` with probability at most
-1/20: at a place where its effect is not in A, I_k must miss the effect. A true claim is refuted
-with probability at most 1/20, because some J_k must miss its effect.
+randomness, has an interval of length 0. A false claim gets the verdict `holds` with probability at
+most 1/20: there is a place whose effect is not in A, and there I_k would have to miss the effect. A
+true claim is refuted with probability at most 1/20, because some J_k would have to miss its effect.
 
-Next steps
-----------
-An open claim gets a command that would decide it, at full scale or with more seeds. If no shipped
-suite can decide it, the claim gets the reason. The interval of n seeds is Student's interval. Its
-length is proportional to t(n) / sqrt(n), where t(n) is the quantile at 97.5% with n - 1 degrees of
-freedom. If an effect is known up to h and is at distance d from an end of its rule, the claim needs
-the n that multiplies the length by d / h.
+Next steps ---------- An open claim gets a command that would decide it, at full scale or with more
+seeds. If no built-in suite can decide the claim, the claim gets the reason instead. The interval of
+n seeds is Student's interval. Its length is proportional to t(n) / sqrt(n), where t(n) is the
+quantile at 97.5% with n - 1 degrees of freedom. Let an effect be known up to ± h, and let d be its
+distance from an end of the interval A. The claim needs the n that multiplies the length by d / h.
 """
 
 import math
@@ -63,7 +59,7 @@ class Slope:
     free: float = math.inf
 
     def __str__(self) -> str:
-        """Return a text such as `−0.244 (−0.251 to −0.237)`."""
+        """Return the estimate with its interval as text, such as `−0.244 (−0.251 to −0.237)`."""
         value, low, high = (written(one, "+.3f") for one in (self.value, self.low, self.high))
         return f"{value} ({low} to {high})"
 
@@ -95,7 +91,7 @@ def log_slope(sizes: ArrayLike, runs: Sequence[np.ndarray]) -> Slope:
 
 
 def quotient(above: np.ndarray, below: np.ndarray) -> Slope:
-    """Return mean(above) / mean(below) of independent runs and its first-order 95% interval."""
+    """Return mean(above) / mean(below) of independent runs, with a first-order 95% interval."""
     means = np.array([above.mean(), below.mean()])
     value = means[0] / means[1]
     errors, counts = _errors([above, below])
@@ -105,9 +101,9 @@ def quotient(above: np.ndarray, below: np.ndarray) -> Slope:
 def _within(value: float, errors: np.ndarray, counts: np.ndarray) -> Slope:
     """Return an estimate that depends on K means of independent runs, with its 95% interval.
 
-    The squares of the errors [K] add up to the variance. The interval is Student's interval with
-    1 / (sum_k q_k^2 / (n_k - 1)) degrees of freedom. There n_k is the number of runs and q_k the
-    share of mean k in the variance (Welch 1947).
+    The variance of the estimate is the sum of the squared errors [K]. The interval is Student's
+    interval with 1 / (sum_k q_k^2 / (n_k - 1)) degrees of freedom. Here n_k is the number of runs
+    at place k, and q_k is the part of mean k in the variance (Welch 1947).
     """
     error = np.linalg.norm(errors)
     shares = (errors / error) ** 2 if error else np.full(len(counts), 1 / len(counts))
@@ -117,7 +113,10 @@ def _within(value: float, errors: np.ndarray, counts: np.ndarray) -> Slope:
 
 
 def _errors(runs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the standard errors and the numbers of runs of the means; nan for a single run."""
+    """Return the standard error of the mean of each group, and the number of runs in the group.
+
+    The standard error is nan for a group of one run.
+    """
     counts = np.array([len(values) if len(values) > 1 else np.nan for values in runs])
     spread = [values.std(ddof=1) if len(values) > 1 else np.nan for values in runs]
     return np.array(spread) / np.sqrt(counts), counts
@@ -146,18 +145,21 @@ class Curve:
 
     @property
     def slope(self) -> Slope:
-        """The slope over all sizes."""
+        """The log-log slope of the measure over all sizes."""
         return log_slope(self.sizes, self.runs)
 
     @property
     def late(self) -> Slope:
-        """The slope over the larger half of the sizes, where lower-order terms matter less."""
+        """The log-log slope over the larger half of the sizes.
+
+        Lower-order terms matter less at large sizes.
+        """
         first = (len(self.sizes) - 1) // 2
         return log_slope(self.sizes[first:], self.runs[first:])
 
 
 def curve(rows: Columns, size: str, value: str, **where: str | float) -> Curve:
-    """Group a column by size, using the rows in which each column of `where` has its value."""
+    """Group the column `value` by the column `size`. Use only rows with the values in `where`."""
     chosen = tables.where(rows, **where)
     sizes = np.unique(chosen[size])
     return Curve(sizes, [chosen[value][chosen[size] == one] for one in sizes])
@@ -178,7 +180,7 @@ def paired(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
 def by_seed(
     runs: Columns, measure: str, rows: np.ndarray, others: np.ndarray
 ) -> tuple[float, float]:
-    """Return the mean difference of two sets of rows, paired by seed, and half its interval."""
+    """Return the mean difference of two sets of runs, paired by seed, and half its 95% interval."""
     one, other = (dict(zip(runs["seed"][part].tolist(), runs[measure][part].tolist(), strict=True))
                   for part in (rows, others))  # fmt: skip
     return paired([(one[seed], other[seed]) for seed in one if seed in other])
@@ -190,7 +192,7 @@ def free_of_seeds(runs: Columns) -> float:
 
 
 def mean_of(values: np.ndarray) -> Slope:
-    """Return the mean of independent runs with its 95% interval (Student's t).
+    """Return the mean of the values of independent runs, with its 95% interval (Student's t).
 
     The ends of the interval are nan for a single run.
     """
@@ -225,26 +227,29 @@ ONE_OF_MANY = (
 
 @dataclass(frozen=True)
 class Rule:
-    """The range of effects that support a claim: `low` to `high`, without the ends if `strict`."""
+    """The effects that support a claim: from `low` to `high`.
+
+    If `strict` is True, effects equal to `low` or `high` do not support the claim.
+    """
 
     low: float = -math.inf
     high: float = math.inf
     strict: bool = False
 
     def accepts(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        """Return whether each interval lies inside the range."""
+        """Return, for each interval, whether it lies inside the range of the rule."""
         above, below = (low > self.low, high < self.high) if self.strict else (
             low >= self.low, high <= self.high)  # fmt: skip
         return (above | math.isinf(self.low)) & (below | math.isinf(self.high)) & (low <= high)
 
     def refuses(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        """Return whether each interval lies outside the range."""
+        """Return, for each interval, whether it lies completely outside the range of the rule."""
         below, above = (high <= self.low, low >= self.high) if self.strict else (
             high < self.low, low > self.high)  # fmt: skip
         return (below & math.isfinite(self.low)) | (above & math.isfinite(self.high))
 
     def __str__(self) -> str:
-        """Return a text such as `≤ 1`, `> 0` or `−0.1 to 0.1`."""
+        """Return the rule as text, such as `≤ 1`, `> 0` or `−0.1 to 0.1`."""
         if math.isfinite(self.low) and math.isfinite(self.high):
             return interval(self.low, self.high)
         if math.isfinite(self.low):
@@ -266,7 +271,7 @@ class Effect:
         low: Lower ends of the intervals [K].
         high: Upper ends of the intervals [K].
         places: Names of the places.
-        seeded: Whether more seeds would shorten the intervals.
+        seeded: Whether more seeds make the intervals shorter.
         free: Degrees of freedom of the intervals, one number or [K]; infinite if the standard error
             is known.
         exponential: Whether the length of an interval with failure probability d is
@@ -287,7 +292,7 @@ class Effect:
 
     @cached_property
     def longer(self) -> np.ndarray:
-        """Factors [K] that lengthen the intervals so that all are correct together (Bonferroni)."""
+        """Factors [K] for the lengths of the intervals, so that all are correct (Bonferroni)."""
         many = max(1, int((self.low < self.high).sum()))
         if self.exponential:  # a sqrt(l) + b l grows at most in proportion to l
             factor = math.log(3 * many / 0.05) / math.log(3 / 0.05)
@@ -297,7 +302,7 @@ class Effect:
 
     @property
     def together(self) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper ends of the intervals lengthened by `longer` [K]."""
+        """Lower and upper ends [K] of the intervals after multiplication by `longer`."""
         with np.errstate(invalid="ignore"):  # an infinite effect is its own interval
             ends = [self.value + self.longer * (end - self.value) for end in (self.low, self.high)]
         low, high = (np.where(self.low == self.high, self.low, end) for end in ends)
@@ -321,7 +326,10 @@ class Effect:
         cls, name: str, values: ArrayLike, reach: ArrayLike, places: Sequence[str] = (),
         free: float | np.ndarray = math.inf, unit: str = "",
     ) -> "Effect":  # fmt: skip
-        """Make an effect from values ± reach; an infinite value (divergence) has no interval."""
+        """Make an effect from values ± reach.
+
+        An infinite value (a run that diverged) has no interval.
+        """
         found = np.atleast_1d(np.asarray(values, dtype=float))
         half = np.where(np.isinf(found), 0.0, np.asarray(reach, dtype=float))
         with np.errstate(invalid="ignore"):
@@ -369,7 +377,7 @@ class Claim:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """The verdict by the rules at the top of this file.
+        """The verdict on the claim, by the rules in the module docstring.
 
         A claim with an unknown effect is `inconclusive`.
         """
@@ -400,10 +408,11 @@ class Claim:
 
     @cached_property
     def worst(self) -> int | None:
-        """Index of the place whose interval reaches furthest out of the range of the rule.
+        """Index of the place whose interval exceeds the range of the rule the most.
 
-        If some places refute the claim, the index is one of these places. For an open claim, it is
-        the first place without an interval, if there is one.
+        If some places refute the claim, the index is that of one of these places. If the claim is
+        open and some place has no interval, the index is that of the first place without an
+        interval.
         """
         effect = self.effect
         against = self.rule.refuses(*effect.together) | (self.verdict != REFUTED)
@@ -422,7 +431,7 @@ class Claim:
 
     @property
     def shown(self) -> tuple[str, str]:
-        """The effect at the worst place in words, and its interval ("" if there is none)."""
+        """The effect at the worst place, and its interval ("" if it has none), as text."""
         effect, at = self.effect, self.worst
         if at is None:
             return "", ""
@@ -433,13 +442,13 @@ class Claim:
 
     @property
     def accepted(self) -> str:
-        """The rule in the unit of the effect."""
+        """The rule as text, in the unit of the effect."""
         times = 100.0 if self.effect.unit == POINTS else 1.0
         return str(replace(self.rule, low=times * self.rule.low, high=times * self.rule.high))
 
     @property
     def in_words(self) -> str:
-        """Reason, details and notes in one line."""
+        """The reason, details and notes of the claim, in one line."""
         return "; ".join(one for one in (self.why, self.detail, self.also) if one)
 
     def record(self) -> dict[str, Any]:
@@ -463,7 +472,7 @@ def current(word: str) -> str:
 
 
 def counted(sentence: str, held: ArrayLike, what: str, detail: str = "") -> Claim:
-    """Make a claim that holds if all entries of `held` are true."""
+    """Make a claim that holds if all entries of `held` are True."""
     cases = np.atleast_1d(np.asarray(held, dtype=float))
     share = cases.mean() if len(cases) else np.nan
     effect = Effect.exact(f"share of the {what} for which the claim holds", share, unit="ratio")
@@ -471,18 +480,18 @@ def counted(sentence: str, held: ArrayLike, what: str, detail: str = "") -> Clai
 
 
 def unknown(sentence: str, why: str) -> Claim:
-    """Make a claim without a measurement, with the reason."""
+    """Make a claim whose effect could not be measured, for the reason `why`."""
     return Claim(sentence, Effect.exact("", np.nan), ALL, why)
 
 
 def counts(claims: Iterable[Claim]) -> dict[Verdict, int]:
-    """Return the number of claims of each verdict, in the order of `VERDICTS`."""
+    """Return how many claims have each verdict, in the order of `VERDICTS`."""
     found = Counter(claim.verdict for claim in claims)
     return {one: found[one] for one in VERDICTS}
 
 
 def tally(claims: Sequence[Claim], data: str = "") -> str:
-    """Return e.g. `5 of 8 claims hold on digits; 1 is refuted, 2 are inconclusive`."""
+    """Return a text such as `5 of 8 claims hold on digits; 1 is refuted, 2 are inconclusive`."""
     if not claims:
         return f"Measured on {data}; there are no claims" if data else "nothing is claimed"
     found = counts(claims)
@@ -502,10 +511,11 @@ MARGIN, MOST = 1.5, 100
 
 
 def with_range(claim: Claim, about: Mapping[str, Any]) -> Claim:
-    """Return the claim about a gap with notes on the length of its interval.
+    """Return a claim about a gap, with notes on the length of the gap's interval.
 
-    The notes come from `about`. Changes that shorten the interval are listed if these runs would
-    then decide the claim, or if the suite has a larger scale.
+    `about` contains the notes, and changes of the config that make the interval shorter. The
+    changes become part of the claim if the same runs would decide the claim with them, or if the
+    suite ran at the small scale.
     """
     notes, changes = about.get("gap_notes", []), tuple(about.get("gap_changes", ()))
     useful = bool(changes) and claim.holds is None and not claim.limit
@@ -519,15 +529,16 @@ def with_range(claim: Claim, about: Mapping[str, Any]) -> Claim:
 
 
 def with_command(claim: Claim, about: Mapping[str, Any], folder: Path | None = None) -> Claim:
-    """Return the claim of a suite with the command that would decide it.
+    """Return an open claim of a suite, with the command that would decide the claim.
 
-    If no shipped suite can decide the claim, the result contains the reason instead.
+    If no built-in suite can decide the claim, the result contains the reason instead. A claim that
+    is decided does not change.
 
     Args:
         claim: The claim.
         about: Contents of the suite's suite.json.
-        folder: The suite's folder. If possible, the command resumes it with more seeds. Otherwise
-            the command writes a new folder.
+        folder: The suite's folder. If possible, the command adds seeds to the suite in this folder.
+            Otherwise, the command makes a new folder.
     """
     if claim.verdict in (HOLDS, REFUTED) or not str(about["again"]).startswith("fedmuon suite "):
         return claim
@@ -560,8 +571,8 @@ def with_command(claim: Claim, about: Mapping[str, Any], folder: Path | None = N
 def times_as_many(claim: Claim, seeds: int) -> float:
     """Return the factor by which to multiply the seeds so that the claim can be decided.
 
-    With that many seeds, no interval would contain an end of the rule. The factor is infinite if no
-    number of seeds up to `MOST` times as many is enough.
+    With that many seeds, no interval should contain an end of the rule's range. The factor is
+    infinite if `MOST` times as many seeds are not enough.
     """
     effect, rule = claim.effect, claim.rule
     if np.isnan(effect.value).any() or not seeds:

@@ -1,7 +1,7 @@
-"""Write report.html, a single file that works offline and shows each finding's verdict first.
+"""Write report.html, a single file that works offline. The verdicts come first.
 
-The same folder gets claims.json, the figures as PDF and PNG, and the tables as CSV and LaTeX. The
-HTML is in the templates of assets/. This module collects the values for the templates.
+This module also writes claims.json, the figures as PDF and PNG, and the tables as CSV and LaTeX to
+the same folder. The HTML templates are in assets/.
 """
 
 import base64
@@ -88,13 +88,16 @@ def write_page(
 
 
 def render(template: str, **context: Any) -> str:
-    """Render a template of assets/ with these values. Text is escaped."""
+    """Fill a template of assets/ with the given values. Special characters of HTML are escaped."""
     return _templates().get_template(template).render(context)
 
 
 @functools.cache
 def _templates() -> Any:
-    """Load the templates of pages. Text is escaped, and a name without a value is an error."""
+    """Return the environment that loads the HTML templates.
+
+    A template variable without a value is an error.
+    """
     found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ASSETS),
         autoescape=True,
@@ -109,7 +112,7 @@ def _templates() -> Any:
 
 @contextlib.contextmanager
 def as_written(folder: Path) -> Iterator[None]:
-    """Raise InputError if files are intact but do not contain what fedmuon writes to them."""
+    """Raise InputError if a file can be read but does not have the contents that fedmuon writes."""
     try:
         yield
     except InputError:
@@ -122,7 +125,6 @@ def as_written(folder: Path) -> Iterator[None]:
 
 
 def _part(folder: Path, part: Findings, name: str) -> dict[str, Any]:
-    """Save the figures and tables of a section, and return the values for its templates."""
     places = [folder / kind / name for kind in ("figures", "tables")]
     for place in places:
         with mendable(place, "create"):
@@ -144,7 +146,7 @@ def _part(folder: Path, part: Findings, name: str) -> dict[str, Any]:
 
 
 def _figure(folder: Path, place: Path, picture: Picture) -> dict[str, str]:
-    """Save a figure, and return it as a wide and a narrow SVG to embed in the page."""
+    """Save a figure as files, and return a wide and a narrow SVG of the figure for the page."""
     drawn = picture.draw(False)
     pdf, png = style.save(drawn, place / picture.name)
     said = picture.caption, picture.read(drawn) if picture.read else ""
@@ -184,7 +186,7 @@ def blocks(text: str) -> list[tuple[str, str]]:
     """Split the description of a suite into paragraphs, list items and preformatted tables.
 
     Returns:
-        The kind ("" for a paragraph, "item" or "pre") and the text of each block.
+        For each block, its kind ("" for a paragraph, "item" or "pre") and its text.
     """
     found: list[tuple[str, list[str]]] = []
     for line in text.splitlines():
@@ -200,7 +202,7 @@ def blocks(text: str) -> list[tuple[str, str]]:
 
 
 def terms_of(page: str) -> dict[str, str]:
-    """Return the glossary terms that occur in the text of this HTML, with their meanings."""
+    """Return the glossary terms that occur in the text of an HTML page, with their meanings."""
     text = html.unescape(re.sub("<[^>]*>", " ", page))
     terms = tomllib.loads((ASSETS / "glossary.toml").read_text(encoding="utf-8"))["term"]
     return {term["name"]: term["meaning"] for term in terms if re.search(term["seen"], text)}

@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 def in_doubles(formula: Callable[P, R]) -> Callable[P, R]:
-    """Make a formula raise InputError if it overflows or divides by a number that underflowed."""
+    """Return the formula with a check: an overflow or a division by zero raises InputError."""
 
     @functools.wraps(formula)
     def refusing(*given: P.args, **named: P.kwargs) -> R:
@@ -33,7 +33,7 @@ def in_doubles(formula: Callable[P, R]) -> Callable[P, R]:
 
 
 def probability(name: str, value: float) -> float:
-    """Return a failure probability in (0, 1)."""
+    """Return the value if it is in (0, 1). Otherwise raise InputError."""
     if not 0 < value < 1:
         raise InputError(
             f"{name} is {value}, but a failure probability must be above 0 and below 1."
@@ -42,7 +42,7 @@ def probability(name: str, value: float) -> float:
 
 
 def at_least(name: str, value: float, floor: float = 0.0) -> float:
-    """Return a finite number that is at least the floor."""
+    """Return the value if it is finite and at least `floor`. Otherwise raise InputError."""
     if not (math.isfinite(value) and value >= floor):
         raise InputError(
             f"{name} is {value}, but it must be a finite number that is at least {floor:g}."
@@ -51,14 +51,14 @@ def at_least(name: str, value: float, floor: float = 0.0) -> float:
 
 
 def positive(name: str, value: float) -> float:
-    """Return a finite number above 0."""
+    """Return the value if it is finite and positive. Otherwise raise InputError."""
     if not (math.isfinite(value) and value > 0):
         raise InputError(f"{name} is {value}, but it must be a finite number above 0.")
     return float(value)
 
 
 def whole(name: str, value: int, floor: int = 1) -> int:
-    """Return an integer that is at least the floor."""
+    """Return the value if it is an integer >= `floor`. Otherwise raise InputError."""
     if not floor <= value <= LARGEST or int(value) != value:
         raise InputError(
             f"{name} is {value}, but it must be an integer that is at least {floor} and at most "
@@ -68,7 +68,7 @@ def whole(name: str, value: int, floor: int = 1) -> int:
 
 
 def entries(name: str, value: int) -> int:
-    """Return the number of entries of an array, at most 2^30."""
+    """Return the number of entries if it is at most 2^30. Otherwise raise InputError."""
     if value > 2**30:
         raise InputError(
             f"{name} is {value:.6g}, but arrays have at most 2^30 numbers. Use a smaller value."
@@ -77,9 +77,10 @@ def entries(name: str, value: int) -> int:
 
 
 def memory(beta: float) -> float:
-    """Return the momentum, which must be in [0, 1].
+    """Return the momentum if it is in [0, 1]. Otherwise raise InputError.
 
-    Outside [0, 1] the recursion of the Stability note would require |beta| and |1 - beta|.
+    For a momentum outside [0, 1], the recursion of the Stability note is wrong: it would need
+    |beta| and |1 - beta|.
     """
     if not 0 <= beta <= 1:
         raise InputError(f"beta is {beta}, but the momentum must be in [0, 1].")
@@ -87,7 +88,7 @@ def memory(beta: float) -> float:
 
 
 def values(name: str, given: ArrayLike, size: int | None = None) -> np.ndarray:
-    """Return a vector of doubles without NaN or negative entries; infinity is allowed."""
+    """Return a vector of doubles. NaN and negative entries raise InputError, infinity does not."""
     array = np.asarray(given, dtype=float)
     if array.ndim != 1 or not array.size or (size is not None and array.size != size):
         raise InputError(
@@ -100,7 +101,7 @@ def values(name: str, given: ArrayLike, size: int | None = None) -> np.ndarray:
 
 
 def sample_sizes(given: ArrayLike) -> np.ndarray:
-    """Return n_i [N], integers >= 1."""
+    """Return the sample sizes n_i [N]. Each must be an integer >= 1."""
     sizes = values("sizes", given)
     if not ((sizes >= 1) & (sizes == np.floor(sizes)) & (sizes <= MOST / len(sizes))).all():
         raise InputError(
@@ -111,7 +112,7 @@ def sample_sizes(given: ArrayLike) -> np.ndarray:
 
 
 def client_weights(given: ArrayLike, clients: int) -> np.ndarray:
-    """Return p_i [N], which must sum to 1."""
+    """Return the client weights p_i [N]. They must sum to 1."""
     weights = values("weights", given, clients)
     if not abs(weights.sum() - 1) <= 1e-9:
         raise InputError(
@@ -122,7 +123,7 @@ def client_weights(given: ArrayLike, clients: int) -> np.ndarray:
 
 
 def rounds_of(schedule: ArrayLike, clients: int) -> np.ndarray:
-    """Return a schedule C [R, K] with K different clients in 0 .. N-1 in each round."""
+    """Return the schedule C [R, K]. Each round must have K different clients in 0 .. N-1."""
     array, clients = np.asarray(schedule), whole("clients", clients)
     if array.ndim != 2 or not array.size or not np.issubdtype(array.dtype, np.integer):
         raise InputError(

@@ -5,15 +5,16 @@ Corollaries
 Each corollary of the Stability note combines the Lipschitz constant of an orthogonalizer, an
 exposure, and the generalization bound.
 
-A `Run` describes the training. A participation, `Realized` or `Uniform`, states what is known about
-the participants. `smoothed_polar` (Corollary D.2), `newton_schulz` (D.5) and
+A `Run` describes the training. The participation (`Realized` or `Uniform`) describes which clients
+take part in each round. `smoothed_polar` (Corollary D.2), `newton_schulz` (D.5) and
 `gaussian_smoothed_sign` (D.11) look up the constant L of their orthogonalizer and call `theorem`.
-`theorem` is Theorem 4.1 with Corollary 4.2 (full batches), Corollary 4.3 (random participation) or
-Theorem J.1 (realized batches). Corollaries K.2 and K.3 state the bound for equal clients as a rate.
+`theorem` combines Theorem 4.1 with Corollary 4.2 (full batches), Corollary 4.3 (random
+participation) or Theorem J.1 (known batches). `full_participation` (Corollary K.2) and
+`partial_participation` (K.3) return the bound for equal clients as a rate.
 
-Certified unlearning by output perturbation
--------------------------------------------
-`noise_multiplier` computes how much noise hides that samples were in the training data.
+Certified unlearning by output perturbation ------------------------------------------- After
+samples are removed, noise on the model can hide that they were training data. `noise_multiplier`
+computes how much noise is needed.
 
 **Removing a sample moves the model no further than replacing it.** Let client i lose the sample z,
 one of n_i >= 2. Its full-batch gradient grad F is the mean over all n_i samples, and grad F' is the
@@ -23,11 +24,11 @@ mean over the remaining samples:
 
 grad F' is a mean of sample gradients, so it lies in the convex hull of these gradients. The convex
 hull has the same diameter as the set. So the difference is at most diam / n_i (2 G_max / n_i),
-which is also the bound for a replacement. F' is Lg-smooth, because it is a mean. If the server
-gives all participants the same weight, whatever n_i is, nothing else changes. So the recursion of
-the Stability note and the certificate Delta_i Y_i also hold for the run without z. If several
-samples are removed, treat them one after the other. Removal number j of client i, counted from 0,
-has the divisor n_i - j. So removing k_i samples of each client moves X^R by at most
+which is also the bound for a replacement. F' is Lg-smooth, because it is a mean. If the server's
+weights do not depend on n_i, nothing else changes. So the recursion of the Stability note and the
+certificate Delta_i Y_i also hold for the run without z. If several samples are removed, treat them
+one after the other. Removal number j of client i, counted from 0, has the divisor n_i - j. So
+removing k_i samples of each client moves X^R by at most
 
     Delta = sum_i Delta_i Y_i n_i (1/n_i + 1/(n_i - 1) + ... + 1/(n_i - k_i + 1)).
 
@@ -99,8 +100,8 @@ class Run:
         local_steps: Number of local steps E in a round.
         sizes: Number of samples n_i of each client `[N]`.
         weights: Weight p_i of each client `[N]`.
-        constants: Constants of the task. With a `reach`, the constants at the end of the run.
-        proved: Whether the constants are proved.
+        constants: Constants of the task. If `reach` is set, the constants of the final model.
+        proved: Whether a proof guarantees the constants. False for estimates.
         batch: Mini-batch size; 0 for full batches.
         factors: Factor of the step size in each round `[R]`; None if it is always 1.
         reach: Constants of every step, if known.
@@ -135,7 +136,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Realized:
-    """A known schedule of participants.
+    """Participation with a known schedule: the clients of every round.
 
     Attributes:
         schedule: Participants of each round `[R, K]`, integers.
@@ -155,7 +156,9 @@ class Realized:
 
 @dataclass(frozen=True)
 class Uniform:
-    """A random schedule: K of N clients in each round. It adds ρ to the failure probability.
+    """Random participation: K of N clients in each round, chosen uniformly.
+
+    The bound adds ρ to its failure probability.
 
     Attributes:
         per_round: Number of participants K.
@@ -187,7 +190,7 @@ def theorem(
 ) -> Bound:
     """Return the bound of Theorem 4.1 for an orthogonalizer with a proved constant.
 
-    It covers full batches (Stability note, eq. (14)) and mini-batches (eq. (17)).
+    The bound covers full batches (Stability note, eq. (14)) and mini-batches (eq. (17)).
 
     Args:
         run: The run: its steps, clients and constants.
@@ -267,9 +270,9 @@ def stability(run: Run, l_orth: float, participation: Participation) -> np.ndarr
 def certificate(run: Run, l_orth: float, participation: Participation) -> np.ndarray:
     """Return Δ_i Y_i, the maximum change of the final model if a sample of client i is replaced.
 
-    The bound is in the Frobenius norm (Stability note, Appendices F and J). With a `reach`, a_{s,k}
-    is multiplied by diam_{s,k} / (2 G_max), because one replaced sample moves a gradient of that
-    step by at most diam_{s,k} / n_i.
+    The change is measured in the Frobenius norm (Stability note, Appendices F and J). If
+    `run.reach` is set, a_{s,k} is multiplied by diam_{s,k} / (2 G_max), because one replaced sample
+    changes the gradient at step (s, k) by at most diam_{s,k} / n_i.
 
     Args:
         run: The run: its steps, clients and constants.
@@ -315,7 +318,7 @@ def certificate(run: Run, l_orth: float, participation: Participation) -> np.nda
 
 
 def amplified(run: Run, l_orth: float) -> np.ndarray:
-    """Return a_{s,k} [R, E] of the run; with a reach, each step is multiplied by `scale_of`."""
+    """Return a_{s,k} [R, E] of the run, multiplied by `scale_of` at each step."""
     smooth = run.reach.smoothness if run.reach else run.constants.smoothness
     step = run.lr, run.beta, l_orth, smooth
     if run.method is not None:
@@ -329,7 +332,7 @@ def amplified(run: Run, l_orth: float) -> np.ndarray:
 
 
 def scale_of(run: Run) -> Steps:
-    """Return the factor of Delta_i at each step: diam_{s,k} / (2 G_max), or 1 without a reach."""
+    """Return the factor of Delta_i at each step: diam_{s,k} / (2 G_max), or 1 without a `reach`."""
     return run.reach.diameters / (2 * run.constants.gradient_bound) if run.reach else 1.0
 
 
@@ -430,15 +433,16 @@ def gaussian_smoothed_sign(
 ) -> Bound:
     """Return the bound for sign(M + sigma H) (Stability note, Corollary D.11).
 
-    A run makes R E K calls on one matrix. If no call clips, the run equals the run with the clipped
-    sign, for which the theorem holds.
+    A run calls this orthogonalizer R E K times on one matrix. The theorem holds for a clipped
+    version of the orthogonalizer. If clipping changes no call, the two runs are the same.
 
     Args:
         run: The run: its steps, clients and constants.
         participation: What is known about the participants: `Realized` or `Uniform`.
         delta: Failure probability δ of the two branches of the bound.
         sigma: Noise level σ.
-        alpha: Probability that some call clips; it is added to the failure probability.
+        alpha: Probability that clipping changes at least one call. It is added to the failure
+            probability.
         shape: Shape (m, n) of the matrix.
         kind: Which Lipschitz constant: "sharp", or "paper" for the published constant.
         given: Further arguments of `theorem`: `c_hp`, `shares`.
@@ -472,7 +476,7 @@ def gaussian_smoothed_sign(
 
 @dataclass(frozen=True)
 class Rate:
-    """The bound for equal clients, and its rate.
+    """The bound for equal clients, and the rate at which the bound falls.
 
     Attributes:
         bound: The bound. Its `h` is eq. (27), or the corresponding equation of K.3, with log(2n) in
@@ -480,8 +484,8 @@ class Rate:
         eps: The stability ε that all clients share.
         amplified: The constant of the rate: C_amp of K.2, with sum_s a_s = C_amp η L E R, or C_a of
             K.3, with max_s a_s = C_a η L E.
-        order: The rate with the constant `amplified`, without logarithms and C_hp. It is not a
-            bound.
+        order: The rate with the constant `amplified`, without logarithms and C_hp. This number is
+            not a bound.
 
     Example:
         >>> import numpy as np
@@ -589,7 +593,7 @@ def _amplified(run: Run, l_orth: float) -> np.ndarray:
 
 
 def equal_clients(run: Run) -> int:
-    """Check the conditions of Corollaries K.2 and K.3, and return m, the common n_i.
+    """Check the conditions of Corollaries K.2 and K.3, and return m, the n_i of every client.
 
     The corollaries also require p_i = 1/N, full batches and the recursion of FedMuon.
     """
@@ -615,9 +619,9 @@ ROUNDING = 1e-6  # relative rounding error of delta at the smallest shifts
 
 
 def removal(certificates: np.ndarray, sizes: np.ndarray, leaving: Mapping[int, int]) -> float:
-    """Return Delta, how far removing leaving[i] samples of each client i moves the final model.
+    """Return how far the final model moves at most if samples are removed.
 
-    `certificates` are Delta_i Y_i [N], and `sizes` are n_i [N].
+    Client i loses leaving[i] samples. `certificates` are Delta_i Y_i [N], and `sizes` are n_i [N].
     """
     moved = 0.0
     for client, count in leaving.items():
@@ -635,9 +639,9 @@ def removal(certificates: np.ndarray, sizes: np.ndarray, leaving: Mapping[int, i
 def indistinguishable(shift: float, epsilon: float) -> float:
     """Return the smallest delta for two unit Gaussians at distance `shift` = d/sigma.
 
-    It is the left side of the inequality in the module docstring. Let a = shift/2 - epsilon/shift
+    This is the left side of the inequality in the module docstring. Let a = shift/2 - epsilon/shift
     and b = a - shift. Then phi(a) = e^epsilon phi(b), so delta is phi(a) times the difference of
-    Mills' ratios at -a and -b. This form loses no significant digits.
+    Mills' ratios at -a and -b. This form of the formula loses no significant digits.
     """
     from scipy.special import erfcx, log_ndtr, ndtr  # imported late, as bounds do not need SciPy
 
@@ -652,7 +656,7 @@ def indistinguishable(shift: float, epsilon: float) -> float:
 
 
 def noise_multiplier(epsilon: float, delta: float) -> float:
-    """Return the smallest sigma / Delta that gives (epsilon, delta), rounded up."""
+    """Return the smallest sigma / Delta that hides the removal at (epsilon, delta), rounded up."""
     if not 0 <= epsilon < math.inf:
         raise InputError(f"epsilon is {epsilon}, but it must be a finite number that is at least 0")
     low, high = 1 / FAR, FAR  # range of the shift d / sigma

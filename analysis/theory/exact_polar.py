@@ -1,4 +1,4 @@
-"""Certificates of runs with the exact polar factor, and of runs with maps that are close to it.
+"""Certificates of runs with the exact polar factor, or with a map close to the polar factor.
 
 A tube
 ------
@@ -12,26 +12,26 @@ gamma certifies the run if at every call, for every replaced client c,
 
     radius_{c,tau}(L) + gamma <= sigma_tau,     L = 1/gamma,
 
-where radius is Delta_c times the momentum component of the recursion up to this call. The proof is
-by induction over the calls. The momentum of the neighbour at tau is within the radius: the momentum
-moves before the sign is taken, so this step uses the constant of the sign at earlier calls only. By
-Weyl's inequality s_q of this momentum is at least gamma. So both momenta lie in {s_q >= gamma},
-where the sign is 1/gamma-Lipschitz (Lemma D.7). The paper requires more: sigma >= 2 gamma and
-radius <= gamma, at L = 2/gamma.
+where the radius is Delta_c times the momentum component of the recursion up to this call. The proof
+is by induction over the calls. At call tau, the momenta of the run and of the neighbour differ by
+at most the radius. The momentum is updated before the sign is taken, so this step uses the constant
+of the sign at earlier calls only. By Weyl's inequality s_q of this momentum is at least gamma. So
+both momenta lie in {s_q >= gamma}, where the sign is 1/gamma-Lipschitz (Lemma D.7). The paper
+requires more: sigma >= 2 gamma and radius <= gamma, at L = 2/gamma.
 
-The search for gamma uses convexity. The radius is a polynomial in L with coefficients >= 0, so at
-L = 1/gamma it is convex in gamma. So is the largest violation over all calls, and the valid gammas
-form an interval. The right end of this interval gives the smallest L. In the form of the paper, the
-radius falls as gamma grows, so only gamma = min sigma / 2 needs to be tried.
+The search for gamma uses convexity. The radius is a polynomial in L with coefficients >= 0, so at L
+= 1/gamma the radius is convex in gamma. The largest violation over all calls is convex, too, so the
+valid gammas form an interval. The right end of this interval gives the smallest L. In the form of
+the paper, the radius falls as gamma grows, so only gamma = min sigma / 2 needs to be tried.
 
 **Gradients whose rows sum to 0.** If every gradient satisfies G 1 = 0, as for softmax, the momentum
-[d, c] does not have full rank. All statements still hold with sigma_tau = s_{min(d, c-1)}. Let the
-columns of Q [c, c-1] be an orthonormal basis of the vectors orthogonal to 1. M is a weighted sum of
-gradients, so M = N Q^T with N = M Q. N has the singular values of M, except for one 0 (if d >= c).
-N = U S V^T implies M = U S (Q V)^T, hence sign(M) = sign(N) Q^T. Right multiplication by Q^T
-preserves Frobenius norms. So the distances of momenta, of signs, and of models equal the distances
-in R^{d x (c-1)}, where the lemma is applied. Lg and Delta bound norms, which are the same in
-R^{d x (c-1)}.
+[d, c] does not have full rank. All statements above still hold with sigma_tau = s_{min(d, c-1)}.
+Let the columns of Q [c, c-1] be an orthonormal basis of the vectors orthogonal to 1. M is a
+weighted sum of gradients, so M = N Q^T with N = M Q. N has the singular values of M, except for one
+0 (if d >= c). N = U S V^T implies M = U S (Q V)^T, hence sign(M) = sign(N) Q^T. Right
+multiplication by Q^T preserves Frobenius norms. So the distances of momenta, of signs, and of
+models equal the distances in R^{d x (c-1)}, where the lemma is applied. Lg and Delta bound norms,
+which are the same in R^{d x (c-1)}.
 
 Call by call
 ------------
@@ -42,14 +42,14 @@ q <= d (transpose them otherwise),
     ||sign(M) - sign(M')||_F <= 2 ||M - M'||_F / (s_q(M) + s_q(M')).                             (*)
 
 Let sigma be s_q of the matrix whose sign the run takes at a call, and let radius < sigma bound the
-distance to the corresponding matrix of the neighbour. By Weyl's inequality
-s_q(M') >= sigma - ||M - M'||_F, and 2 t / (2 sigma - t) rises in t. So the signs are at most
-2 radius / (2 sigma - radius) apart. The induction of Lemma D.12 then continues with this distance
-in place of L radius, because it uses the sign at earlier calls only. If a tube of gamma is valid
-(radius + gamma <= sigma, L = 1/gamma), then 2 / (2 sigma - radius) <= 2 / (sigma + gamma) <=
-1 / gamma. So the result is never worse than the best tube. The result also holds if the rows of
-gradients sum to 0, as in the section "A tube". For other optimizers, use (1) and (2) of
-`recursion` and replace only L t.
+distance to the corresponding matrix of the neighbour. By Weyl's inequality s_q(M') >= sigma - ||M -
+M'||_F, and 2 t / (2 sigma - t) rises in t. So the two signs are at most 2 radius / (2 sigma -
+radius) apart. The induction of Lemma D.12 then continues with this distance in place of L radius,
+because the induction uses the sign at earlier calls only. If a tube of gamma is valid (radius +
+gamma <= sigma, L = 1/gamma), then 2 / (2 sigma - radius) <= 2 / (sigma + gamma) <= 1 / gamma. So
+this certificate is never worse than the best tube. It also holds if the rows of gradients sum to 0,
+as in the section "A tube". For other optimizers, use (1) and (2) of `recursion` and replace only L
+t.
 
 Proof of (*). All norms are Frobenius norms. Let M = U S V^T, M' = W T Z^T, X = V^T Z (orthogonal),
 Y = U^T W and E = M - M', and let s and t be the smallest entries of S and of T. Define
@@ -60,30 +60,29 @@ U_o^T E Z = -U_o^T W T, ||E_1||^2 <= ||E||^2 - t^2 w^2, and likewise ||E_2||^2 <
 As (a + b)^2 <= 2 a^2 + 2 b^2, (s + t)^2 (||X - Y||^2 + w^2)
 <= 4 ||E||^2 - 2 (s^2 + t^2) w^2 + (s + t)^2 w^2 <= 4 ||E||^2.
 
-Maps near the polar factor
---------------------------
-The Stability note bounds the distance of Newton-Schulz from the polar factor (Proposition D.4), but
-does not use this bound. This section uses it in the recursion. A run uses the map T. A second run
-uses S in its place, with the same samples, schedule and batches, and has momenta M~. S is
-L-Lipschitz. T needs no Lipschitz constant. Only the errors
+Maps near the polar factor -------------------------- The Stability note bounds the distance of
+Newton-Schulz from the polar factor (Proposition D.4), but does not use this bound. This section
+uses it in the recursion. A run uses the map T. A second run uses a map S in place of T, with the
+same samples, schedule and batches. The second run has momenta M~. S is L-Lipschitz. T needs no
+Lipschitz constant. Only the errors
 
     e_t = ||T(M_t) - S(M_t)||_F
 
-at the momenta of the first run must be known, and they are known when the run is finished. At each
-call, the triangle inequality gives ||T(M) - S(M~)|| <= e + L ||M - M~||. So the pair
-(||X - X~||, ||M - M~||) follows the recursion of the Stability note, eq. (6), with (eta e, 0) in
-place of the contribution of a replaced sample. Averaging is convex, so
+at the momenta of the first run must be known. They can be computed when the run is finished. At
+each call, the triangle inequality gives ||T(M) - S(M~)|| <= e + L ||M - M~||. So the pair (||X -
+X~||, ||M - M~||) follows the recursion of the Stability note, eq. (6), with (eta e, 0) in place of
+the contribution of a replaced sample. Averaging is convex, so
 
     ||X^R_T - X^R_S||_F <= D = eta sum_{s,k} e1^T A^{E(R-1-s)+E-1-k} e1 (1/K) sum_{i in C_s} e_ski.
 
 *Neighbours.* ||X_T(Z) - X_T(Z')|| <= Delta_i Y_i + D(Z) + D(Z'), with the certificate of S. The
-bound does not go to 0 with 1/n_i. This is unavoidable, because T may be the exact sign (Stability
-note, Proposition D.6).
+bound does not go to 0 with 1/n_i. No better bound is possible in general, because T may be the
+exact sign (Stability note, Proposition D.6).
 
 *From one run only.* D(Z') requires the run of the neighbour. A bound without this run exists for
 spectral T and S: the error is then a function of singular values. If ||M - M'||_F <= m, Weyl's
 inequality shows that the singular values of M' are within m of the singular values of M. Let e*(m)
-be the largest error of any such values (`furthest`). Then
+be the largest error over all singular values in this range (`furthest`). Then
 
     ||T(M) - T(M')|| <= e + L m + e*(m),    and at most 2 sqrt(q) if no value of T exceeds 1.
 
@@ -96,13 +95,13 @@ not vanish as m -> 0.
     F(X_T) - F_hat(X_T) <= F(X_S) - F_hat(X_S) + 2 L_loss D.
 
 Theorem 4.1 bounds the first difference on the right, for S. The remaining term is computed from the
-given sample. So D may be computed from the run, and it adds nothing to the failure probability.
-If S is a smoothed polar factor, this is a certificate for runs of the exact sign and of steep
+given sample. So D may be computed from the run, and the failure probability does not change. If S
+is a smoothed polar factor, this is a certificate for runs of the exact sign and of steep
 Newton-Schulz maps, whose own constants are infinite or too large to be useful. Remark D.2 requires
 a tube that is the same for all data sets. This certificate does not require a tube. You may try
 several S if you add their failure probabilities, or if you choose one S before the sample is drawn.
-S = 0 does not move the model, so L = 0 and D is the length of the path of T. This bound does not
-use stability at all. It is a baseline for other bounds.
+For S = 0, the second run does not move, so L = 0 and D is the length of the path of T. The
+resulting bound does not use stability at all. It is a baseline for other bounds.
 """
 
 import math
@@ -161,7 +160,7 @@ def tube_certificate(
     kind: Kind = "sharp",
     scale: Steps = 1.0,
 ) -> Tube:
-    """Return the certificate of a finished run with the exact polar factor.
+    """Return the certificate of a finished run whose orthogonalizer is the exact polar factor.
 
     The source is the Stability note, Lemma D.12.
 
@@ -174,14 +173,15 @@ def tube_certificate(
         beta: Momentum β.
         l_g: Smoothness L_g, one number or one per step `[R, E]`.
         local_steps: Number of local steps E in a round.
-        kind: "paper" for the gap of the paper, "sharp" for the largest valid gap.
+        kind: "paper" for the gap of the Stability note, "sharp" for the largest valid gap.
         scale: Factor of Δ_i at each step, one number or `[R, E]`.
 
     Returns:
         The gap, its Lipschitz constant and the certificates.
 
     Raises:
-        Uncertified: If the gap may be lost. The error names the first such call.
+        Uncertified: If a singular value may fall below the gap. The error names the first such
+            call.
         InputError: If the shapes do not match.
 
     Example:
@@ -212,7 +212,7 @@ def sign_run(
     local_steps: int,
     scale: Steps,
 ) -> "SignRun":
-    """Check the arguments and return the run.
+    """Check the arguments of `tube_certificate`, and return them as a `SignRun`.
 
     Raises:
         Uncertified: If the momentum does not have full rank at some call.
@@ -242,7 +242,7 @@ def sign_run(
 
 @dataclass(frozen=True)
 class SignRun:
-    """A run with the exact sign.
+    """A finished run with the exact sign: the numbers that its certificate needs.
 
     Attributes:
         gaps: sigma_tau, the smallest singular value s_q of the momentum at each call [R, E, K].
@@ -265,13 +265,13 @@ class SignRun:
     def propagate(self, l_orth: float) -> tuple[np.ndarray, np.ndarray]:
         """Apply eq. (6) of the Stability note as if the sign were `l_orth`-Lipschitz at all calls.
 
-        Each row contains the distances (||dX||, ||dM||) for a replacement in one client. In a
-        round, `own` contains the distances at the client whose sample is replaced, and `others` the
+        Each array row contains the distances (||dX||, ||dM||) for a replaced sample of one client.
+        Within a round, `own` contains the distances at this client, and `others` contains the
         distances at all other clients.
 
         Returns:
-            max_c radius_{c,tau}, the largest distance of the momentum at each call [R, E, K]; and
-            ||dX^R|| at the end [N].
+            Two arrays: the largest distance between momenta at each call, max_c radius_{c,tau} [R,
+            E, K]; and the distance between the final models, ||dX^R|| [N].
         """
         server = np.zeros((len(self.sensitivity), 2))
         radii = np.empty(self.gaps.shape)
@@ -289,7 +289,7 @@ class SignRun:
         return np.nan_to_num(radii, nan=np.inf, posinf=np.inf), server[:, 0]
 
     def refuse_where(self, failing: np.ndarray, why: str) -> None:
-        """Raise Uncertified for the first failing call, if there is one."""
+        """Raise Uncertified with the first call for which `failing` is True, if there is one."""
         if failing.any():
             r, k, position = np.argwhere(failing)[0]
             raise Uncertified(
@@ -300,7 +300,7 @@ class SignRun:
 
 
 def _sharp_gap(run: SignRun) -> float:
-    """Return the largest gamma whose violation is at most 0 at all calls.
+    """Return the largest valid gamma: its violation is at most 0 at every call.
 
     The largest violation over all calls is convex in gamma.
     """
@@ -348,7 +348,7 @@ class Obstruction:
 def scalar_obstruction(
     samples: int, lr: float, steps: int = 1, slope: float = 0.5, loss_bound: float = 1.0
 ) -> Obstruction:
-    """Show that the exact sign is not stable: one sample decides the direction of a step.
+    """Return an example in which one sample decides the direction of a step of the exact sign.
 
     Scalar Muon with β = 0 runs on loss(x, z) = B/2 + a z tanh x, with z = +1 or -1. The data set S
     contains (n+1)/2 times +1 and (n-1)/2 times -1. In S' one +1 is replaced by -1. The gradients at
@@ -434,7 +434,8 @@ def path_certificate(
         certificates.
 
     Raises:
-        Uncertified: If a neighbour may lose the gap. The error names the first such call.
+        Uncertified: If s_q of a neighbour's momentum may reach 0. The error names the first such
+            call.
         InputError: If the shapes do not match.
 
     Example:
@@ -476,7 +477,7 @@ NEAR = (
 
 
 def drift(errors: ArrayLike, lr: float, beta: float, l_orth: float, l_g: float) -> float:
-    """Return D from the errors of all calls [R, E, K] and the Lipschitz constant `l_orth` of S."""
+    """Return D of the module docstring, from the errors [R, E, K] of T and the constant L of S."""
     found = np.asarray(errors, dtype=float)
     if found.ndim != 3 or not found.size or not (found >= 0).all():
         raise InputError(
@@ -500,7 +501,7 @@ def around(
     l_g: float,
     error: Error,
 ) -> np.ndarray:
-    """Return a bound of ||X^R_T(Z) - X^R_T(Z')|| for every neighbour in each client [N].
+    """Return, for each client, a bound on ||X^R_T(Z) - X^R_T(Z')|| for all its neighbours [N].
 
     `values` are the singular values of the momentum at the calls of the run [R, E, K, q]. The
     singular values that T returns must be at most 1.
@@ -529,11 +530,12 @@ def furthest(
     """Return the largest error e* = sup ||T(M') - S(M')||_F [N, K] near the given values.
 
     The supremum is over all M' whose singular values are within `radius` [N, K] of `values` [K, q].
-    S is the smoothed polar factor. T maps a singular value s to own(s / ||M'||_F), and `own` must
-    never decrease.
+    S is the smoothed polar factor. T maps a singular value s to own(s / ||M'||_F), where `own` must
+    be nondecreasing.
 
-    Both maps rise in s, and T falls in the norm. So each singular value of T - S lies between the
-    minimum of T minus the maximum of S, and the maximum of T minus the minimum of S.
+    Both maps increase with s, and T decreases as the norm ||M'||_F increases. So each singular
+    value of T - S lies between the minimum of T minus the maximum of S, and the maximum of T minus
+    the minimum of S.
     """
     size, reach = np.linalg.norm(values, axis=-1)[..., None], radius[..., None]
     low, high = np.maximum(values - reach, 0), values + reach
@@ -569,11 +571,11 @@ def norm_tube(
 ) -> Tube:
     """Return the tube of Remark D.1 for Newton-Schulz from M / ||M||_F.
 
-    `norms` are ||M||_F at all calls, in the shape of `smallest` in `tube_certificate`. In the tube
-    ||M||_F >= nu, the map is slope/nu-Lipschitz. For neighbours, ||M'||_F >= ||M||_F - radius, just
-    as Weyl's inequality shows it for s_q. So Lemma D.12 holds with ||M||_F in place of s_q. The
-    recursion of the lemma uses L only in the product lr L, so this function scales the step size
-    instead of L.
+    `norms` are ||M||_F at all calls, in the shape of `smallest` in `tube_certificate`. If ||M||_F
+    >= nu at all calls, the map is slope/nu-Lipschitz. For neighbours, ||M'||_F >= ||M||_F - radius,
+    just as s_q(M') >= s_q(M) - radius by Weyl's inequality. So Lemma D.12 holds with ||M||_F in
+    place of s_q. The recursion of the lemma uses L only in the product lr L, so this function
+    scales the step size instead of L.
     """
     given = {"steps": steps, "coefficients": coefficients, "eps": 1.0, "normalization": "max"}
     slope, own = lipschitz("newton-schulz", kind, **given), 2 if kind == "paper" else 1

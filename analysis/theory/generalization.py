@@ -1,9 +1,7 @@
 """The step from stability to a generalization bound, and the measured generalization gap.
 
-The constant
-------------
-This section proves the two branches of the bound, with the constant that the Stability note leaves
-open.
+The constant ------------ The Stability note does not specify the constant of the branch H. This
+section proves the bound with an explicit constant.
 
 **What is proved.** Let replacing one sample of client i change every loss by at most eps_i,
 0 <= eps_i <= B. For every r >= 2, with J = ceil(log2 n) and S = (sum_i n_i eps_i^2 / n_eff)^(1/2),
@@ -13,10 +11,10 @@ open.
     k(r) = (2 Gamma(r/2 + 1))^(1/r) / sqrt(2) <= sqrt(r / 2).
 
 *The comparison.* Let z' be an independent copy of sample a, and let S^a be the data in which z'
-replaces z_a. Then g_a = E_z'[F_i(A(S^a)) - loss(A(S^a), z_a)]. Swapping S^a for S moves F_i and the
-loss by eps_i each, which gives the term 2 eps_i. Given all samples but z_a, A(S^a) is fixed or
-independent of z_a, so E[g_a | others] = 0. Replacing sample b of client j moves g_a by at most
-2 eps_j.
+replaces z_a. Then g_a = E_z'[F_i(A(S^a)) - loss(A(S^a), z_a)]. Replacing S^a by S changes F_i and
+the loss by at most eps_i each, which gives the term 2 eps_i. Given all samples except z_a, A(S^a)
+is independent of z_a, so E[g_a | others] = 0. Replacing sample b of client j moves g_a by at most 2
+eps_j.
 
 *Tool 1, k(r).* If replacing coordinate j moves H by at most c_j, McDiarmid's inequality gives
 P(|H - EH| >= t) <= 2 exp(-2 t^2 / C^2), C^2 = sum c_j^2. Integrating r t^(r-1) against this tail
@@ -24,8 +22,8 @@ gives E|H - EH|^r <= 2 Gamma(r/2 + 1) (C^2 / 2)^(r/2), that is ||H - EH||_r <= k
 m = r/2 >= 1, 2 Gamma(m + 1) <= 2 m^m <= (2m)^m. Hence k(r) <= sqrt(r / 2), with equality at r = 2.
 
 *Tool 2.* Rio's inequality: martingale differences satisfy ||sum X_j||_r^2 <= (r-1) sum ||X_j||_r^2
-for r >= 2. Sums of independent centred terms are a special case. The proof uses it conditionally on
-the other blocks, and Minkowski's inequality in L_{r/2} then removes the condition.
+for r >= 2. Sums of independent centred terms are a special case. The proof applies this inequality
+conditionally on the other blocks. Minkowski's inequality in L_{r/2} then removes the condition.
 
 *The dyadic tree.* Pad the number of samples to 2^J, 2^(J-1) < n <= 2^J. At level l the samples form
 blocks of 2^l samples. Let g_a^l = E[g_a | z_a, all samples outside the block of a]. Then g_a is the
@@ -50,13 +48,11 @@ Its first term uses sqrt(r) in place of sqrt(r/2), which is the value that tool 
 
     gap <= 2 sum p_i eps_i + e [B sqrt(r / n_eff) + sqrt(2) r J S].
 
-`variance` is explained in the next section. A number is used as C_hp in H of the Stability note,
-eq. (10). No proof covers such a number.
+`variance` is explained in the next section. If `c_hp` is a number, it is the C_hp in H of the
+Stability note, eq. (10). No proof covers this choice.
 
-By variance
------------
-For a finished run the training losses are known. In this section the deviations of these losses
-replace B / sqrt(n_eff).
+By variance ----------- When a run is finished, its training losses are known. In this section, the
+deviations of these losses from a number c replace B / sqrt(n_eff).
 
 Let 0 < b, and |loss - c| <= b for a number c that is fixed in advance. With w_a, g_a, S as above,
 omega_a = n_eff w_a^2 (their sum is 1), eps~ = (sum_a omega_a eps_a^2)^(1/2), L_i = ln(1/d_i) and
@@ -72,7 +68,7 @@ d_1 + d_2 + d_3:
     T = min over m >= 2 of sqrt(m - 1) ceil(log_m n).
 
 *Two parts.* sum_a w_a g_a is the sum of all E[g_a | z_a], which are independent, and of the
-remaining differences, which the tree bounds. Each part gets its own share of delta.
+remaining differences, which the tree bounds. Each part gets its own part of delta.
 
 *A tree of m branches.* Pad the number of samples to m^J. D_a^l is now a function of the m - 1
 siblings of the block of a, so A_{B*}^2 is the sum of the squares of these siblings. Summed over the
@@ -100,10 +96,8 @@ Var N_t <= C^2 / 4. So E N^2 = (E N_t)^2 + Var N_t - t^2 <= s^2.
 N = 0. It limits s + eps~ to B / 2, because no variance exceeds B^2 / 4. As H then depends on the
 samples, H and G use separate shares of delta: 0.9 delta and 0.1 delta.
 
-Golden-section search
----------------------
-`least` finds the minimum of a function of one number. Importing the search of SciPy instead would
-take half a second.
+Golden-section search --------------------- `least` finds the minimum of a function of one number.
+Importing SciPy's search instead would take half a second.
 
 The bound
 ---------
@@ -120,12 +114,12 @@ share (label skew, as in Dirichlet partitions). So F = sum_i p_i F_i = sum_y w_y
 w_y = sum_i p_i q_i(y). Each E[loss | y] is estimated by the mean over the held-out samples of
 class y.
 
-**What an interval covers.** The interval is for F - F_hat of one finished model. It is not for the
-mean of F - F_hat over training samples or runs. F_hat is computed exactly, as a mean over all
-training samples, so only F is estimated. Condition on the training samples, the model and the
-labels of the held-out samples. Then the held-out losses are independent, and the losses of a class
-have the same law, if no held-out sample was used to train or choose the model. An interval that is
-valid under this condition is also valid without it. The q_i are fixed, too: if they are the
+**What an interval covers.** The interval is for F - F_hat of one finished model. It does not
+describe the mean of F - F_hat over several training sets or runs. F_hat is computed exactly, as a
+mean over all training samples, so only F is estimated. Condition on the training samples, the model
+and the labels of the held-out samples. Then the held-out losses are independent, and the losses of
+a class have the same law, if no held-out sample was used to train or choose the model. An interval
+that is valid under this condition is also valid without it. The q_i are fixed, too: if they are the
 training shares of the clients, F is the risk at those shares. Half-widths are proportional to B,
 the length of an interval that contains all losses of the model for every sample. B is 1 for the
 loss 1 - p_y. For a model that cannot leave a ball, B is the range that is proved on that ball
@@ -215,10 +209,10 @@ def sharp_stability(
     c_hp: Constant,
     deviations: Deviations | None = None,
 ) -> float:
-    """Return the branch H at delta.
+    """Return the branch H of the bound at failure probability delta.
 
-    If `c_hp` is a number, it is H of the Stability note, eq. (10). Otherwise it is a bound that the
-    module docstring proves.
+    If `c_hp` is a number, H is the Stability note, eq. (10), with this constant. Otherwise H is a
+    bound that the module docstring proves.
     """
     if c_hp == "variance":
         if deviations is None:
@@ -256,9 +250,9 @@ def sharp_stability(
 def bounded_differences(
     eps: np.ndarray, sizes: np.ndarray, weights: np.ndarray, delta: float, loss_bound: float
 ) -> float:
-    """Return the branch G at delta (Stability note, eq. (11)).
+    """Return the branch G of the bound at failure probability delta (Stability note, eq. (11)).
 
-    It is McDiarmid's inequality for the gap itself and has no unspecified constant.
+    G is McDiarmid's inequality for the gap itself. All its constants are known.
     """
     share = weights / sizes
     moves = (2 - share) * eps + loss_bound * share
@@ -274,7 +268,10 @@ def by_variance(
     loss_bound: float,
     deviations: Deviations,
 ) -> float:
-    """Return H from the deviations of the training losses (module docstring, "By variance")."""
+    """Return the branch H from the deviations of the training losses.
+
+    The module docstring proves it in the section "By variance".
+    """
     squares = values("squares", deviations.squares, len(sizes))
     most = at_least("most", deviations.most)
     if (squares > most**2 * (1 + ROUNDING)).any():
@@ -313,7 +310,7 @@ def by_variance(
 def at_best(tail: Callable[[float], float], log: float) -> float:
     """Return the smallest exp(log / r) ||.||_r over r >= 2.
 
-    If the search misses the best r, the result is still a valid bound.
+    The result is a valid bound for every r, so a search that misses the best r does no harm.
     """
     return min(tail(least(tail, 2, 4 + 3 * log)), tail(2.0))
 
@@ -337,8 +334,8 @@ _RATIO = (math.sqrt(5) - 1) / 2
 def least(value: Callable[[float], float], low: float, high: float, width: float = 1e-6) -> float:
     """Return the minimizer on [low, high] of a function that falls and then rises.
 
-    The method is golden-section search. If both values are equal, the search continues on the
-    right, so the function may be infinite on the left.
+    The method is golden-section search. If the function has equal values at both inner points, the
+    search continues to the right. The function may therefore be infinite on the left.
     """
     left, right = high - _RATIO * (high - low), low + _RATIO * (high - low)
     at_left, at_right = value(left), value(right)
@@ -370,14 +367,14 @@ class Bound:
 
     Attributes:
         value: The smaller of `h` and `g`.
-        h: The branch H of the Stability note, eq. (10), at its part of δ.
-        g: The branch G of eq. (11), at its part of δ.
+        h: The branch H of the Stability note, eq. (10), computed with the part of δ for H.
+        g: The branch G of eq. (11), computed with the part of δ for G.
         n_eff: Effective sample size, 1 / sum_i p_i^2 / n_i.
         c_hp: The constant of H.
         delta: Failure probability δ of H and G.
         failure: δ plus the probability of all other failures.
-        status: "certified" if every constant is proved, else "estimated". "real-arithmetic" if all
-            are proved, but the rounding of the run may exceed the bound.
+        status: "certified" if every constant is proved, otherwise "estimated". "real-arithmetic" if
+            every constant is proved, but rounding errors of the run may exceed the bound.
         assumptions: Sentences that state what the bound assumes.
 
     Example:
@@ -414,10 +411,10 @@ def bound(
 ) -> Bound:
     """Return B_δ = min(H, G), the bound of Theorem 4.1 (Stability note, eq. (12)).
 
-    By default H and G get δ/2 each, as in the paper. The ε_i do not depend on the sample, so the
-    minimum is one of two fixed numbers, and it fails no more often than this number. Therefore the
-    bound holds at level δ for any shares up to (1, 1) that are fixed in advance. With "variance", H
-    depends on the sample, so the shares must sum to at most 1.
+    By default H and G get δ/2 each, as in the paper. The ε_i do not depend on the sample, so H and
+    G are fixed numbers. Their minimum is one of them, and fails no more often than this one.
+    Therefore the bound holds at level δ for any shares up to (1, 1) that are fixed in advance. With
+    c_hp = "variance", H depends on the sample, so the shares must sum to at most 1.
 
     Args:
         eps: Stability ε_i of each client `[N]`.
@@ -468,7 +465,7 @@ def g_alone(
 ) -> float:
     """Return the branch G at the full δ (Stability note, Lemmas C.1 and C.5).
 
-    It needs no split of δ and has no unspecified constant.
+    δ is not divided between two branches, and all constants are known.
 
     Args:
         eps: Stability ε_i of each client `[N]`.
@@ -495,7 +492,7 @@ def g_alone(
 def _checked(
     eps: ArrayLike, sizes: ArrayLike, weights: ArrayLike, loss_bound: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Check the arguments and return min(B, eps_i), n_i and p_i."""
+    """Check the arguments of `bound`, and return min(B, eps_i), n_i and p_i."""
     counts = checks.sample_sizes(sizes)
     chances = checks.client_weights(weights, len(counts))
     top = checks.at_least("loss_bound", loss_bound)
@@ -512,7 +509,7 @@ class MeasuredGap:
     """An estimate of the generalization gap F - F_hat with an interval.
 
     Attributes:
-        gap: population - empirical.
+        gap: The estimated gap, `population` minus `empirical`.
         low: Lower end of the interval.
         high: Upper end of the interval.
         population: Estimate of F from held-out samples.

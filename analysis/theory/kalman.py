@@ -1,6 +1,7 @@
 """The general Kalman filter of gradients: eq. (5) of the DiSK paper, as published and corrected.
 
-The gradient theta_t = grad F(x_t) in R^d moves, and a private step observes it:
+The gradient theta_t = grad F(x_t) in R^d changes at each step t, and a private step observes it
+with noise:
 
     theta_t = theta_{t-1} + H_t (x_t - x_{t-1}) + v_t,        g_t = C_t theta_t + w_t.
 
@@ -37,7 +38,7 @@ from fedmuon.core.errors import InputError
 
 @dataclass(frozen=True)
 class GradientModel:
-    """The matrices of eq. (5), each of shape [d, d]. All covariances must be symmetric.
+    """The matrices of DiSK, eq. (5), each of shape [d, d]. All covariances must be symmetric.
 
     Attributes:
         noise: Sigma_w, the covariance of the observation noise.
@@ -71,7 +72,7 @@ class Estimate:
 
     Attributes:
         gradient: The filtered gradient g~ [d].
-        covariance: P [d, d], intended as the covariance of the error of `gradient`.
+        covariance: P [d, d], which the filter uses as the covariance of the error of `gradient`.
         gain: The gain K [d, d] of the step; None before the first step.
     """
 
@@ -84,15 +85,15 @@ def kalman_step(
     model: GradientModel, before: Estimate, observed: ArrayLike, carried: ArrayLike,
     moment: ArrayLike | None = None, printed: bool = True,
 ) -> Estimate:  # fmt: skip
-    """Apply one step of eq. (5).
+    """Apply one step of the Kalman filter in DiSK, eq. (5).
 
     Args:
-        model: The covariances.
+        model: The covariances of the noise and of the errors.
         before: The estimate after the previous step.
         observed: The private gradient g_t [d].
         carried: The product of the Hessian with the last step of the model, H (x_t - x_{t-1}) [d].
-        moment: S_t [d, d], required if `model.spread` is set. Eq. (5) uses the moment of g~_t,
-            which is not known before the step.
+        moment: S_t [d, d], the second moment of g~_t. It is required if `model.spread` is set. The
+            step itself does not know S_t, because it computes g~_t.
         printed: Whether to subtract Sigma_H in the inverse, as eq. (5) does. With False and a known
             C, the step is the Kalman filter.
 

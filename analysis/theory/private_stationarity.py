@@ -1,4 +1,4 @@
-"""Bounds on how stationary private methods become: DP-Muon with its rates, and DiSK on SGD.
+"""Bounds on the gradient norms that private methods reach: DP-Muon, and DiSK on SGD.
 
 Theorem 3.4
 -----------
@@ -9,25 +9,22 @@ releases G~ = (1/B) sum_lot clip(G, C) + Z with Z ~ N(0, (sigma C / B)^2). Then 
 from 0, and W <- W - eta O. Let b = E clip(G, C) - grad, and let xi = G~ - E G~ given the past. The
 normalized momentum M / s_t has the weights w_tj = beta^(t-j) / s_t, with s_t = sum_{k<t} beta^k.
 
-- E ||b||_* <= sqrt(r) E (||G||_F - C)_+, because clipping shortens a gradient by exactly this
-  excess of its length.
-- E ||xi||_F^2 <= v^2 = C^2/B + d (sigma C / B)^2. The DP-Muon paper shows it for B independent
-  samples. It also holds for Poisson lots of B expected samples out of n, if f is the mean over
-  these n samples. Each sample is then drawn independently with probability B/n, and the variance
-  is (B/n)(1 - B/n) sum_i ||clip(G_i, C)||_F^2 / B^2.
-- The xi are martingale differences. So the noise of the momentum is at most
-  v (sum_j w_tj^2)^(1/2), with sum_j w_tj^2 = (1 - beta)/(1 + beta) (1 + beta^t)/(1 - beta^t).
-  Gamma_T is the mean over t of (sum_j w_tj^2)^(1/2). The paper bounds Gamma_T with two constants
-  that it does not specify. This module computes the sum instead.
+- E ||b||_* <= sqrt(r) E (||G||_F - C)_+, because clipping shortens a gradient by exactly the amount
+  by which its length exceeds C. - E ||xi||_F^2 <= v^2 = C^2/B + d (sigma C / B)^2. The DP-Muon
+  paper shows it for B independent samples. It also holds for Poisson lots of B expected samples out
+  of n, if f is the mean over these n samples. Each sample is then drawn independently with
+  probability B/n, and the variance is (B/n)(1 - B/n) sum_i ||clip(G_i, C)||_F^2 / B^2. - The xi are
+  martingale differences. So the noise of the momentum is at most v (sum_j w_tj^2)^(1/2), with sum_j
+  w_tj^2 = (1 - beta)/(1 + beta) (1 + beta^t)/(1 - beta^t). Gamma_T is the mean over t of (sum_j
+  w_tj^2)^(1/2). The paper bounds Gamma_T with two constants that it does not specify. This module
+  computes Gamma_T itself.
 - Every step satisfies ||O||_op <= 1. So the drift is at most L eta sum_j w_tj (t - j), and this
   module computes its mean over t. The paper uses the limit L eta beta / (1 - beta) instead.
 
 <grad, O> >= (1 - eps)||grad||_* - (2 - eps)||M/s - grad||_*, and the sum over t gives the bound.
 
-Rates
------
-This section states Corollary B.6 of the DP-Muon paper with all constants. It also computes the
-constants that Lemma B.5 and Appendix C.6 do not specify.
+Rates ----- This section states Corollary B.6 of the DP-Muon paper with all constants. It also
+derives the constants that Lemma B.5 and Appendix C.6 do not specify.
 
 *Lemma B.5: Gamma_T <= c1/(T sqrt(1 - beta)) + c2 sqrt(1 - beta), with c1 and c2 unspecified.* Let
 k = -log beta. Gamma_T is sqrt((1-beta)/(1+beta)) times the mean over t <= T of sqrt(coth(t k/2)).
@@ -54,10 +51,10 @@ v = sqrt(1/B + d sigma^2/B^2). No term of K_T rises with T, so K_T is valid for 
 probes Y(U) = (Q(M + rho U) + Q(M - rho U))/2. The input of Q satisfies sum_j x_j^2 <= 1, and
 |p_T(x)| <= x max|p_T'|. So K_Q is at most the smaller of sqrt(q) max|p_T| and max|p_T'|.
 
-K_Q^2 does not depend on rho. A second bound does: Y is even in U, so its Hermite expansion contains
-only the degrees 2, 4, ... Hence E||Y - EY||^2 = sum_{k>=2} ||Y_k||^2 <= (1/2) sum_k k ||Y_k||^2 =
-E||DY||_HS^2 / 2. This is Poincare's inequality, and antithetic pairs add the factor 1/2. DY =
-(rho/2)(DQ(M + rho U) - DQ(M - rho U)) has norm at most rho sqrt(d) Lip(Q). So
+The bound K_Q^2 does not depend on rho. A second bound depends on rho: Y is even in U, so its
+Hermite expansion contains only the degrees 2, 4, ... Hence E||Y - EY||^2 = sum_{k>=2} ||Y_k||^2 <=
+(1/2) sum_k k ||Y_k||^2 = E||DY||_HS^2 / 2. This is Poincare's inequality, and antithetic pairs add
+the factor 1/2. DY = (rho/2)(DQ(M + rho U) - DQ(M - rho U)) has norm at most rho sqrt(d) Lip(Q). So
 
     E||zeta||_F^2 <= min(K_Q^2, rho^2 d Lip(Q)^2 / 2) / J.
 
@@ -73,18 +70,19 @@ gain, gamma the reach, and d_t = x_{t+1} - x_t:
     Q_t = (grad f_B(x_t + gamma d_{t-1}) - grad f_B(x_t)) / gamma.
 
 Every f(.; z) is L-smooth, and D = F(x_0) - F*. Each step uses B independent samples of variance
-s^2, and w_t is noise with E||w||^2 = W. The paper leaves "some non-negative constants" in its
-bounds. This module computes these constants.
+s^2, and w_t is noise with E||w||^2 = W. The bounds of the paper contain "some non-negative
+constants". This module computes these constants.
 
-*The error.* Let e_t = grad F(x_t) - g~_t. It is m_t plus noise of mean 0 given the past, where
+*The error.* Let e_t = grad F(x_t) - g~_t. The error e_t is m_t plus noise whose mean given the past
+is 0, where
 
     m_t = (1-k)(e_{t-1} + R_t),     R_t = grad F(x_t) - grad F(x_{t-1}) - E Q_t.
 
 R_t = 0 for gamma = -1, because Q_t is then the difference itself. R_t = 0 also if gradients are
-linear. Otherwise ||R_t|| <= r L ||d||, with r = 2 for gamma > 0. For gamma < 0 both differences
-share a part of the segment, so r is the positive one of 2 (1 - |gamma|) and 2 (1 - 1/|gamma|). Let
-b_t = E||m_t||^2, let N_t be the second moment of the noise, and let
-v_t = E||g~_t||^2 = E||grad F - m_t||^2 + N_t. Then, for any s', a > 0,
+linear. Otherwise ||R_t|| <= r L ||d||, with r = 2 for gamma > 0. For gamma < 0, the segments of
+both differences overlap, so r is 2 (1 - |gamma|) or 2 (1 - 1/|gamma|), whichever is positive. Let
+b_t = E||m_t||^2, let N_t be the second moment of the noise, and let v_t = E||g~_t||^2 = E||grad F -
+m_t||^2 + N_t. Then, for any s', a > 0,
 
     b_t <= q (b_{t-1} + N_{t-1}) + P v_{t-1},  q = (1-k)^2 (1+s'), P = (1-k)^2 (1+1/s') (r L eta)^2,
     N_t <= k^2 V + P' v_{t-1},  V = (1+a) s^2/B + W, P' = (1-k)^2 (1+1/a) (L eta)^2 / B.
@@ -107,11 +105,11 @@ valid, so the smallest bound over a grid of choices is valid, too.
 paper starts with g~_{-1} = 0, so m_0 = (1-k) grad F(x_0) and N_0 = k^2 (s^2/B + W). This module
 supports both starts.
 
-*Errors in the paper.* The two conditions on eta in Theorem 3 differ. Its mean divides a sum of
-T + 1 terms by T. Its proof requires C_1 > 0 and beta >= 0, as `printed_theorem_3` does for
-gamma = -1. Theorem 6 requires kappa > 8 (eta L)^2, but this does not ensure beta >= 0: for
-eta L = 0.1 and kappa = 0.09 the denominator is negative. A condition near kappa > 3 eta L would
-ensure it. The brackets of C_2 in Theorem 6 do not match.
+*Errors in the paper.* The two conditions on eta in Theorem 3 differ. The mean in Theorem 3 divides
+a sum of T + 1 terms by T. The proof requires C_1 > 0 and beta >= 0, as `printed_theorem_3` does for
+gamma = -1. Theorem 6 requires kappa > 8 (eta L)^2, but this does not ensure beta >= 0: for eta L =
+0.1 and kappa = 0.09 the denominator is negative. A condition near kappa > 3 eta L would ensure it.
+The brackets of C_2 in Theorem 6 do not match.
 
 *Corollary 4.* C_k = kappa/(L eta) = ||grad F(x_0)||^2/(2 L D). Smoothness keeps C_k below 1, so the
 published minimum with 1 has no effect. Let R = 0, use full batches, start from zero, and set
@@ -181,7 +179,7 @@ class Release:
 
     @property
     def spread(self) -> float:
-        """v, an upper bound of the root mean square of xi (DP-Muon paper, eq. (5))."""
+        """v, an upper bound on the root mean square of the noise xi (DP-Muon paper, eq. (5))."""
         entries = self.shape[0] * self.shape[1]
         return self.clip * math.sqrt(1 / self.lot + entries * (self.noise / self.lot) ** 2)
 
@@ -192,7 +190,7 @@ def dp_muon(
 ) -> Stationarity:
     """Return the bound of the DP-Muon paper, Theorem 3.4.
 
-    It is chi [D/(eta T) + L eta/2 + (2 - eps)(clipping + noise + drift)].
+    The bound is chi [D/(eta T) + L eta/2 + (2 - eps)(clipping + noise + drift)].
     """
     eta, beta, steps = schedule.checked()
     chi, cost, root = slowdown_of(polar_error), 2 - polar_error, math.sqrt(min(release.shape))
@@ -246,8 +244,8 @@ def light_tailed(steps: int, tail: float, scale: float = 1.0) -> tuple[Schedule,
 def tail_excess(tail: float, clip: float) -> float:
     """Return an upper bound of E(||G||_F - C)_+ for light-tailed gradients.
 
-    It is the integral of e exp(-u^2/K^2) from C to infinity, which equals
-    e K sqrt(pi)/2 erfc(C/K). The DP-Muon paper uses the larger bound e K^2/(2 C) exp(-C^2/K^2).
+    The bound is the integral of e exp(-u^2/K^2) from C to infinity, which equals e K sqrt(pi)/2
+    erfc(C/K). The DP-Muon paper uses the larger bound e K^2/(2 C) exp(-C^2/K^2).
     """
     tail, clip = positive("tail", tail), at_least("clip", clip)
     return math.e * tail * math.sqrt(math.pi) / 2 * math.erfc(clip / tail)
@@ -261,7 +259,10 @@ MOMENT = (
 
 @in_doubles
 def moment_excess(moment: float, clip: float) -> float:
-    """Return G_2^2 / (4 C) >= E(||G||_F - C)_+, a quarter of the bound in the DP-Muon paper."""
+    """Return G_2^2 / (4 C), an upper bound on E(||G||_F - C)_+.
+
+    The bound in the DP-Muon paper is four times as large.
+    """
     return at_least("moment", moment) ** 2 / (4 * positive("clip", clip))
 
 
@@ -282,8 +283,8 @@ def second_moment(
 def clip_scale(moment: float, release: Release) -> float:
     """Return the C_0 that minimizes the clipping and noise terms of K_T for large T.
 
-    It is G_2 / (2 sqrt(v/sqrt 2)), and it makes the two terms equal. v = `release.spread / C`
-    depends on the noise multiplier, the lot size and the shape, and not on the clipping threshold.
+    C_0 = G_2 / (2 sqrt(v/sqrt 2)) makes the two terms equal. v = `release.spread / C` depends on
+    the noise multiplier, the lot size and the shape, and not on the clipping threshold.
     """
     spread = release.spread / release.clip / math.sqrt(2)
     return positive("moment", moment) / (2 * math.sqrt(spread))
@@ -321,7 +322,8 @@ def second_moment_rate(
 def largest_output(coefficients: Coefficients, steps: int, side: int) -> float:
     """Return K_Q, an upper bound of ||Q(M)||_F for Newton-Schulz.
 
-    The input of Newton-Schulz lies in the unit ball of the Frobenius norm, and q is `side`.
+    The input of Newton-Schulz lies in the unit ball of the Frobenius norm. `side` is q, the smaller
+    side of the matrix.
     """
     size = max_deviation(schedule(coefficients, steps), 0.0, 1.0, 0.0)
     if size is None:
@@ -345,7 +347,10 @@ def probe_error(
 
 
 def _steep(coefficients: Coefficients, steps: int) -> float:
-    """Return Lip(Q) = max |p_T'|; normalization by max(1, ||M||_F) is a projection."""
+    """Return the Lipschitz constant of Q, max |p_T'|.
+
+    The normalization by max(1, ||M||_F) is a projection, so its Lipschitz constant is 1.
+    """
     given = {"steps": steps, "coefficients": coefficients, "normalization": "unit"}
     return lipschitz("newton-schulz", "sharp", **given)
 
@@ -373,11 +378,11 @@ class Disk:
         lr: Step size.
         steps: Number of steps T.
         gain: Gain kappa of the filter.
-        reach: gamma; the second gradient is taken at x_t + gamma (x_t - x_{t-1}).
+        reach: gamma. DiSK computes a second gradient at x_t + gamma (x_t - x_{t-1}).
         sigma: Standard deviation s of a sample's gradient.
         batch: Number of samples B in a step.
-        noise: W, the second moment of the noise of a step.
-        linear: Whether gradients are linear.
+        noise: W, the second moment of the noise that a step adds.
+        linear: Whether the gradient is a linear function of x.
     """
 
     lr: float
@@ -476,9 +481,9 @@ def _least(one: Disk, rate: float, gap: float, slope: float | None) -> dict[str,
 def printed_theorem_3(one: Disk, gap: float, smoothness: float, slope: float) -> float:
     """Return the published bound of DiSK, eq. (6), for gamma = -1 and the start from zero.
 
-    It is 2 (D + beta ||grad F(x_0)||^2)/(C_1 eta T) + 2 (beta + eta^2 L) k^2/(C_1 eta)
-    (2 s^2/B + W), as in eq. (30). beta is the smallest value that the proof in the paper allows.
-    The result is infinite if C_1 <= 0.
+    The bound is 2 (D + beta ||grad F(x_0)||^2)/(C_1 eta T) + 2 (beta + eta^2 L) k^2/(C_1 eta) (2
+    s^2/B + W), as in eq. (30). beta is the smallest value that the proof in the paper allows. The
+    result is infinite if C_1 <= 0.
     """
     eta, k, rate = one.lr, one.gain, at_least("smoothness", smoothness) * one.lr
     gap, slope = at_least("gap", gap), at_least("slope", slope)
@@ -500,8 +505,8 @@ class Tuned:
 
     Attributes:
         run: The run with the step size and the gain of the corollary.
-        reduction: C_k.
-        value: The bound that this module proves.
+        reduction: The factor C_k of the bound.
+        value: The bound for this run that this module proves.
         printed: The published bound.
     """
 
@@ -515,8 +520,8 @@ class Tuned:
 def corollary_4(steps: int, gap: float, smoothness: float, slope: float, noise: float) -> Tuned:
     """Return the run and the bounds of Corollary 4 of the DiSK paper.
 
-    The bound is sqrt(6 (1 + 1/T) C_k L D W/T), with W = `noise`. It is for full batches,
-    gamma = -1 and the start from zero.
+    The bound is sqrt(6 (1 + 1/T) C_k L D W/T), with W = `noise`. It holds for full batches, gamma =
+    -1 and the start from zero.
     """
     horizon, spread = whole("steps", steps), positive("noise", noise)
     room = 2 * positive("smoothness", smoothness) * positive("gap", gap)
@@ -540,12 +545,13 @@ def corollary_4(steps: int, gap: float, smoothness: float, slope: float, noise: 
 def noise_of_privacy(
     clip: float, samples: int, entries: int, steps: int, epsilon: float, delta: float
 ) -> float:
-    """Return the W that makes T full batches of N clipped gradients (epsilon, delta)-private.
+    """Return the noise W that makes T steps on N clipped gradients (epsilon, delta)-private.
 
-    This W specifies the constant v of Theorem 2. T Gaussian releases of multiplier z are
-    T/(2 z^2)-zCDP, and rho-zCDP implies (rho + 2 sqrt(rho log(1/delta)), delta)-DP (Bun and
-    Steinke). So z^2 = T/(2 rho), sqrt(rho) = sqrt(log(1/delta) + epsilon) - sqrt(log(1/delta)), and
-    W = d (z C/N)^2. In a neighbouring data set, the gradient of one sample is set to 0.
+    All steps use full batches. Theorem 2 of the DiSK paper does not specify its constant v, and
+    this W corresponds to one v. T Gaussian releases of multiplier z are T/(2 z^2)-zCDP, and
+    rho-zCDP implies (rho + 2 sqrt(rho log(1/delta)), delta)-DP (Bun and Steinke). So z^2 = T/(2
+    rho), sqrt(rho) = sqrt(log(1/delta) + epsilon) - sqrt(log(1/delta)), and W = d (z C/N)^2. Two
+    data sets are neighbours if they differ in one sample, whose gradient is 0 in one of them.
     """
     log = -math.log(probability("delta", delta))
     rho = (positive("epsilon", epsilon) / (math.sqrt(log + epsilon) + math.sqrt(log))) ** 2
@@ -567,17 +573,17 @@ def theorem_5(
 ) -> Tuned:
     """Return the run and the bounds of Corollary 4 with the noise that privacy requires.
 
-    The noise is `noise_of_privacy`, and the bound is sqrt(3 (1 + 1/T) C_k L D d/rho) C/N. W grows
-    in proportion to T, so apart from the factor 1 + 1/T the bound is the same for every T above
-    the smallest allowed T.
+    The noise is `noise_of_privacy`, and the bound is sqrt(3 (1 + 1/T) C_k L D d/rho) C/N. W is
+    proportional to T, so apart from the factor 1 + 1/T the bound is the same for every T that the
+    corollary allows.
 
     Theorem 5 of the DiSK paper sets T = sqrt(2) N epsilon s/(C sqrt(B d log(1/delta))). For this T,
     eq. (7) of the paper gives O(1/sqrt(N epsilon)) and not the published O(1/(N epsilon)). T must
     be the square of this value, and then s/sqrt(B) no longer appears in the bound.
 
-    The clipping threshold C cannot stay constant while kappa falls. Theorem 3 requires
-    C >= (1 + 2 (1-k)/k) G. With a smaller C gradients are clipped, and no theorem of the paper
-    covers clipped gradients. This function does not check C: the caller is responsible for it.
+    The clipping threshold C cannot stay constant while kappa falls. Theorem 3 requires C >= (1 + 2
+    (1-k)/k) G. If C is smaller, gradients are clipped, and no theorem of the paper covers clipped
+    gradients. This function does not check C. The caller must ensure that C is large enough.
     """
     spread = noise_of_privacy(clip, samples, entries, steps, epsilon, delta)
     room = positive("smoothness", smoothness) * positive("gap", gap)

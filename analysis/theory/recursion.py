@@ -1,19 +1,17 @@
-"""The stability recursion: how far two runs drift apart, and how much each client contributes.
+"""The stability recursion: a bound on the distance between two runs, and each client's part.
 
-FedMuon
--------
-`step_amplification` is the two-state recursion of the Stability note, section 4.2. It computes how
-far a change of one gradient moves the final model.
+FedMuon ------- `step_amplification` is the two-state recursion of the Stability note, section 4.2.
+It bounds the change of the final model if one gradient changes.
 
 Other optimizers
 ----------------
 `method_amplification` is one recursion for all optimizers that the bounds cover, including FedMuon.
 
 Consider two coupled runs that differ in one sample of client c. Let x, m, v, d >= 0 bound the
-distance between the runs in the model, the momentum C, the velocity of the server and the global
-direction. Within a round, let y bound the difference between the moves of a client since the start
-of the round. The gradients differ by at most g = Lg x + Delta 1{i = c}. One local step of client i
-is
+distances between the two models, the two momenta C, the two velocities of the server, and the two
+global directions. Within a round, let y bound the difference between a client's updates (changes of
+its model since the start of the round) in the two runs. The gradients differ by at most g = Lg x +
+Delta 1{i = c}. One local step of client i is
 
     m' = beta m + f g,   t = m' or beta m' + f g        (t: the direction; f = 1 - beta, or 1)
     s  = eta (1 - alpha) L t + eta alpha d
@@ -24,15 +22,16 @@ X' = (1 - eta decay) X - eta ((1 - alpha) Orth(direction) + alpha D). Each line 
 inequality, with ||Orth(M) - Orth(M')|| <= L ||M - M'||. Without an orthogonalizer L = 1, and
 without momentum beta = 0 and f = 1. For y the triangle inequality is applied to X' - X.
 
-A round starts on every client from x, d and y = 0. It starts from m, or from m = 0 if both runs
-reset the momentum (Local Muon). The average of the server uses weights w_i >= 0 with sum 1: 1/K, or
-weights in proportion to n_i, which are the same in both runs. The round ends in
+On every client, a round starts with the x and d of the previous round and y = 0. It also starts
+with the previous m, or with m = 0 if both runs reset the momentum (Local Muon). The average of the
+server uses weights w_i >= 0 with sum 1: 1/K, or weights in proportion to n_i, which are the same in
+both runs. The round ends in
 
     x+ = sum w_i x_i + b v,  v+ = b v + sum w_i y_i,  m+ = sum w_i m_i,
     d+ = sum w_i y_i / (eta E)                                                                (2)
 
 Proof. FedAvgM sets V+ = b V + (mean - X) and X+ = X + V+ = mean + b V. mean - X is the average of
-the moves of the clients. b = 0 is the plain mean. D+ = (X - mean) / (eta E) (Stability note, Remark
+the clients' updates. b = 0 is the plain mean. D+ = (X - mean) / (eta E) (Stability note, Remark
 3.2).
 
 (1) and (2) are linear with coefficients >= 0, so they remain bounds by induction. All clients other
@@ -42,16 +41,14 @@ rounds, of a unit Delta at round s and step k alone. Then
     ||X^R(S) - X^R(S')||_F <= Delta sum_s w_{s,c} 1{c in C_s} sum_k a_{s,k}.
 
 The code computes a_{s,k} backwards from the end, as rows (1 + x, m, v, d) times the matrices of (1)
-and (2). It stores x, the difference from 1, to preserve the digits of small increments. With weight
-decay the first entry shrinks, and x is then its difference from 0.
+and (2). It stores x, the difference of the first entry from 1, to preserve the digits of small
+increments. With weight decay, the first entry shrinks, and the code stores the entry itself.
 
-Alignment
----------
-FedMuon with local-global alignment (Stability note, Remark 3.2) is a case of the recursion above.
-The paper leaves the perturbation of the global direction D to "a separate recursion". The proof
-above covers this perturbation, with alpha the `alignment`. `fedmuon bound` and `fedmuon stability`
-use it for the optimizer `fedmuon-aligned`. Use `aligned_amplification` if you have numbers and no
-config.
+Alignment --------- FedMuon with local-global alignment (Stability note, Remark 3.2) is a case of
+the recursion above. The paper says that the perturbation of the global direction D needs "a
+separate recursion". The proof above covers this perturbation. Its alpha is the config key
+`alignment`. `fedmuon bound` and `fedmuon stability` use this recursion for the recipe
+`fedmuon-aligned`. Without a config, call `aligned_amplification`.
 
 Participation
 -------------
@@ -91,7 +88,7 @@ OVERFLOW = (
 def transition(lr: float, beta: float, l_orth: float, l_g: float) -> tuple[np.ndarray, np.ndarray]:
     """Return one local step of the stability recursion (Stability note, eqs. (6) and (7)).
 
-    The step acts on (||dX||, ||dM||), the distances between two runs in model and momentum.
+    The step acts on (||dX||, ||dM||), the distances between the models and the momenta of two runs.
 
     Args:
         lr: Step size η.
@@ -159,9 +156,9 @@ def scheduled_amplification(
 ) -> np.ndarray:
     """Return `step_amplification` [R, E] for the step size lr factors[r] in round r.
 
-    `l_g` may be one number or one number per step. Each step may use its own l_g, because the
-    proof of the Stability note, eq. (6), compares two runs at one step and requires an l_g that is
-    valid at these two models.
+    `l_g` may be one number or one number per step. Each step may have its own l_g, because the
+    proof of eq. (6) of the Stability note treats one step at a time. It requires only an l_g that
+    is valid for the two models at this step.
 
     The loop computes a_t = e1^T A_{T-1} ... A_{t+1} b_t backwards from the last step t = T-1. It
     stores (x, m), the difference of the row e1^T A_{T-1} ... A_{t+1} from e1^T. Storing 1 + x
@@ -179,7 +176,7 @@ def scheduled_amplification(
 
 
 def by_step(l_g: Steps, rounds: int, local_steps: int) -> np.ndarray:
-    """Return an array with one value, such as l_g, for each of the R E steps."""
+    """Return an array [R E] with the value, such as l_g, of each step."""
     if isinstance(l_g, np.ndarray):
         return values("l_g", l_g.ravel(), rounds * local_steps)
     return np.full(rounds * local_steps, at_least("l_g", l_g))
@@ -283,7 +280,7 @@ def first_rows(increment: np.ndarray, count: int) -> np.ndarray:
 
 
 def saturated(amplified: np.ndarray) -> np.ndarray:
-    """Replace entries that overflowed by infinity, which is an upper bound of every number."""
+    """Replace entries that overflowed by infinity, so that they are still upper bounds."""
     return np.where(np.isfinite(amplified), amplified, np.inf)
 
 
@@ -301,7 +298,7 @@ Row = tuple[float, float, float, float]  # x (the first entry minus 1), m, v, d
 
 @dataclass(frozen=True)
 class Method:
-    """A federated optimizer, as the stability recursion describes it.
+    """The properties of a federated optimizer that the stability recursion needs.
 
     Attributes:
         beta: Momentum β.
@@ -338,7 +335,7 @@ class Method:
 
     @property
     def fresh(self) -> float:
-        """f in (1), the weight of a gradient in the momentum."""
+        """The weight f of a new gradient in the momentum (module docstring, eq. (1))."""
         return 1 - self.beta if self.form.startswith("ema") else 1.0
 
     @property
@@ -374,7 +371,7 @@ def method_amplification(
 def _before_round(
     method: Method, rate: float, l_orth: float, smooth: list[float], after: Row, one: float
 ) -> tuple[list[float], Row]:
-    """Go backwards through one round: apply (2), and then (1) for each local step.
+    """Apply one round backwards: first (2), and then (1) for each local step.
 
     A row (one + x, m, v, d) contains the effect on the last model of a unit distance in the model,
     the momentum, the velocity and the global direction. A backward step is the transpose of the
@@ -425,7 +422,7 @@ def aligned_amplification(
 ) -> np.ndarray:
     """Return a_s of a run with local-global alignment (Stability note, Remark 3.2).
 
-    With `alignment` 0 it equals `amplification`.
+    With `alignment` = 0, the result equals that of `amplification`.
 
     Args:
         lr: Step size η > 0. It cannot be 0, because the global direction is divided by η.
@@ -513,7 +510,7 @@ def batch_exposure(
         schedule: Participants of each round `[R, K]`, integers.
         sizes: Number of samples n_i of each client `[N]`.
         rows: Function `(round, client, local step, n_i)` that returns the rows in the batch, or
-            None for all rows.
+            None if every batch contains all rows.
         shares: Weights of the server's average `[R, K]`; 1/K by default.
 
     Returns:
@@ -556,7 +553,7 @@ def batch_exposure(
 
 
 def by_samples(schedule: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return n_i divided by the sum of n_j over the participants of the round [R, K]."""
+    """Return the server's weights [R, K] if they are in proportion to n_i."""
     held = sizes[schedule]
     return held / held.sum(axis=1, keepdims=True)
 
@@ -623,8 +620,8 @@ def mini_batch_sensitivity(gradient_bound: float, batch: int, sizes: ArrayLike) 
     """Return Δ_i = 2 G_max / min(b, n_i), the sensitivity of mini-batches.
 
     The source is the Stability note, Remark 4.1. The sensitivity holds for every sequence of
-    batches. Its average over batches is 2 G_max / n_i, but a single sequence can exceed the
-    average. A client with at most b samples uses all its samples.
+    batches. The average sensitivity over random batches is 2 G_max / n_i, but a single sequence of
+    batches can exceed this average. A client with at most b samples uses all its samples.
 
     Args:
         gradient_bound: G_max, the bound on every sample's gradient.
@@ -701,7 +698,7 @@ def loss_stability(
 def product(factor: ArrayLike, size: ArrayLike) -> np.ndarray:
     """Return factor times size, with 0 times infinity equal to 0.
 
-    An infinite size is a finite number that overflowed.
+    An infinite `size` stands for a finite number that overflowed.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         return np.where(np.equal(factor, 0), 0.0, np.multiply(factor, size))

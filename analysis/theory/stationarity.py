@@ -1,18 +1,16 @@
-"""Bounds on how stationary Muon becomes: Nesterov Muon and Newton–Schulz convergence.
+"""Bounds on the gradient norms that Muon reaches (Nesterov Muon, Newton–Schulz convergence).
 
-Step sizes
-----------
-The schedules compute the step size and the momentum from the horizon. The rules of Nesterov Muon
-need neither the smoothness nor the noise level. The rules that tune the bounds of Newton–Schulz
-convergence need both.
+Step sizes ---------- Each schedule computes the step size and the momentum from the number of steps
+(the horizon). The schedules of Nesterov Muon need neither the smoothness nor the noise level. The
+schedules of Newton–Schulz convergence need both.
 
 Nesterov Muon
 -------------
 `nesterov_muon` bounds the gradient norm of Muon with Nesterov momentum: Nesterov Muon, Theorems
 3.4 and 3.5 and Corollary 3.6.
 
-The theorems hide constants that depend on alpha and d0. Their proofs (Nesterov Muon, Appendices C
-and D.3) state all of these constants, and the value computed by this module includes them.
+The theorems do not state constants that depend on alpha and d0. The proofs (Nesterov Muon,
+Appendices C and D.3) contain all of these constants, and this module includes them.
 
 Newton-Schulz
 -------------
@@ -20,9 +18,9 @@ Newton-Schulz
 and for SGD with momentum. The source is Newton–Schulz convergence.
 
 Notation: f is L-smooth from ||.||_op to ||.||_*, D = f(X_0) - f*, and r bounds the rank. Samples
-satisfy E ||G - grad||_F^2 <= sigma^2, and a batch contains B of them. The momentum is
-M <- beta M + (1 - beta) G, from 0. Let C be the same average of the true gradients. Then
-S = grad - M = (grad - C) + (C - M), and both parts are bounded:
+satisfy E ||G - grad||_F^2 <= sigma^2, and a batch contains B of them. The momentum is M <- beta M +
+(1 - beta) G, from 0. Let C be the corresponding average of the true gradients. Then S = grad - M =
+(grad - C) + (C - M), and both parts are bounded:
 
 - C - M is (1 - beta) sum_s beta^(t-s) xi_s, so E ||C - M||_F^2 <= (1 - beta)/(1 + beta)
   sigma^2/B.
@@ -153,11 +151,11 @@ def tuned_sgd(steps: int, gap: float, smoothness: float, sigma: float, batch: in
 
 
 def rate(alpha: float, rule: str = "heavy-tailed") -> float:
-    """Return the exponent of 1/K in the slowest term of the bound.
+    """Return the exponent of 1/K in the term of the bound that falls most slowly.
 
-    For the rule "heavy-tailed" it is (a-1)/(3a-2) (Nesterov Muon, Theorem 3.5). For the rule
-    "alpha-free" (Corollary 3.6) the noise term falls as K^(-(a-1)/(2a)), and all other terms fall
-    as K^(-1/4) or faster.
+    For the rule "heavy-tailed" the exponent is (a-1)/(3a-2) (Nesterov Muon, Theorem 3.5). For the
+    rule "alpha-free" (Corollary 3.6) the noise term falls as K^(-(a-1)/(2a)), and all other terms
+    fall as K^(-1/4) or faster.
     """
     a = tail_index(alpha)
     if rule == "alpha-free":
@@ -205,7 +203,7 @@ PREDICTABLE = (
 
 @dataclass(frozen=True)
 class Stationarity:
-    """A bound on how stationary an optimizer becomes.
+    """A bound on the gradient norm that an optimizer reaches.
 
     Attributes:
         measure: The quantity that the bound limits, as a formula.
@@ -310,19 +308,19 @@ def nesterov_muon(
 ) -> Stationarity:
     """Return a bound on min_k E ||grad f(X_k)||_F for Muon with Nesterov momentum.
 
-    It holds for any η and β. With gamma = nu = 0 it is Theorem 3.4 of Nesterov Muon, with all
-    constants of the proof (Appendix D.3).
+    The bound holds for any η and β. With gamma = nu = 0, it is Theorem 3.4 of Nesterov Muon with
+    all constants of the proof (Appendix D.3).
 
     Args:
         schedule: Step size, momentum and horizon.
         noise: The gradient noise.
-        gap: f(X_0) - f*.
+        gap: The initial loss minus the minimum, f(X_0) - f*.
         smoothness: L, the Lipschitz constant of the gradient in the Frobenius norm.
         shape: Shape (m, n) of the matrix.
         gamma: Loss of alignment of an inexact orthogonalizer (Assumption 2.1); 0 if exact.
-        nu: Excess of its operator norm over 1; 0 if exact.
+        nu: Excess over 1 of the orthogonalizer's operator norm; 0 if exact.
         gradient: ||grad f(X_0)||_F; sqrt(2 L gap) by default.
-        start: E ||S_0||_F, the first error of the momentum; by default a bound on it.
+        start: E ||S_0||_F, the first error of the momentum. By default, an upper bound is computed.
 
     Returns:
         The bound and its terms.
@@ -401,7 +399,7 @@ def polynomial_quality(
 def sketched_quality(
     singular: ArrayLike, rank: int, oversample: int, power: int, divisor: float | None = None
 ) -> tuple[float, float]:
-    """Return (gamma, nu) on average over Gaussian sketches (Nesterov Muon, Prop. 2.3 and B.3).
+    """Return the mean (gamma, nu) over Gaussian sketches (Nesterov Muon, Prop. 2.3 and B.3).
 
     gamma = 1 - A / (divisor ||M||_*) with A = H - s / (p - 1) rho^(4h) T. H is the sum of the s
     largest squared singular values, T is the sum of the other squared singular values, and rho is
@@ -409,8 +407,8 @@ def sketched_quality(
     the two polynomials of Nesterov Muon. nu is 0.
 
     Raises:
-        InputError: If A <= 0, so that no alignment is proved. `least_power` returns the number of
-            power iterations that are needed.
+        InputError: If A <= 0, because no alignment is proved then. `least_power` returns the
+            necessary number of power iterations.
     """
     s = _falling(singular)
     head, tail, ratio = _head_and_tail(s, rank, oversample)
@@ -425,12 +423,13 @@ def sketched_quality(
 
 
 def least_power(singular: ArrayLike, rank: int, oversample: int) -> int:
-    """Return the smallest number h of power iterations for which `sketched_quality` is proved.
+    """Return the smallest number h of power iterations that `sketched_quality` accepts.
 
     The source is Nesterov Muon, eq. (18).
 
     Raises:
-        InputError: If no number is large enough, because singular values s and s+1 are equal.
+        InputError: If no number of iterations is enough, because singular values s and s+1 are
+            equal.
     """
     head, tail, ratio = _head_and_tail(_falling(singular), rank, oversample)
     excess = rank * tail / ((oversample - 1) * head)  # rho^(4h) must be below 1 / excess
@@ -445,7 +444,7 @@ def least_power(singular: ArrayLike, rank: int, oversample: int) -> int:
 
 
 def _head_and_tail(s: np.ndarray, rank: int, oversample: int) -> tuple[float, float, float]:
-    """Return H, T and rho of `sketched_quality`; the target rank must be below the matrix rank."""
+    """Return H, T and rho of `sketched_quality`. The target rank must be below the matrix rank."""
     if whole("rank", rank) >= len(s):
         raise InputError(
             f"rank is {rank}, but it must be below {len(s)}, the number of positive singular "
@@ -482,7 +481,7 @@ def contraction(noise: Noise, shape: tuple[int, int], gamma: float = 0.0, nu: fl
 def least_batch(noise: Noise, shape: tuple[int, int], gamma: float = 0.0, nu: float = 0.0) -> float:
     """Return the number that the batch size must exceed (Nesterov Muon, Theorem 3.5).
 
-    It uses C_a = 2, or C_a = 1 for a = 2.
+    The formula uses C_a = 2, or C_a = 1 for a = 2.
     """
     pull = _pull(shape, gamma, nu)
     constant = (1 if noise.alpha == 2 else 2) ** (1 / noise.alpha)
@@ -491,7 +490,7 @@ def least_batch(noise: Noise, shape: tuple[int, int], gamma: float = 0.0, nu: fl
 
 
 def _pull(shape: tuple[int, int], gamma: float, nu: float) -> float:
-    """Return 1 + sqrt(d0) (1 + nu), the factor of the momentum error in the bound."""
+    """Return 1 + sqrt(d0) (1 + nu), by which the bound multiplies the error of the momentum."""
     if not 0 <= gamma < 1:
         raise InputError(f"gamma is {gamma}, but the theorem requires a gamma in [0, 1).")
     return 1 + math.sqrt(_side(shape)) * (1 + at_least("nu", nu))
@@ -563,8 +562,8 @@ def sgd_momentum(
 ) -> Stationarity:
     """Return the bound of Newton–Schulz convergence, Theorem 3, for SGD with X <- X - eta M.
 
-    The factor sqrt(r) multiplies the whole bound. The `terms` divide the value in proportion to
-    the terms of the squared bound.
+    The bound is sqrt(r) times the square root of a sum. `terms` divides the value of the bound in
+    proportion to the terms of this sum.
 
     Proof. f falls by at least (eta/2)(||grad||_F^2 - ||S||_F^2 + (1 - L eta)||M||_F^2). Young's
     inequality gives ||A_t||^2 <= beta ||A_{t-1}||^2 + beta^2/(1 - beta) (L eta)^2 ||M_{t-1}||_F^2,

@@ -1,4 +1,4 @@
-"""Costs of a federation, by formula: a tree of aggregators, and the time of an optimizer step.
+"""Formulas for the costs of a tree of aggregators, and for the time of an optimizer step.
 
 A tree of aggregators
 ---------------------
@@ -13,18 +13,18 @@ h = sum_l (c_l - 1) additions, where c_l is the maximum number of children at le
 
     |sum - computed sum| <= gamma_h sum_i |n_i X_i|,    gamma_h = h u / (1 - h u),    u = 2^-53
 
-(Higham, Accuracy and Stability of Numerical Algorithms, 4.2). Without a tree, h = K - 1. The order
-of the additions is the order of the client numbers. So the same tree gives bit-identical results,
-whichever client answers first. Other trees give other bits, unless the entries lie on a grid that
-is coarse enough: see `exact_bits`.
+(Higham, Accuracy and Stability of Numerical Algorithms, 4.2). Without a tree, h = K - 1. Values are
+added in the order of the client numbers. So the same tree gives bit-identical results, whichever
+client answers first. Another tree may give other bits, unless all entries are multiples of a large
+enough power of 2: see `exact_bits`.
 
 Wall-clock time
 ---------------
 These functions compare the cost of an exact polar factor with the cost of Newton-Schulz
 (Newton–Schulz convergence, Lemma 11).
 
-For an m x n layer with m <= n (transpose it otherwise), the operation counts are, with 2 for each
-multiply-add:
+For an m x n layer with m <= n (transpose it otherwise), the numbers of operations are as follows. A
+multiply-add counts as 2 operations.
 
     SVD             14 n m^2 + 8 m^3      values and both thin bases (Golub and Reinsch)
     U V^T           2 n m^2
@@ -38,13 +38,14 @@ per second:
 
     t_SVD / t_NS = (8 + 4 m/n) / (q (k + 1))  P_gemm / P_svd.
 
-For q = 3 and k = 2 the first factor lies between 8/9 and 4/3. So the speedup is close to
-P_gemm / P_svd, the speed of products relative to factorizations, as the paper states.
+For q = 3 and k = 2 the first factor lies between 8/9 and 4/3. So the speedup is close to P_gemm /
+P_svd, as the paper states.
 
 *P_gemm / P_svd from a published curve.* All other work of a step takes the same time with SVD and
-with Newton-Schulz, so it moves the ratio of whole steps towards 1. Assume that both reach the same
-loss after the same number of steps, and that SVD needs s > 1 times the seconds. Then
-s <= t_SVD / t_NS, so P_gemm / P_svd is at least s q (k + 1) / 12, for layers of any shape.
+with Newton-Schulz. The ratio of the times of whole steps is therefore closer to 1 than t_SVD /
+t_NS. Assume that both reach the same loss after the same number of steps, and that SVD needs s > 1
+times the seconds. Then s <= t_SVD / t_NS, so P_gemm / P_svd is at least s q (k + 1) / 12, for
+layers of any shape.
 """
 
 import math
@@ -97,7 +98,7 @@ class Level:
 
 
 def message(entries: int, itemsize: int = 4, sent: int = 1, returned: int = 1) -> Message:
-    """Return the sizes of the messages for a model.
+    """Return the sizes of the messages of a round for a model.
 
     Args:
         entries: Number of entries of the model.
@@ -135,12 +136,12 @@ def levels(clients: int, fan_out: int, of: Message) -> list[Level]:
 
 
 def additions(clients: int, fan_out: int) -> int:
-    """Return h, the maximum number of additions that a client's value goes through."""
+    """Return h, the maximum number of additions between a client and the sum at the root."""
     return sum(min(below, fan_out) - 1 for below in sizes(clients, fan_out)[:-1])
 
 
 def rounding(additions: int) -> float:
-    """Return gamma_h, a bound of the rounding error relative to sum_i |n_i X_i|."""
+    """Return gamma_h, a bound on the rounding error of a sum relative to sum_i |n_i X_i|."""
     if whole("additions", additions, 0) * UNIT >= 1:
         raise InputError(
             f"the rounding error after {additions} additions has no bound. Use a tree of "
@@ -163,7 +164,7 @@ def exact_bits(samples: int, largest: float) -> int:
     """Return the largest s for which sums of n_i X_i are exact in float64 for every tree.
 
     Every X_i must be a multiple of 2^-s with |X_i| <= `largest`, and sum n_i = `samples`. Then all
-    partial sums are multiples of 2^-s, and none exceeds 2^53 2^-s.
+    partial sums are multiples of 2^-s and at most 2^53 2^-s.
     """
     return 53 - math.ceil(math.log2(whole("samples", samples) * positive("largest", largest)))
 
@@ -189,9 +190,9 @@ def speedup(rows: int, columns: int, steps: int, degree: int, efficiency: float)
 def least_efficiency(slowdown: float, steps: int, degree: int) -> float:
     """Return a lower bound of P_gemm / P_svd from a measured slowdown.
 
-    `slowdown` is the time of SVD divided by the time of Newton-Schulz, to the same loss. It must
-    exceed 1. Otherwise the time that both spend on gradients would raise the ratio instead of
-    lowering it.
+    `slowdown` is the time that SVD needs to reach a loss, divided by the time that Newton-Schulz
+    needs. `slowdown` must exceed 1. Otherwise, the time for gradients, which both need, would raise
+    the ratio instead of lowering it.
     """
     if not slowdown > 1:
         raise InputError(

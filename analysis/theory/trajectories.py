@@ -1,9 +1,7 @@
-"""Certificates from the trajectory of one run: its realized constants, and a ball around X0.
+"""Certificates from the constants of one run, and from a ball that contains all its models.
 
-Realized constants
-------------------
-After a run, the recursion of the Stability note can use the constants that this run realized. The
-result is a certificate for this run.
+Realized constants ------------------ After a run, the recursion of the Stability note can use
+constants that were measured along this run. The result is a certificate for this run only.
 
 Let client k of round r be at X at its local step e, and let the neighbouring run be at X' at the
 same step, with ||X - X'||_F <= x. With H(X) the Hessian of the client's mean loss,
@@ -11,15 +9,15 @@ same step, with ||X - X'||_F <= x. With H(X) the Hessian of the client's mean lo
     ||grad F_k(X') - grad F_k(X)|| <= (||H(X)|| + B_3 x / 2) x.
 
 The right side bounds the mean of H over the segment, because the Hessian of a sample is
-B_3-Lipschitz. If the neighbour replaces z by z' (one of the n_i samples, i = k), its gradient
-differs by this amount and by at most
+B_3-Lipschitz. If client k is the client i whose sample z is replaced by z', the gradients of the
+two runs differ by this amount plus at most
 
     (||g_z(X) - g_z'(X)|| + 2 Lg x) / n_i,
 
-because sample gradients are Lg-Lipschitz. So both runs follow M <- beta M + (1 - beta) G and
-X <- X - eta Orth(M) with an L-Lipschitz Orth, as in the proof of the Stability note, eq. (6). The
-only difference is that these numbers, which the finished run determines, replace the constants.
-Means over participants and the sum over steps do not change.
+because sample gradients are Lg-Lipschitz. Both runs follow M <- beta M + (1 - beta) G and X <- X -
+eta Orth(M) with an L-Lipschitz Orth, so the proof of the Stability note, eq. (6), applies. The
+numbers above, which the finished run determines, replace its constants. Means over participants and
+the sum over steps do not change.
 
 **B_3 for the matrix task** (||u|| <= 1): with f = log p_y, d = Df[v] = v_y - E_p v and
 D^2 f = -Var_p(v), D^3 f = -E_p (v - E_p v)^3,
@@ -30,16 +28,15 @@ D^2 f = -Var_p(v), D^3 f = -E_p (v - E_p v)^3,
 4 sqrt 2. A symmetric form is largest on its diagonal (Banach).
 
 The certificate holds in real arithmetic for this run and for the neighbours that were evaluated, if
-||H|| is not underestimated. So its status is `realized` and never `certified`. It cannot be used in
-a bound of a gap, not even with high probability: Theorem 4.1 requires differences that hold for
-every sample, and these differences hold only for this sample. McDiarmid's inequality with an
-exceptional set would require the probability that a fresh sample exceeds them. This module proves
-bounds for every sample only through suprema over a ball (`reach`, below).
+||H|| is not underestimated. So its status is `realized` and never `certified`. This certificate
+cannot bound a gap, not even with high probability: Theorem 4.1 requires differences that are valid
+for every training set, and these differences are valid only for this training set. McDiarmid's
+inequality with an exceptional set would require the probability that a fresh training set has
+larger differences. This module proves bounds for every sample only through suprema over a ball
+(`reach`, below).
 
-Reachable ball
---------------
-This section bounds how far the iterates of FedMuon can move from X0. At each step it yields
-constants that are valid for all iterates up to this distance.
+Reachable ball -------------- This section bounds how far the iterates of FedMuon can move from X0.
+For each step, the result is a set of constants that are valid for all models up to this distance.
 
 The momentum starts at 0. On every client and at the server it is a weighted mean of sample
 gradients, with weights that sum to at most 1. If gradients are at most g_t at step t, then
@@ -52,17 +49,17 @@ counted over rounds, the model of every client is in the ball of radius rho_t, f
 sample. Means of models stay in the ball, because it is convex. X0 does not depend on the samples.
 
 **Other optimizers.** Bounds of the norms add up as in `recursion`: m' = beta m + f g_t. The
-direction is at most t = m', or beta m' + f g_t in Nesterov forms. Without an orthogonalizer
-phi(t) = t. Resetting the momentum cannot make it larger. The velocity of FedAvgM is at most
-v+ = b v + (the maximum distance moved in the round), and X+ = X + V+. So each round ends in
-rho + v+. For b = 0 this is the last rho of the steps of the round.
+direction is at most t = m', or beta m' + f g_t in Nesterov forms. Without an orthogonalizer phi(t)
+= t. A reset of the momentum cannot make the bound m larger. The velocity of FedAvgM is at most v+ =
+b v + (the maximum distance moved in the round), and X+ = X + V+. So each round ends in rho + v+.
+For b = 0, rho + v+ is the rho of the last step of the round.
 
 So at step t, a run and its neighbour are both in a ball on which Lg_t and diam_t are known. Here
 diam_t is the diameter of the set of sample gradients. One replaced sample moves a mean of n_i
 gradients by at most diam_t / n_i, and a_t (of `recursion`, with Lg_t) converts this into a change
-of the final model. At the end, the loss is g_T-Lipschitz, and its values lie within its range on
-the last ball. F - F_hat does not change if a constant is subtracted from the loss, so Theorem 4.1
-holds with B = sup - inf.
+of the final model. At the end, the loss is g_T-Lipschitz on the last ball. Let sup and inf be the
+largest and the smallest value of the loss on this ball. F - F_hat does not change if a constant is
+subtracted from the loss, so Theorem 4.1 holds with B = sup - inf.
 """
 
 import math
@@ -81,7 +78,7 @@ BEND = 4 * math.sqrt(2)
 
 @dataclass(frozen=True)
 class Path:
-    """A finished run.
+    """Constants of a finished run, measured at its models.
 
     Attributes:
         schedule: Participants of each round [R, K].
@@ -105,7 +102,7 @@ class Path:
 
 
 class StepBounds(NamedTuple):
-    """The effect of a replaced sample at each local step of each participant.
+    """The effect of a replaced sample, for each local step of each participant.
 
     Attributes:
         weights: How far X^R moves for a unit change of the participant's gradient at this step
@@ -119,11 +116,11 @@ class StepBounds(NamedTuple):
 
 
 def step_bounds(path: Path) -> StepBounds:
-    """Apply eq. (6) of the Stability note with the constants that the run realized.
+    """Apply eq. (6) of the Stability note with the constants that were measured along the run.
 
-    The forward pass computes distances. x[c] and m[c] bound the distance of model and momentum to a
-    run that differs in one sample of client c. Between the two models the smoothness is at most
-    ||H|| + B_3 x / 2, and at most the Lg of all models.
+    The forward pass computes distances. x[c] and m[c] bound the distances of the model and the
+    momentum from those of a run that differs in one sample of client c. Between the two models, the
+    smoothness is at most the smaller of ||H|| + B_3 x / 2 and the Lg that is valid for all models.
 
     The backward pass computes weights, like a_{s,k} in the Stability note, Appendix J. A unit
     distance of the model moves the last model by at most x. A unit distance of the momentum moves
@@ -157,7 +154,7 @@ def step_bounds(path: Path) -> StepBounds:
 
 
 def certificate(path: Path, bounds: StepBounds, client: int, distances: np.ndarray) -> np.ndarray:
-    """Return a bound on how far X^R moves for each pair (z, z') of a client [T].
+    """Return a bound on the change of X^R for each replacement (z, z') of a client's sample [T].
 
     `distances` are ||g_z - g_z'|| at the local steps of the client [T, P E], in the order of the P
     rounds in which the client participates.
@@ -214,7 +211,7 @@ def reach(
     growth: Callable[[float], float],
     local_steps: int = 1,
 ) -> Reach:
-    """Compute the constants of every step of a run.
+    """Compute the constants of every step of a run on the ball that its models cannot leave.
 
     Args:
         start: Properties that hold for every sample.
@@ -242,7 +239,7 @@ def reach(
 
 
 def _at(start: Start, radius: float) -> tuple[float, ...]:
-    """Return the supremum of gradients, the diameter, Lg, the range and the deviation on a ball."""
+    """Return five constants on a ball: gradient norm, diameter, Lg, loss range, loss deviation."""
     far = min(start.reach + radius, FAR)
     width = 2.0 ** math.floor(math.log2(max(far, 1.0))) / CELLS
     return _in_cell(start.classes, start.nonnegative, math.ceil(far / width) * width)

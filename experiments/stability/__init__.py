@@ -1,1 +1,1 @@
-"""Neighbouring data sets: certificates, bounds, and exact or predicted perturbations."""
+"""Train a run on neighbouring data sets, and compare the perturbations with certificates."""

@@ -1,9 +1,9 @@
 """Find the result of the Stability note that covers a run, and compute its certificate.
 
-The formulas are in `fedmuon.analysis`. This module turns a config and known facts about its run
-into a `CertifiedSetting`, and `certify` returns its `Certificate`. If no result covers the run, the
-certificate contains the reason instead of a bound. `report` and `table` format a certificate, as
-`fedmuon bound` does. The module needs only NumPy; `finished_run.py` reads run folders.
+The formulas are in `fedmuon.analysis`. A `CertifiedSetting` contains a config and known facts about
+its run. `certify` computes the `Certificate` of a `CertifiedSetting`. If no result covers the run,
+the certificate contains the reason instead of a bound. `report` and `table` format a certificate
+for `fedmuon bound`. This module needs only NumPy. The module `finished_run.py` reads run folders.
 """
 
 import dataclasses
@@ -108,15 +108,15 @@ AUTHOR = (
 
 
 def has_map(config: Config) -> bool:
-    """Return whether the recipe orthogonalizes."""
+    """Return whether the config's recipe uses an orthogonalizer."""
     return config.local.recipe in MUON
 
 
 def method_of(config: Config) -> Method:
-    """Return the recipe as a `Method` of `analysis.theory.recursion`.
+    """Return the config's recipe as a `Method` of the stability recursion.
 
     Raises:
-        Uncertified: If the recursion does not cover the recipe.
+        Uncertified: If the stability recursion does not cover the recipe.
     """
     local = config.local
     if local.recipe not in MUON + MAPLESS:
@@ -172,7 +172,7 @@ def method_of(config: Config) -> Method:
 
 
 def _require_plain_steps(config: Config) -> None:
-    """Raise an error for orthogonalized steps that have a state or no Lipschitz constant."""
+    """Raise Uncertified if a setting of the orthogonalized step has no certificate."""
     table = config.orthogonalizer
     rejected = {
         "[local] adjust = 'polargrad' has no certificate. Its scale grows with the momentum, so "
@@ -196,17 +196,16 @@ def _require_plain_steps(config: Config) -> None:
 
 
 def size_of(table: OrthogonalizerTable) -> Growth | None:
-    """Return a bound on the size of the orthogonalizer's output, or None if it is unknown."""
+    """Return a bound on the norm of the orthogonalizer's output, or None if no bound is known."""
     return growth(table.name, lam=table.lambda_, gamma=table.clip_level, **_schulz(table))
 
 
 def _schulz(table: OrthogonalizerTable) -> dict[str, Any]:
-    """Return the arguments of Newton–Schulz."""
     return table.model_dump(include=SCHULZ) | {"coefficients": table.polynomials}
 
 
 def start_of(weight: np.ndarray, source: Source | None) -> Start | None:
-    """Return facts about X0 [d, c] and the samples of `source`, or None for a single class."""
+    """Return facts about X0 [d, c] and the samples of `source`, or None if c = 1."""
     if weight.shape[1] < 2:
         return None
     centred = weight - weight.mean(1, keepdims=True, dtype=float)
@@ -225,20 +224,21 @@ class CertifiedSetting:
     Attributes:
         config: The config of the run.
         sizes: Number of samples of each client [N].
-        participation: The participants, or their distribution.
-        shape: The model's shape, if it is known.
-        l_orth: L_orth from the caller, in place of the one for which the theorem holds.
-        l_g: L_g from the caller, in place of the one for which the theorem holds.
-        dropped: Whether a participant was left out of some round.
+        participation: The participants of each round, or how they are chosen.
+        shape: The shape of the model, if known.
+        l_orth: A value of L_orth that replaces the proved constant.
+        l_g: A value of L_g that replaces the proved constant.
+        dropped: Whether the server left out a participant in some round.
         constants: Estimated constants, in place of the task's proved constants.
-        caveats: Warnings about these estimates.
+        caveats: Warnings about the estimated constants.
         refusal: The reason why there is no bound.
         l_map: The Lipschitz constant that the author of a custom orthogonalizer claims.
-        stopped: The reason why a callback ended the run.
+        stopped: The reason why a callback ended the run early.
         factors: Factor of the step size in each round [R].
         moved: The largest perturbation among the neighbours of each client [N].
-        start: Known facts about X0.
-        gaps: A function that repeats the run and returns s_q of its momenta [R, E, K].
+        start: Known facts about the initial model X0.
+        gaps: A function that repeats the run and returns the smallest singular value s_q of each
+            momentum [R, E, K].
         squares: A function that reads the final model and returns the mean of
             (loss - (1 - 1/c))^2 over the training samples of each client [N].
     """
@@ -263,11 +263,12 @@ class CertifiedSetting:
 
     @cached_property
     def reach(self) -> Reach | None:
-        """The constants on the ball that the iterates cannot leave.
+        """The constants on the ball that the models of the run cannot leave.
 
-        The value is None if the caller sets other constants, and if no ball is known. No ball is
-        known for an unknown start, alignment, weight decay (towards 0, not X0), orthogonalizers of
-        unknown size, and recipes that the recursion does not cover.
+        The value is None if the caller sets other constants, or if no ball is known. No ball is
+        known if X0 is unknown, if the run uses alignment or weight decay (which pulls towards 0 and
+        not X0), if the norm of the orthogonalizer's output has no known bound, or if the recursion
+        does not cover the recipe.
         """
         config, local = self.config, self.config.local
         given = self.constants is not None or self.l_g is not None
@@ -314,14 +315,14 @@ class CertifiedSetting:
         return self.config.engine.dtype == "float64"
 
     def under(self, **changes: Any) -> "CertifiedSetting":
-        """Return the same run with other settings of [stability]."""
+        """Return the same run with changes of its [stability] table."""
         stability = self.config.stability.model_copy(update=changes)
         config = self.config.model_copy(update={"stability": stability})
         return dataclasses.replace(self, config=config)
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The assumptions of the certificate that are estimated or that the caller claims."""
+        """The assumptions that are only estimated, or that a user claims without a proof."""
         named = (("L_orth", None if self.constants else self.l_orth), ("Lg", self.l_g))
         said = (CALLER.format(name, value) for name, value in named if value is not None)
         return (*self.caveats, *said)
@@ -329,7 +330,7 @@ class CertifiedSetting:
 
 @dataclass(frozen=True)
 class Certificate:
-    """The guarantees of the theorem for a run.
+    """The guarantees for a run: certificates of its clients, and a generalization bound.
 
     Attributes:
         l_orth: The Lipschitz constant of the orthogonalizer.
@@ -338,9 +339,9 @@ class Certificate:
             sample of client i is replaced.
         bound: The generalization bound, if there is one.
         refusal: The reason why there is no guarantee.
-        loss_bound: B, the length of an interval that contains all losses.
-        status: Without a bound, whether the certificates hold.
-        scope: Without a bound, the runs for which the certificates hold.
+        loss_bound: The length B of an interval that contains all losses.
+        status: If there is no bound, the status of the certificates.
+        scope: If there is no bound, the runs for which the certificates hold.
     """
 
     l_orth: float | None
@@ -353,7 +354,7 @@ class Certificate:
     scope: str = ""
 
     def violation(self, moved: np.ndarray | None) -> float:
-        """Return the largest perturbation / certificate [N] if it exceeds 1, otherwise 0."""
+        """Return the largest ratio perturbation / certificate if it exceeds 1, otherwise 0."""
         if moved is None or self.certificates is None:
             return 0.0
         above = moved > self.certificates
@@ -387,7 +388,7 @@ def certify(case: CertifiedSetting) -> Certificate:
 def map_constant(case: CertifiedSetting) -> float:
     """Return L_orth of the config's orthogonalizer, or 1 for a recipe without orthogonalizer.
 
-    The setting [stability] lipschitz chooses the kind of constant. See
+    The config key `stability.lipschitz` chooses the kind of constant. See
     `fedmuon.orthogonalize.lipschitz`.
     """
     table, stability = case.config.orthogonalizer, case.config.stability
@@ -428,9 +429,9 @@ def map_constant(case: CertifiedSetting) -> float:
 def _theorem(case: CertifiedSetting, method: Method, l_orth: float) -> Certificate:
     """Apply Theorem 4.1 of the Stability note with Corollary 4.2 or 4.3, Theorem J.1, Remark 3.2.
 
-    The terms H and G may each fail with probability delta, because the data do not decide which of
-    them is smaller. If C_hp is a number, each has the published half of delta. If C_hp is
-    "variance", H depends on the training losses.
+    H and G do not depend on the data, so the smaller one is known in advance, and each may use the
+    full delta. If C_hp is a number, H and G use delta / 2 each, as in the paper. If C_hp is
+    "variance", H depends on the training losses, so H and G must share delta.
     """
     shares, deviations = (0.5, 0.5), None
     if case.config.stability.c_hp == "variance":  # losses minus those of a uniform prediction
@@ -491,9 +492,10 @@ def _rounding(case: CertifiedSetting, method: Method) -> float:
     """Return a bound on the sum of the rounding errors of R E steps of the whole model in float64.
 
     Weight decay with |1 - lr decay| > 1 makes each rounding error grow. A gradient is a sum over n
-    samples. The rounding errors of the sum are a random walk, so each step has sqrt(n) of them. The
-    bound is added to certificates, because a run that attains its certificate would otherwise
-    exceed it by rounding. Only certificates far above this bound are called certified.
+    samples. Its rounding errors are like a random walk, so each step counts as sqrt(n) rounding
+    errors. Without this bound, rounding could move a run beyond its certificate, so the bound is
+    added to the certificates. Only certificates that are much larger than this bound get the status
+    `certified`.
     """
     if case.shape is None:
         return 0.0
@@ -509,7 +511,7 @@ def _rounding(case: CertifiedSetting, method: Method) -> float:
 def _in_tube(case: CertifiedSetting, method: Method) -> Certificate:
     """Return the certificates of this run's neighbours under the exact sign.
 
-    The result is Lemma D.12 of the Stability note, in the quotient space by the ones vector.
+    The result is Lemma D.12 of the Stability note, for gradients whose rows sum to 0.
     """
     part, run = case.participation, case.run
     if not (case.gaps and case.exact and isinstance(part, Realized)) or method.alignment:
@@ -536,7 +538,10 @@ IMAGES = ("mnist5k", "mnist", "fashion-mnist", "cifar10", "digits")  # data sets
 
 
 def in_float64(config: Config) -> Config:
-    """Use float64 unless the config names a precision, because rounding hides perturbations."""
+    """Return the config with float64, unless it sets a precision.
+
+    Rounding in float32 would hide small perturbations.
+    """
     if "dtype" in config.engine.model_fields_set:
         return config
     engine = config.engine.model_copy(update={"dtype": "float64"})
@@ -552,7 +557,7 @@ def from_parameters(
 ) -> CertifiedSetting:
     """Return the setting of N clients with `size` samples each, under any uniform schedule.
 
-    The setting uses float64 unless the config names a precision.
+    The setting uses float64 unless the config sets a precision.
     """
     size, rho = whole("size", size), probability("rho", rho)
     of = config.federation
@@ -567,7 +572,7 @@ def from_parameters(
 
 
 def report(case: CertifiedSetting, certificate: Certificate) -> dict[str, Any]:
-    """Return the certificate as one JSON object. Without a bound, its numbers are null."""
+    """Return the certificate as one JSON object. Its numbers are null if there is no bound."""
     run, stability, found = case.run, case.config.stability, certificate.bound
     top = run.constants.loss_bound
     violation = certificate.violation(case.moved)
@@ -600,7 +605,7 @@ def report(case: CertifiedSetting, certificate: Certificate) -> dict[str, Any]:
 
 
 def _note(case: CertifiedSetting, certificate: Certificate) -> str:
-    """Return why a bound is vacuous, or for which clients it is trivial; may be empty."""
+    """Return a note on why the bound is vacuous, or for which clients it is trivial, or ""."""
     found, clients, top = certificate.bound, len(case.sizes), case.run.constants.loss_bound
     if violation := certificate.violation(case.moved):
         return (
@@ -627,12 +632,12 @@ def _note(case: CertifiedSetting, certificate: Certificate) -> str:
 
 
 def constant_of(record: dict[str, Any]) -> str:
-    """Return a text for the constants of a bound."""
+    """Return a text that names the constants of a bound."""
     return f"C_hp = {record['c_hp']}, {record['kind']} L_orth, {record['constants']} constants"
 
 
 def table(record: dict[str, Any]) -> Table:
-    """Return the record as a table for printing."""
+    """Return the record of `report` as a table for the terminal."""
     named = (BOUND_NAMES | BALL_NAMES | {"status": "status"}).items()
     rows = [(words, "-" if record[name] is None else record[name]) for name, words in named]
     for kind, other in record["kinds"].items():

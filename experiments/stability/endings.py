@@ -1,6 +1,6 @@
-"""Measures and certificates of a run after several of its rounds.
+"""Measures and certificates of a run, as if the run had ended after given rounds.
 
-A run that ends after one of these rounds has the first part of the longer run's schedule.
+The shorter runs use the first part of the schedule of the longest run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,14 +29,14 @@ from fedmuon.federated.rounds import begin, risk, run_rounds
 
 @dataclass(frozen=True)
 class Ending:
-    """A run of the matrix task that ends after some round. Round 0 stands for X⁰.
+    """The result of a run of the matrix task that ends after `round` rounds; 0 stands for X⁰.
 
     Attributes:
-        round: The number of rounds.
+        round: The number of rounds of the run.
         accuracy: Accuracy on held-out samples.
-        test_loss: Plain mean loss over held-out samples.
+        test_loss: Mean loss over held-out samples, without weights.
         loss: The train loss, and the gap with its interval.
-        certificates: Certificate for each kind of [stability], by name; empty for X⁰.
+        certificates: The certificate for each name in `kinds`; empty for X⁰.
     """
 
     round: int
@@ -52,9 +52,10 @@ def endings(
     kinds: Mapping[str, Mapping[str, Any]],
     source: Source | None = None,
 ) -> list[Ending]:
-    """Return the endings of the config's run after round 0 and the given rounds.
+    """Return the results of the config's run after round 0 and after the given rounds.
 
-    `kinds` contains, by name, the changes of [stability] for which certificates are computed.
+    Each entry of `kinds` has a name and changes of [stability]. A certificate is computed for each
+    entry.
     """
     config = resolve(config)
     source = read_source(config) if source is None else source

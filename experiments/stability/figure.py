@@ -1,4 +1,4 @@
-"""The figure of a run's neighbours by client, with their certificates."""
+"""The figure of all perturbations of a run, by client, with the certificates."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,7 +10,7 @@ from fedmuon.analysis.report.numbers import number
 
 
 def census_panels(neighbours: Columns, narrow: bool = False, width: float = 0.0) -> Figure:
-    """Draw all neighbours of one run [T] by client, with their certificates.
+    """Draw the perturbations of all neighbours of one run by client, with the certificates.
 
     The second panel shows the perturbations divided by their certificates. Without certificates, it
     shows the perturbations.
@@ -42,7 +42,7 @@ census_figure = style.styled(census_panels)
 
 
 def by_exposure(neighbours: Columns) -> np.ndarray:
-    """Return the clients by increasing exposure, or by largest perturbation if it is unknown."""
+    """Return the clients by increasing exposure. If no exposure is known, sort by perturbation."""
     clients = np.unique(neighbours["client"])
     known = not np.isnan(neighbours["exposure"]).any()
     key = neighbours["exposure" if known else "perturbation"]

@@ -1,7 +1,7 @@
-"""Open a finished run again, and read its losses, momenta and constants.
+"""Open a finished run, and compute its losses, momenta and constants.
 
-`from_directory` collects the facts that the theorems need (`certificates.py`). A `FinishedRun` also
-contains the samples and the experiment, so that the run or a neighbour can be repeated.
+`from_directory` returns the `CertifiedSetting` of a run (see `certificates.py`). A `FinishedRun`
+also contains the samples and the experiment, so that the run or a neighbour can be repeated.
 """
 
 import math
@@ -65,7 +65,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run with everything that its neighbours need."""
+    """A finished run, with the samples and the experiment that its neighbours need."""
 
     config: Config
     source: Source
@@ -75,10 +75,10 @@ class FinishedRun:
 
     @classmethod
     def open(cls, out: Path, given: UserObjects = NOTHING) -> "FinishedRun":
-        """Open the run in the folder.
+        """Open the run in the folder `out`.
 
-        If a callback ended the run, the run has only the rounds that were made. `given` contains
-        the objects that the caller passed in Python.
+        If a callback ended the run early, the result has only the finished rounds. `given` contains
+        the Python objects (such as a custom task) that the caller passed.
         """
         found = cls.of(load(out / "config.toml").with_objects(given), out)
         planned = found.experiment.plan.rounds
@@ -90,7 +90,7 @@ class FinishedRun:
 
     @classmethod
     def of(cls, config: Config, out: Path) -> "FinishedRun":
-        """Open the run of this config in the folder, and check that its samples are unchanged."""
+        """Open the run of this config in `out`, and check that its samples are unchanged."""
         source = read_source(config)
         there = fingerprints.require_same(out, fingerprints.described(config, out, source))
         data = build_data(config, source)
@@ -115,14 +115,14 @@ def from_directory(
     rho: float | None = None,
     given: UserObjects = NOTHING,
 ) -> CertifiedSetting:
-    """Collect the facts that the theory needs from a finished run.
+    """Return the facts about a finished run that the theory needs.
 
     Args:
         folder: The run folder.
         changes: Changes of [stability].
-        rho: With a value, the setting covers every uniform schedule. With None, it covers the
-            schedule that the run drew.
-        given: Objects that the caller passed in Python.
+        rho: Failure probability for a random schedule: the result covers every uniform schedule. If
+            None, the result covers only the schedule of this run.
+        given: Python objects (such as a custom task) that the caller passed.
     """
     if not (folder / "config.toml").exists():
         raise InputError(f"{folder} has no config.toml, so it is not a run folder. Check the path.")
@@ -184,7 +184,7 @@ def largest_moves(census: Path, clients: int) -> np.ndarray:
 
 
 def _require_objects(config: Config, folder: Path) -> None:
-    """Raise an error if the run needs objects that the caller did not pass."""
+    """Raise InputError if the run needs Python objects that the caller did not pass."""
     held = [
         f"[{table}] {key}"
         for kind, (table, key) in NAMED.items()
@@ -200,7 +200,7 @@ def _require_objects(config: Config, folder: Path) -> None:
 
 
 def source_of(config: Config, folder: Path) -> Source | None:
-    """Return the samples of the run if their data set is built in and unchanged, else None."""
+    """Return the run's samples if the data set is built in and unchanged, otherwise None."""
     if is_own(config.data.name):
         return None
     try:
@@ -216,7 +216,11 @@ def source_of(config: Config, folder: Path) -> Source | None:
 
 @dataclass(frozen=True)
 class Loss:
-    """The gap at the clients' label shares; plain test minus weighted train loss (Table 2)."""
+    """Two measures of the gap of one model.
+
+    `gap` weights the held-out losses by the clients' label shares. `plain` is the mean test loss
+    minus the weighted train loss, as in the Stability note, Table 2.
+    """
 
     gap: MeasuredGap
     plain: float
@@ -227,11 +231,11 @@ def measured_losses(
     config: Config, data: FederatedData, classes: int, experiment: Experiment, params: Params,
     ranges: Sequence[float] | None = None,
 ) -> list[Loss]:  # fmt: skip
-    """Return the losses of every model of a stack [S, ...] on the data of `experiment`.
+    """Return the measured gap and accuracy of every model of a stack [S, ...].
 
-    `ranges` [S] are proved lengths B of an interval that contains all losses of a model. The
-    default is 1, which is valid for 1 - p_y. Cross-entropy is unbounded, so the interval of the gap
-    of a network is a normal approximation.
+    `ranges` [S] are the proved ranges of the losses of each model. The default is 1, which is valid
+    for the loss 1 - p_y. Cross-entropy is unbounded, so a network's gap has an approximate interval
+    (normal distribution).
     """
     interval = "shorter" if config.task.name == "matrix" else "normal"
     shards, clients = experiment.shards, len(data.sizes)
@@ -262,7 +266,7 @@ def measured_losses(
 
 
 def mean_squares(experiment: Experiment, sizes: np.ndarray, params: Params) -> np.ndarray:
-    """Return the mean of (loss - (1 - 1/c))^2 over each client's training samples [S, N].
+    """Return the mean of (loss - (1 - 1/c))^2 over the training samples of each client [S, N].
 
     `params` is a stack of models [S, ...] of the matrix task.
     """
@@ -287,14 +291,15 @@ def _squares_of_run(folder: Path, given: UserObjects) -> np.ndarray:
 def observe_momenta(
     experiment: Experiment, look: Callable[[int, Tensor, Tensor], Found]
 ) -> list[list[list[Found]]]:
-    """Repeat the run, and look at each client's model and momentum before orthogonalization.
+    """Repeat the run, and call `look` before each orthogonalization.
 
     Args:
         experiment: A run of the matrix task.
         look: A function that is called with a client, its model and its momentum [d, c].
 
     Returns:
-        The values that `look` returned [R, E, K], with cohorts in the schedule's order.
+        The values that `look` returned [R, E, K], with the clients of a round in the order of the
+        schedule.
     """
     recipe, plan = experiment.recipe, experiment.plan
     found: dict[tuple[int, int, int], Found] = {}
@@ -322,12 +327,12 @@ def observe_momenta(
 
 
 def smallest_singular_values(folder: Path, given: UserObjects) -> np.ndarray:
-    """Return s_q(M) of all momenta [R, E, K], the distance to the nearest jump of the exact sign.
+    """Repeat the run, and return the smallest singular value s_q of all momenta [R, E, K].
 
-    The rows of a softmax's gradients sum to 0, and so do the rows of the momentum M [d, c]. In the
-    quotient space by the ones vector, M therefore has q = min(d, c - 1) singular values, which are
-    its q largest. The function subtracts max(d, c) eps s_1, the error that rounding may have added.
-    It repeats the run in the folder.
+    s_q is the distance from a momentum M [d, c] to the nearest jump of the exact sign. Each row of
+    M sums to 0, because each row of a softmax gradient does. So only q = min(d, c - 1) singular
+    values of M count, and s_q is the smallest of these. The function subtracts max(d, c) eps s_1,
+    the error that rounding may have added.
     """
 
     def gap(client: int, model: Tensor, momentum: Tensor) -> float:
@@ -351,7 +356,7 @@ OF_BATCHES = (
 
 
 def with_estimates(case: CertifiedSetting, folder: Path) -> CertifiedSetting:
-    """Return the setting of a network's run with constants that were observed in its folder."""
+    """Return the setting of a network's run with constants that are estimated at its models."""
     run = FinishedRun.of(resolve(case.config), folder)
     task, shards, rows = run.experiment.task, run.experiment.shards, len(run.data.labels)
     if isinstance(task, NetworkTask) and task.statistics:
@@ -373,7 +378,7 @@ def with_estimates(case: CertifiedSetting, folder: Path) -> CertifiedSetting:
 
 
 def observed_constants(task: Task, models: Sequence[Params], batch: Batch) -> Constants:
-    """Return the largest loss, gradient norm and Hessian eigenvalue at models and samples."""
+    """Return the largest loss, gradient norm and Hessian norm at these models and samples."""
     losses = max(float(task.losses(one, batch)[0].max()) for one in models)
     samples = [
         Batch(batch.inputs[row : row + 1], batch.labels[row : row + 1])
@@ -410,10 +415,11 @@ def _norm(tree: Params) -> float:
 
 
 def _constant_of_step(case: CertifiedSetting, task: Task) -> dict[str, Any]:
-    """Return L_orth of a network's step divided by lr, or the reason why it has none.
+    """Return the Lipschitz constant of a network's step divided by lr, or why there is none.
 
-    The result is a field of the setting. The constant is that of s Orth on hidden matrices, or that
-    of the auxiliary step if it is larger.
+    The result contains a field of the setting: `l_orth`, or `refusal`. The constant is the maximum
+    of two: that of the scaled orthogonalizer on hidden matrices, and that of the auxiliary step on
+    other parameters.
     """
     if not has_map(case.config):
         return {"l_orth": 1.0}

@@ -1,7 +1,8 @@
 """The gap F - F_hat of a finished run, with its interval.
 
-The module also explains a wide interval. It names the changes of the config that make it shorter,
-and says whether they would decide if the gap is within its bound.
+If the interval is long, the module explains why, and names changes of the config that make the
+interval shorter. It also computes whether the shorter interval would decide that the gap is within
+its bound.
 """
 
 import dataclasses
@@ -49,9 +50,10 @@ ON_THE_BALL = "for [stability] constants = 'ball'", "stability.constants=ball"
 
 
 def measure_gap(run: FinishedRun, case: CertifiedSetting, certificate: Certificate) -> Record:
-    """Return the entries gap, gap_low and gap_high of bound.json, with F at clients' label shares.
+    """Return the entries gap, gap_low and gap_high of bound.json.
 
-    If no interval is available, they are null and `gap_refusal` contains the reason.
+    F is computed at the clients' label shares. If no interval is available, the entries are null
+    and `gap_refusal` contains the reason.
     """
     why = why_one(case, certificate)
     try:
@@ -71,10 +73,10 @@ def measure_gap(run: FinishedRun, case: CertifiedSetting, certificate: Certifica
 
 
 def beside_start(run: FinishedRun, value: float | None) -> Record:
-    """Return losses and the distance of the model from X0, and certify the population loss.
+    """Return losses of the model and of X0, their distance, and the certified population loss.
 
-    The bound certifies F <= F_hat + bound. If this value is below the loss of X0, the run is
-    certified to have learned.
+    The certified population loss is F_hat + bound. If this number is below the loss of X0, the run
+    is certified to have learned.
     """
     experiment, sizes = run.experiment, run.data.sizes
     shards = experiment.shards
@@ -96,7 +98,7 @@ def beside_start(run: FinishedRun, value: float | None) -> Record:
 
 
 def start_words(record: Record) -> list[tuple[str, str]]:
-    """Return rows that show the result of `beside_start`; empty for folders of old versions."""
+    """Return table rows for the result of `beside_start`; none for folders of old versions."""
     before, certified = record.get("start_loss"), record.get("certified_loss")
     if before is None or certified is None:
         return []
@@ -114,7 +116,6 @@ def start_words(record: Record) -> list[tuple[str, str]]:
 
 
 def _gap(run: FinishedRun, top: float) -> MeasuredGap:
-    """Return the gap of the final model, if an interval of length `top` contains all its losses."""
     experiment = run.experiment
     model = read_tensors(run.out / "model.safetensors")[0]
     device = experiment.shards.inputs.device
@@ -124,18 +125,18 @@ def _gap(run: FinishedRun, top: float) -> MeasuredGap:
 
 
 class Why(NamedTuple):
-    """The reason why a gap has the range 1, and changes of the config that make it shorter."""
+    """The reason why a gap has the range 1, and config changes that make the range shorter."""
 
     note: str
     changes: tuple[str, ...] = ()
 
 
 def proved_range(case: CertifiedSetting, certificate: Certificate) -> float:
-    """Return the length of an interval that is proved to contain every loss 1 - p_y of the model.
+    """Return the proved range of the final model's losses 1 - p_y, for every possible sample.
 
-    The model is the final one. The interval of the gap scales with this length. If the run uses
-    float64 and has a certificate and a ball that its iterates cannot leave, the length is that of
-    the ball. In all other cases, and if a neighbour refutes the assumptions, the length is 1, which
+    The interval of the gap is proportional to this range. If the run uses float64, has
+    certificates, and has a ball that its models cannot leave, the range is that of the loss on the
+    ball. In all other cases, and if a neighbour exceeds its certificate, the range is 1, which
     needs no proof.
     """
     if not case.reach or not case.exact or certificate.certificates is None:
@@ -144,7 +145,7 @@ def proved_range(case: CertifiedSetting, certificate: Certificate) -> float:
 
 
 def why_one(case: CertifiedSetting, certificate: Certificate) -> Why:
-    """Return why the range is 1. The reason is empty for a shorter range, and for networks."""
+    """Return why the range is 1. The text is empty for a shorter range and for networks."""
     if case.config.task.name != "matrix" or proved_range(case, certificate) < NEARLY:
         return Why("")
     ball = case.under(constants="ball").reach
@@ -163,9 +164,9 @@ def why_one(case: CertifiedSetting, certificate: Certificate) -> Why:
 
 
 def _without_a_ball(case: CertifiedSetting) -> tuple[str, str]:
-    """Return the setting because of which there is no ball, and the keys that would change this.
+    """Return why there is no ball, and which config keys must change to get a ball.
 
-    The keys are empty if no change of keys would help.
+    The second text is empty if no change of the keys would help.
     """
     local = case.config.local
     aligned = bool(local.recipe == "fedmuon-aligned" and local.alignment)
@@ -179,7 +180,7 @@ def _without_a_ball(case: CertifiedSetting) -> tuple[str, str]:
 
 
 def after_changes(case: CertifiedSetting) -> tuple[Certificate, float]:
-    """Return the certificate and the range after all changes that a note can name."""
+    """Return the certificate and the range after the config changes that a `Why` can name."""
     engine = case.config.engine.model_copy(update={"dtype": "float64"})
     config = case.config.model_copy(update={"engine": engine})
     case = dataclasses.replace(case, config=config).under(constants="ball")
@@ -196,9 +197,9 @@ def verdict_on(gap: MeasuredGap, certificate: Certificate) -> str:
 
 
 def as_record(every: Iterable[Why], then: Iterable[str] = ()) -> Record:
-    """Return the reasons and changes of several runs without repetition, and the later verdicts.
+    """Return the distinct reasons and changes of several runs, and the verdicts `then`.
 
-    `then` contains the verdicts after the changes.
+    `then` contains the verdicts on the gaps after the changes.
     """
     found = list(every)
     return {

@@ -1,15 +1,17 @@
-"""Rank all replacements of a run by the derivative of its final model in the sample weights.
+"""Rank replacements of samples by the derivative of the final model in the sample weights.
 
-To replace sample z of a client by z' is to move weight 1 from z to z'. To first order, this moves
-X^R by D = dX^R / dw_z' - dX^R / dw_z (`fedmuon.federated.adjoint`). Reverse passes from k Gaussian
-directions V return <V, D> for every pair of a sample and a candidate at once. Each <V, D> is normal
-with variance ||D||_F^2, so the mean square of the k numbers estimates ||D||_F^2. The relative error
-of ||D||_F is about 1 / sqrt(2 k) (Johnson and Lindenstrauss).
+If sample z of a client is replaced by z', the weight of z falls by 1 and the weight of z' rises by
+1. To first order, the final model X^R changes by D = dX^R / dw_z' - dX^R / dw_z
+(`fedmuon.federated.adjoint`). For k Gaussian directions V, reverse passes compute <V, D> for all
+pairs (z, z') at once. Each <V, D> is normal with variance ||D||_F^2, so the mean square of the k
+products estimates ||D||_F^2. The relative error of ||D||_F is about 1 / sqrt(2 k) (Johnson and
+Lindenstrauss).
 
-If a D~ near D is known with its norm, the k numbers are regressed on those of D~. With
-D = a D~ + B and a by least squares, ||D||^2 is estimated by a^2 ||D~||^2 + sum <V, B>^2 / (k - 1),
-whose error is about ||B|| / (||D|| sqrt(k)). In the matrix task, D~ is the difference of the two
-samples' gradients, both of rank one, at the mean of the initial and the final model.
+If a matrix D~ near D and its norm are known, the estimate is better: a regression explains the k
+products <V, D> by the products <V, D~>. With D = a D~ + B and a by least squares, ||D||^2 is
+estimated by a^2 ||D~||^2 + sum <V, B>^2 / (k - 1), whose error is about ||B|| / (||D|| sqrt(k)). In
+the matrix task, D~ is the difference of the two samples' gradients, both of rank one, at the mean
+of the initial and the final model.
 """
 
 import itertools
@@ -62,7 +64,7 @@ CALIBRATION = {"pairs": "replacements ranked by derivatives (first order, estima
 
 @dataclass(frozen=True)
 class Candidates:
-    """Held-out samples [P], their indices in the source, and the samples each client may use."""
+    """Held-out samples [P] that may replace training samples, and which clients may use them."""
 
     index: np.ndarray
     admitted: dict[int, np.ndarray]
@@ -70,7 +72,7 @@ class Candidates:
 
     @classmethod
     def of(cls, run: FinishedRun, experiment: Experiment) -> "Candidates":
-        """Return all samples that may replace a participant's sample, or a random subset."""
+        """Return the held-out samples that may replace samples, or a random subset of them."""
         active = np.unique(experiment.plan.schedule()).tolist()
         each = {i: held_out(run.data, run.source, i) for i in active}
         index, most, plan = np.unique(np.concatenate(list(each.values()))), POOL, experiment.plan
@@ -92,10 +94,10 @@ class Candidates:
         return cls(index, admitted, Batch(inputs.to(device, dtype), labels))
 
     def groups(self, experiment: Experiment) -> Iterator["Candidates"]:
-        """Yield groups of participants that fit in memory, in the order of a reverse pass.
+        """Yield the candidates of groups of participants, so that each group fits in memory.
 
-        A group allows only the candidates of its own participants. With full batches, k numbers are
-        stored for each candidate and participant.
+        The participants are in the order of a reverse pass. With full batches, a pass stores k
+        numbers for each candidate and participant.
         """
         met = list(dict.fromkeys(experiment.plan.schedule()[::-1].ravel().tolist()))
         each, nothing = 8 * DIRECTIONS * len(self.index), np.empty(0, np.int64)
@@ -115,17 +117,17 @@ class Candidates:
 
 @dataclass
 class Slopes:
-    """The numbers <V, dX^R / dw> for one client's samples [k, n_i] and for its candidates.
+    """The products <V, dX^R / dw> for one client's samples [k, n_i] and for its candidates.
 
-    `others` lists pairs of the rows of a batch and the candidates' numbers [k, P] for this batch.
-    None stands for all rows.
+    Each entry of `others` is a batch: its rows (None for all rows), and the candidates' products
+    [k, P] for this batch.
     """
 
     own: Tensor
     others: list[tuple[np.ndarray | None, Tensor]] = field(default_factory=list)
 
     def add(self, pulled: Pulled) -> None:
-        """Add the numbers of a batch."""
+        """Add the products of one batch."""
         self.own[:, slice(None) if pulled.rows is None else pulled.rows] += pulled.own
         if pulled.rows is None and self.others:
             self.others[0][1].add_(pulled.others)
@@ -133,7 +135,7 @@ class Slopes:
             self.others.append((pulled.rows, pulled.others.clone()))
 
     def differences(self) -> Iterator[Tensor]:
-        """Yield, for each sample in turn, <V, D> [k, P] of all candidates that may replace it."""
+        """Yield, for each sample in turn, <V, D> [k, P] for all candidates that may replace it."""
         for sample, own in enumerate(self.own.T):
             held = [there for rows, there in self.others if rows is None or sample in rows]
             yield torch.stack(held).sum(0) - own[:, None] if held else 0 * self.others[0][1]
@@ -141,7 +143,8 @@ class Slopes:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients u s^T of samples at one model: the slopes s [n, c], and <V, grad loss> [k, n]."""
+    """Gradients u s^T of samples at one model: `slopes` is s [n, c], `along` is <V, u s^T> [k,
+    n]."""
 
     samples: Batch
     slopes: Tensor
@@ -155,7 +158,6 @@ class Gradients:
         return cls(samples, slopes, (turned * slopes[:, None]).sum(-1).T)
 
     def some(self, rows: slice | np.ndarray) -> "Gradients":
-        """Return the gradients of these rows."""
         samples = Batch(self.samples.inputs[rows], self.samples.labels[rows])
         return Gradients(samples, self.slopes[rows], self.along[:, rows])
 
@@ -165,10 +167,11 @@ class Ranking:
     """The replacements with the largest predictions, and the same number of random replacements.
 
     Attributes:
-        rows: (client, position, replacement) [T, 3].
+        rows: For each replacement, the client, the position of the sample, and the new sample [T,
+            3].
         predicted: Predicted perturbations [T].
-        top: Number of rows with the largest predictions. The other rows are random.
-        pairs: Number of ranked replacements.
+        top: The first `top` rows have the largest predictions. All other rows are random.
+        pairs: Number of replacements that were compared.
     """
 
     rows: np.ndarray
@@ -182,9 +185,9 @@ def rank_replacements(
     on_round_end: OnRoundEnd = lambda record: None,
     on_start: OnStart = lambda done, total: None,
 ) -> Ranking:
-    """Rank the replacements, and choose the `trials` samples with the largest predictions.
+    """Rank all replacements, and return the `trials` samples with the largest predictions.
 
-    `on_round_end` is called for each round of a reverse pass.
+    `on_round_end` is called after each round of a reverse pass.
     """
     best, drawn, pairs = [], [], 0
     rng = generator(run.config.federation.seed, Draw.NEIGHBOUR, block=3)
@@ -249,7 +252,7 @@ def _regressor(
     towards: Params,
     others: Candidates,
 ) -> tuple[Gradients, Gradients] | None:
-    """Return the gradients of all samples and candidates if they have closed forms, else None."""
+    """Return the gradients of samples and candidates in closed form, or None for other tasks."""
     task, shards = experiment.task, experiment.shards
     if not isinstance(task, MatrixTask):
         return None
@@ -263,7 +266,7 @@ def _regressor(
 
 
 def smooth(run: FinishedRun) -> Experiment:
-    """Return the run's experiment in float64, or raise an error if it has no derivative."""
+    """Return the run's experiment in float64. Raise InputError if the run has no derivative."""
     config, recipe = run.config, run.experiment.recipe
     links = [link.name for link in recipe.chain.links]
     require_smooth(config, recipe.private, links, recipe.keeps_states, bool(recipe.codecs))
@@ -282,10 +285,10 @@ def require_smooth(
     keeping: bool = False,
     compressed: bool = False,
 ) -> None:
-    """Raise an error if the config shows that the run has no derivative.
+    """Raise InputError if the config shows that the final model has no derivative.
 
-    For a custom recipe, the other arguments say whether it is private, which links it has, whether
-    clients keep states (`keeping`), and whether messages are compressed (`compressed`).
+    The other arguments describe a custom recipe: whether it is private, the names of its links,
+    whether clients store states (`keeping`), and whether messages are compressed (`compressed`).
     """
     jumps, of = config.orthogonalizer.name, config.federation.aggregate
     if private or config.local.recipe in PRIVATE or config.privacy.level == "client":
@@ -315,7 +318,6 @@ def require_smooth(
 
 
 def _directions(run: FinishedRun, params: Params) -> Params:
-    """Return Gaussian directions V [k, 1, ...]."""
     rng = generator(run.config.federation.seed, Draw.NEIGHBOUR, block=4)
     return {
         name: torch.from_numpy(rng.standard_normal((DIRECTIONS, *value.shape))).to(value)
@@ -326,8 +328,8 @@ def _directions(run: FinishedRun, params: Params) -> Params:
 def _parts(experiment: Experiment, towards: Params) -> Iterator[Params]:
     """Split the directions into parts that fit in memory.
 
-    A pass stores some copies for each client. In the matrix task it also stores the logits of one
-    client and of all candidates.
+    A reverse pass stores several copies of the directions for each client. In the matrix task, it
+    also stores the logits of one client and of all candidates.
     """
     task, sizes = experiment.task, np.diff(experiment.shards.offsets)
     entries = sum(value[0].numel() for value in towards.values()) * experiment.plan.per_round
@@ -345,7 +347,7 @@ def _slopes(
     candidates: Candidates,
     heard: Callable[[], None],
 ) -> dict[int, Slopes]:
-    """Make one reverse pass, and return the slopes of each participant."""
+    """Run one reverse pass, and return the `Slopes` of each participant."""
     found: dict[int, Slopes] = {}
     for pulled in pulled_back(experiment, start, towards, candidates.of_client, heard):
         size = experiment.shards.size(pulled.client)
@@ -355,7 +357,7 @@ def _slopes(
 
 
 def norms(one: Slopes, own: Gradients, others: Gradients) -> Tensor:
-    """Return ||D||_F [n_i, P] by regression on the differences of the gradients."""
+    """Return estimates of ||D||_F [n_i, P] by regression on the differences of gradients."""
     pair = (own.slopes[None], own.samples, others.slopes[None], others.samples)
     apart, found = gradient_distances(*pair)[0].square(), []
     for sample, difference in enumerate(one.differences()):
@@ -379,7 +381,7 @@ def gradient_distances(slopes: Tensor, own: Batch, slopes_there: Tensor, there: 
 
 
 def stored_ranking(run: FinishedRun, on_round_end: OnRoundEnd, on_start: OnStart) -> Ranking:
-    """Return the ranking that an interrupted command stored for this run, or make a new one."""
+    """Return the ranking that an interrupted command stored for this run, or compute one."""
     file, home = run.out / RANKING, RunDirectory(run.out).mark
     lines = files.whole_lines(file)
     if lines and (there := files.unsealed(lines[0], home)) is not None:
@@ -393,9 +395,9 @@ def stored_ranking(run: FinishedRun, on_round_end: OnRoundEnd, on_start: OnStart
 
 
 def calibration(ranking: Ranking, moved: np.ndarray) -> Record:
-    """Compare the predictions with the exact perturbations [T] of all rows.
+    """Compare the predictions of a ranking with the exact perturbations [T].
 
-    The predictions are first-order estimates, so they certify nothing.
+    The predictions are first-order estimates. They are not certificates.
     """
     predicted, least = ranking.predicted, LEAST * moved.max()
     error = np.abs(predicted - moved) / np.maximum(moved, least) if least else np.zeros(1)

@@ -1,9 +1,10 @@
-"""`fedmuon stability`: a run and its replace-one neighbours, compared with their certificates.
+"""`fedmuon stability`: train a run and its neighbours, and compare them with certificates.
 
-Replica 0 of every stack is the unperturbed run, and replica s is neighbour s - 1. All replicas use
-the same random draws, so ||X_s^R - X_0^R||_F is the effect of replacing one sample. For the
-Gaussian-smoothed sign, a certificate may fail with probability 2 alpha, because neither run may
-reach the clipping threshold (Stability note, Corollary D.11).
+A neighbour is the same run with one sample replaced. Replica 0 of every stack is the run itself,
+and replica s is neighbour s - 1. All replicas use the same random numbers, so ||X_s^R - X_0^R||_F
+is the effect of the replaced sample. For the Gaussian-smoothed sign, a certificate may fail with
+probability 2 alpha: it is valid if no call is clipped in the run or in the neighbour (Stability
+note, Corollary D.11).
 """
 
 import dataclasses
@@ -72,9 +73,9 @@ def execute(
     on_round_end: OnRoundEnd = lambda record: None,
     on_start: OnStart = lambda done, total: None,
 ) -> Record:
-    """Train the run in `out` and its neighbours, and return the content of bound.json.
+    """Train a run and its neighbours in the folder `out`, and return the content of bound.json.
 
-    `on_round_end` is called with each finished stack of neighbours.
+    `on_round_end` is called after each stack of neighbours.
     """
     if config:
         require_measurable(config)
@@ -114,7 +115,7 @@ def execute(
 
 
 def require_measurable(config: Config) -> None:
-    """Raise an error if the neighbours, or the requested kind of neighbours, cannot be trained."""
+    """Raise InputError if the neighbours that the config requests cannot be trained."""
     privacy, table = config.privacy, config.stability
     if config.engine.name == "deployment":
         raise InputError(ONE_MODEL)
@@ -135,7 +136,7 @@ def _run_and_compare(
     on_start: OnStart,
     engine: Engine,
 ) -> tuple[Record, dict[str, bytes]]:
-    """Run the neighbours. For a ranking, also compare it with exact runs in predicted.csv."""
+    """Train the neighbours. If they were ranked, also compare predictions with exact runs."""
     ranking = measure(run, certificate, on_round_end, on_start, engine)
     if ranking is None:
         return {}, {}
@@ -157,7 +158,7 @@ def measure(
     on_start: OnStart,
     engine: Engine = run_rounds,
 ) -> Ranking | None:
-    """Run the neighbours that are missing in neighbours.csv by stacks, and append their lines.
+    """Train the neighbours that are missing in neighbours.csv, and append a line for each.
 
     Returns:
         The ranking of the worst neighbours, if the config requests them.
@@ -201,10 +202,11 @@ def pick(run: FinishedRun) -> np.ndarray:
 
 
 def stack_size(run: FinishedRun) -> int:
-    """Return the number of neighbours in one stack.
+    """Return the number of neighbours that are trained together in one stack.
 
-    The number depends only on the config, so that repeated runs are identical. A replica needs
-    about 8 copies of its parameters, two more for each reply, and 4 copies of the cohort's logits.
+    The number depends only on the config, so that repeated runs are identical. The memory of a
+    replica is about 8 copies of its parameters, two more for each reply of a client, and 4 copies
+    of the logits of a round's clients.
     """
     federation, task = run.config.federation, run.experiment.task
     entries = sum(value.numel() for value in task.initial(generator(0, Draw.INITIAL)).values())
@@ -216,8 +218,8 @@ def stack_size(run: FinishedRun) -> int:
 def perturbations(run: FinishedRun, drawn: np.ndarray, engine: Engine) -> np.ndarray:
     """Return ||X_s^R - X_0^R||_F [T] of the given neighbours [T, 3].
 
-    For a client that never took part, the value is 0 without a run. No step reads the samples of
-    this client, but the position of a replica in the stack could change its last bit.
+    The value is set to 0 if the client never took part. No step uses the samples of such a client,
+    but rounding in another position of the stack could change the last bit of the model.
     """
     table, moved = run.config, np.zeros(len(drawn))
     taking_part = np.isin(drawn[:, 0], run.experiment.plan.schedule())
@@ -238,12 +240,13 @@ def _index(data: FederatedData, drawn: np.ndarray) -> np.ndarray:
 
 
 def _cut_back(file: Path, heads: list[str]) -> tuple[int, int]:
-    """Cut an interrupted neighbours.csv back to its header and its complete stacks.
+    """Remove the incomplete stack at the end of an interrupted neighbours.csv.
 
-    The progress file contains their number and check value. A file with a checksum is complete.
+    The progress file contains the number of neighbours in complete stacks, and the check value of
+    their lines. A neighbours.csv with a checksum is complete.
 
     Returns:
-        The number of neighbours, and the check value of their lines.
+        The number of remaining neighbours, and the check value of their lines.
     """
     _, *lines = files.whole_lines(file) or [HEADER]
     start = files.crc(RunDirectory(file.parent).mark)  # lines of other runs fail the check
@@ -320,7 +323,7 @@ def verdict_table(out: Path, record: Record) -> Table:
 
 
 def _within(record: Record, value: float) -> Text:
-    """Return whether the gap's interval is at most the bound, above it, or neither."""
+    """Return as text whether the gap's interval is below the bound, above the bound, or neither."""
     low, high = record["gap_low"], record["gap_high"]
     return INCONCLUSIVE if low <= value < high else _yes(high <= value)
 

@@ -36,7 +36,10 @@ MODES = {"all": "census of all {} neighbours", "own": "{} random neighbours",
 
 
 def findings(folder: Path) -> Findings:
-    """Return the findings of a run with neighbours. A census must be complete."""
+    """Return the findings of a run with neighbours.
+
+    With `stability.neighbours = "all"`, no neighbour may be missing.
+    """
     record = read_json(folder / "bound.json", (*NAMES, *BOUND_WORDS))
     summary = read_json(folder / "summary.json", ("recipe", "data", "rounds", "seconds"))
     neighbours = read_csv(folder / "neighbours.csv", TRIALS)
@@ -89,7 +92,7 @@ def findings(folder: Path) -> Findings:
 
 
 def _command(name: str, config: Sequence[Config], end: str, changes: Sequence[str] = ()) -> str:
-    """Return the command that repeats the run with these changes in the folder `NAME-END`."""
+    """Return the command that repeats the run with these changes in the new folder `NAME-END`."""
     if any(map(handed_over, config)):
         also = f" and {' and '.join(changes)}" if changes else ""
         call = f"fedmuon.stability({f'{name}/config.toml'!r}, ..., out={f'{name}-{end}'!r})"
@@ -100,7 +103,7 @@ def _command(name: str, config: Sequence[Config], end: str, changes: Sequence[st
 
 
 def learned(summary: Mapping[str, Any], record: Mapping[str, Any]) -> Rows:
-    """Return the numbers next to a bound: bound / B, and accuracy and losses of the final model."""
+    """Return table rows that help to judge a bound: bound / B, accuracy and losses."""
     top, value = record.get("range", 1.0), record["value"]
     share = value / top if value is not None and top else None
     own = [] if "share" in record else [("bound over B", number(share))]
@@ -110,7 +113,7 @@ def learned(summary: Mapping[str, Any], record: Mapping[str, Any]) -> Rows:
 
 
 def _note(record: Mapping[str, Any]) -> str:
-    """Return why there is no bound, how it is violated, or that it is vacuous."""
+    """Return a note if there is no bound, or if the bound is violated or vacuous."""
     if record["refusal"]:
         return f"No bound: {record['refusal']}"
     note = str(record.get("note", ""))
@@ -131,7 +134,7 @@ def account(private: Mapping[str, Any] | None) -> str:
 
 
 def _mode(folder: Path, neighbours: Columns) -> str:
-    """Return [stability] neighbours of the run, or raise an error for an incomplete census."""
+    """Return the run's `stability.neighbours`. Raise InputError if neighbours are missing."""
     require_sound(folder, ["config.toml", "partition.npz"])
     try:
         config = tomllib.loads(read_text(folder / "config.toml"))
@@ -146,7 +149,7 @@ def _mode(folder: Path, neighbours: Columns) -> str:
 
 
 def stands_on(record: Mapping[str, Any], lipschitz: str) -> str:
-    """Return the status and the constants of a bound in one sentence."""
+    """Return a text with the status and the constants of a bound."""
     if not record["assumptions"]:
         return f"Status: {record['status']}."
     named = isinstance(c_hp := record["c_hp"], str)

@@ -1,8 +1,9 @@
-"""Certificates after the run, for the chosen neighbours, from the trajectory of the run.
+"""Certificates of chosen neighbours, computed after the run from its models.
 
-The run is repeated once. At every local step, the Lanczos method computes the norm of the mean
-Hessian, and the gradients of each sample and of its replacement are compared.
-`fedmuon.analysis.theory.trajectories` computes the certificates from both.
+The run is repeated once. At every local step, this module computes the norm of the mean Hessian
+(with the Lanczos method), and the distance between the gradients of each sample and of its
+replacement. The formulas in `fedmuon.analysis.theory.trajectories` turn these numbers into
+certificates.
 """
 
 import dataclasses
@@ -39,7 +40,7 @@ FIRST = 8  # up to this size, all eigenvalues are computed, because Lanczos need
 
 
 def require_covered(config: Config) -> None:
-    """Raise an error unless the recursion covers the run: FedMuon as in the Stability note."""
+    """Raise InputError if the run is not plain FedMuon, as in the Stability note."""
     plain = config.local.recipe == "fedmuon" and method_of(config) == Method(config.local.momentum)
     wanted = {
         "[local] recipe = 'fedmuon' with momentum-form = 'ema' and weight-decay = 0": plain,
@@ -57,14 +58,14 @@ def require_covered(config: Config) -> None:
 
 
 class LocalStep(NamedTuple):
-    """A local step: ||H|| of the client's mean loss, and ||g_z - g_z'|| of its neighbours."""
+    """Two numbers at a local step: ||H|| of the client's mean loss, and ||g_z - g_z'||."""
 
     curvature: float
     distances: np.ndarray
 
 
 def certificates(run: FinishedRun, certificate: Certificate, drawn: np.ndarray) -> np.ndarray:
-    """Return the maximum distance [T] of the given neighbours [T, 3] from this run."""
+    """Return certificates [T]: how far each given neighbour [T, 3] can be from this run."""
     experiment, config, task = run.experiment, run.config, run.experiment.task
     require_covered(config)
     if (
@@ -147,7 +148,7 @@ def write_certificates(run: FinishedRun, certificate: Certificate) -> Record:
 
 
 def summary(moved: np.ndarray, promised: np.ndarray, found: np.ndarray) -> Record:
-    """Compare the certificates after the run with the perturbations [T] and those before it."""
+    """Compare the perturbations [T] with the certificates from before and from after the run."""
     asked = found > 0
     share = (moved[asked] / found[asked]).max(initial=0.0)
     exceeded = int((moved > found).sum())

@@ -1,18 +1,19 @@
 """Study `attribution`: compare attribution scores of training samples with exact retraining.
 
-Each method returns scores [T, n]. A score estimates the derivative of test loss t in the weight of
-training sample z, up to a factor that is the same for all z. `trajectory` differentiates the whole
-run. The other methods use only one model, or the models before each round. They know neither the
-optimizer nor the participants, so their score of a sample is multiplied by the sample's share of
-the updates: the number of rounds in which its client took part, divided by n_i.
+Each method returns scores [T, n]. A score estimates the derivative of test loss t with respect to
+the weight of training sample z, up to a factor that is the same for all z. `trajectory`
+differentiates the whole run. The other methods use only one model, or the models before each round.
+These methods know neither the optimizer nor the participants. Therefore, their score of a sample is
+multiplied by the number of rounds in which its client took part, and divided by n_i.
 
-The exact runs use the same random draws as the scored run, so the comparison has no noise.
+The exact runs use the same random numbers as the scored run, so the comparison has no noise.
 `leave-one-out` repeats the run without one sample z of client i. The client's mean then has n_i - 1
-gradients, so z loses the weight 1 and each other sample of the client gains 1 / (n_i - 1).
-`zero-out` replaces z by zeros, which have no gradient, and keeps n_i. `halves` is the linear
-datamodeling score (Park et al. 2023): it repeats the run on many random halves of every client's
-samples. For each test sample, Spearman's rho compares the exact losses with the sum of the scores
-times the changes of the weights.
+gradients. So the weight of z falls by 1, and the weight of each other sample of the client rises by
+1 / (n_i - 1). `zero-out` replaces z by zeros, whose gradient is 0, and does not change n_i.
+`halves` is the linear datamodeling score (Park et al. 2023): it repeats the run on many random
+halves of every client's samples. For each test sample, the predicted loss change of an exact run is
+the sum of score times weight change. Spearman's rho compares these predictions with the exact
+losses.
 """
 
 from collections.abc import Callable, Sequence
@@ -60,7 +61,7 @@ STACK = 64  # maximum number of runs in one batch
 
 
 class Settings(Table):
-    """The keys of the suite's file: config tables for all runs, and tables for each variant."""
+    """The keys of the suite's file: the config of all runs, and changes for each variant."""
 
     tests: Annotated[int, Field(ge=2)]  # number of test samples
     left_out: Annotated[int, Field(ge=3)]  # number of samples that are left out one at a time
@@ -94,7 +95,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 
 def measure(settings: Settings, variant: str, config: Config, truth: str) -> Record:
-    """Return, for each method and test sample, the correlation of scores with exact runs."""
+    """Return a row for each method and test sample: the correlation of scores with exact runs."""
     run = train(config, settings.tests)
     known, weights = RETRAIN[truth](run, settings)
     methods: dict[str, Callable[[ScoredRun], Tensor]] = {
@@ -116,7 +117,7 @@ def measure(settings: Settings, variant: str, config: Config, truth: str) -> Rec
 
 @dataclass(frozen=True)
 class ScoredRun:
-    """A run of the matrix task with its T test samples. X has the shape [d, c]."""
+    """A run of the matrix task whose training samples get scores, with T test samples."""
 
     experiment: Experiment
     seed: int
@@ -127,16 +128,14 @@ class ScoredRun:
     shares: Tensor  # share of each sample in the updates [n]
 
     def slopes(self, model: Params, samples: Batch) -> Tensor:
-        """Return s [m, c] of the loss gradients u s^T."""
         assert isinstance(self.experiment.task, MatrixTask)
         return self.experiment.task.slopes(model, samples)[0]
 
     def chances(self, samples: Batch) -> Tensor:
-        """Return the final model's softmax probabilities [m, c]."""
         return (samples.inputs @ self.models[-1]["weight"][0]).softmax(1)
 
     def losses(self, params: Params) -> np.ndarray:
-        """Return the test losses [T] of another run's model, or [runs, T] of several models."""
+        """Return the test losses [T] of a model, or [runs, T] of a stack of models."""
         return self.experiment.task.losses(params, self.test)[0].numpy()
 
 
@@ -164,7 +163,7 @@ def train(config: Config, tests: int) -> ScoredRun:
 
 
 def trajectory(run: ScoredRun) -> Tensor:
-    """Return <grad f_t, dX^R / dw_z> by a reverse pass through the run (our method)."""
+    """Return the scores <grad f_t, dX^R / dw_z> by a reverse pass through the run (our method)."""
     slopes = run.slopes(run.models[-1], run.test)
     towards = run.test.inputs[:, None, :, None] * slopes[:, None, None, :]
     none = Batch(run.test.inputs[:0], run.test.labels[:0])
@@ -178,9 +177,10 @@ def trajectory(run: ScoredRun) -> Tensor:
 
 
 def products(run: ScoredRun, models: Sequence[Params]) -> Tensor:
-    """Return the sum over models of -<grad f_t, grad loss_z>, with <.,.> = (u . v)(s . s').
+    """Return the scores -<grad f_t, grad loss_z>, summed over models.
 
-    With the model before each round, this is TracIn (Pruthi et al. 2020).
+    If the models are those before each round, the method is TracIn (Pruthi et al. 2020). The
+    gradients are u s^T and v s'^T, so <.,.> is (u . v)(s . s').
     """
     inner = run.test.inputs @ run.train.inputs.T
     each = (run.slopes(model, run.test) @ run.slopes(model, run.train).T for model in models)
@@ -188,10 +188,10 @@ def products(run: ScoredRun, models: Sequence[Params]) -> Tensor:
 
 
 def influence(run: ScoredRun, damping: float) -> Tensor:
-    """Return -grad f_t^T (F + damping tr F / dim I)^-1 grad loss_z (Koh and Liang 2017).
+    """Return the scores -grad f_t^T (F + damping tr F / dim I)^-1 grad loss_z (Koh, Liang 2017).
 
-    F is the Gauss-Newton matrix of the softmax at the final model. Conjugate gradients solve for
-    all t at once.
+    F is the Gauss-Newton matrix of the softmax at the final model. The method of conjugate
+    gradients solves the systems of all t together.
     """
     chance, inputs = run.chances(run.train), run.train.inputs
     size = inputs.square().sum(1) * (1 - chance.square().sum(1))
@@ -211,7 +211,8 @@ def influence(run: ScoredRun, damping: float) -> Tensor:
 
 
 def conjugate_gradients(applied: Callable[[Tensor], Tensor], right: Tensor) -> Tensor:
-    """Return A^-1 b for several b [d, T, c] and a positive definite A."""
+    """Return A^-1 b for T right sides b [d, T, c]. `applied` multiplies by a positive definite
+    A."""
 
     def inner(a: Tensor, b: Tensor) -> Tensor:
         return (a * b).sum((0, 2), keepdim=True)
@@ -228,9 +229,9 @@ def conjugate_gradients(applied: Callable[[Tensor], Tensor], right: Tensor) -> T
 
 
 def trak(run: ScoredRun, projections: int) -> Tensor:
-    """Return -phi_t^T (Phi^T Phi)^-1 phi_z (1 - p_z), with phi = grad log(p_y / (1 - p_y)).
+    """Return the scores -phi_t^T (Phi^T Phi)^-1 phi_z (1 - p_z) of TRAK (Park et al. 2023).
 
-    The gradients are those of the final model, projected at random (Park et al. 2023).
+    phi is the gradient of log(p_y / (1 - p_y)) at the final model, after a random projection.
     """
     d, c = run.models[-1]["weight"].shape[1:]
     shape = (d, projections, c)
@@ -250,7 +251,7 @@ def trak(run: ScoredRun, projections: int) -> Tensor:
 
 
 def chosen_rows(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
-    """Return some participants' samples, and the client of every sample [n].
+    """Return random samples of participants (their rows), and the client of every sample [n].
 
     No returned sample is the only sample of its client.
     """
@@ -262,11 +263,11 @@ def chosen_rows(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, np.ndar
 
 
 def leave_one_out(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, Tensor]:
-    """Repeat the run without one sample, for some participants' samples.
+    """Repeat the run without one sample, for several samples of participants.
 
     Returns:
-        The test losses minus those of the run with all samples [runs, T], and the changes of the
-        weights [runs, n].
+        Two arrays: the changes of the test losses compared with the run on all samples [runs, T],
+        and the changes of the sample weights [runs, n].
     """
     rows, owner = chosen_rows(run, settings)
     whole, found, changes = run.losses(run.models[-1]), [], []
@@ -297,7 +298,7 @@ def zero_out(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, Tensor]:
 
 
 def halves(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, Tensor]:
-    """Return test losses of runs on random halves [runs, T], and which samples stayed [runs, n]."""
+    """Return the test losses of runs on random halves [runs, T], and the halves [runs, n]."""
     shards, found, stayed = run.experiment.shards, [], []
     for number in range(settings.subsets):
         rng = generator(run.seed, Draw.NEIGHBOUR, round=number, block=1)
@@ -337,18 +338,20 @@ STANDS_ON = (
 
 
 def name_of(method: str) -> str:
-    """Return the name of the method in words."""
     return NAMES.get(method) or method.replace("influence,", "influence, damping")
 
 
 def mean(values: np.ndarray) -> Slope:
-    """Return the mean over test samples whose loss changes, with its 95% interval."""
+    """Return the mean of the correlations over test samples, with its 95% interval.
+
+    Test samples whose loss never changes have no correlation and are ignored.
+    """
     known = values[np.isfinite(values)]
     return mean_of(known) if len(known) > 1 else Slope(np.nan, np.nan, np.nan)
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Claim that our scores predict each kind of exact run, and better than all other scores."""
+    """Return the claims that our scores predict exact runs, and better than other scores do."""
     foretold, ahead = [], []
     for variant, truth in distinct(rows, "variant", "truth"):
         part = where(rows, variant=variant, truth=truth)
@@ -380,7 +383,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Return mean correlations by variant, method and truth. A variant's name is a line."""
+    """Return table rows with mean correlations, by variant, method and kind of exact run."""
     truths = distinct(rows, "truth")
     lines: Rows = [("scores", *truths)]
     for variant in distinct(rows, "variant"):
@@ -401,7 +404,7 @@ def _shown(found: Slope, digits: int) -> str:
 
 @style.styled
 def correlations(rows: Columns, narrow: bool = False) -> Figure:
-    """Draw a panel for each truth, a line for each method and a mark for each variant."""
+    """Draw correlations: a panel per kind of exact run, a line per method, a mark per variant."""
     truths, methods, variants = (distinct(rows, one) for one in ("truth", "method", "variant"))
     figure, panels = style.canvas(len(truths), narrow, 2.6)
     for axes, truth in zip(panels, truths, strict=True):

@@ -3,10 +3,10 @@
 The paper is FedMuon (005). Client i has the loss h_i ||X - B_i||_F^2 / 2 for a 2 x 2 matrix X, with
 B_1 = -B_2 = diag(sides). Between B_1 and B_2, the clients' gradients point in opposite directions.
 Orth ignores the lengths of the gradients, so the clients' steps cancel although the mean gradient
-is not 0. Local Muon stops where it reaches this set. Only one point of the set is the optimum.
+is not 0. Local Muon stops at such a point, but only one of these points is the optimum.
 
-All step sizes and starting points form one stack. The seeds are the starting points. Nothing else
-is random.
+All step sizes and starting points are computed together in one batch. A seed determines a starting
+point. Nothing else is random.
 """
 
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 @dataclass(frozen=True)
 class Numbered:
-    """A shard that contains only the number of its client."""
+    """The data of a client: only the number of the client."""
 
     number: int
     size: int = 1
@@ -95,7 +95,7 @@ class Numbered:
 
 @dataclass(frozen=True)
 class Quadratics:
-    """The task f_i(X) = h_i ||X - B_i||_F^2 / 2 of client i."""
+    """The task in which client i has the loss h_i ||X - B_i||_F^2 / 2."""
 
     curvatures: Tensor  # h [N]
     centres: Tensor  # B [N, m, n]
@@ -121,14 +121,15 @@ class Quadratics:
 
 
 def two_clients(settings: Settings) -> Quadratics:
-    """Return both clients, with optima diag(sides) and -diag(sides)."""
+    """Return the task with two clients, whose optima are diag(sides) and -diag(sides)."""
     side = torch.diag(torch.tensor(settings.sides, dtype=torch.float64))
     curvatures = torch.tensor(settings.curvatures, dtype=torch.float64)
     return Quadratics(curvatures, torch.stack([side, -side]))
 
 
 def starting_points(settings: Settings) -> Tensor:
-    """Return the starting points [seeds, 2, 2], the same for every method, map and step size."""
+    """Return the starting points [seeds, 2, 2]. All methods, maps and step sizes use the same
+    ones."""
     draws = generator(0, Draw.INITIAL).standard_normal((settings.seeds, 2, 2))
     return torch.from_numpy(draws) * settings.spread
 
@@ -136,9 +137,9 @@ def starting_points(settings: Settings) -> Tensor:
 def measure(settings: Settings, method: str, name: str, apply: Orthogonalizer) -> Record:
     """Return mean distances to the optimum over the last tenth of the rounds.
 
-    The rows are by step size and seed. The table of means contains the distance by round, as a mean
-    over seeds. `near` is the first round after which the distance is at most a tenth of the
-    starting distance, or R + 1 if there is no such round.
+    There is a row for each step size and seed. The table of means contains the mean distance over
+    seeds after each round. `near` is the first round after which the distance is at most a tenth of
+    the starting distance, or R + 1 if there is no such round.
     """
     task, begin = two_clients(settings), starting_points(settings)
     shape = len(settings.lrs), settings.seeds
@@ -189,7 +190,7 @@ STANDS_ON = (
 
 
 def end_shares(rows: Columns, method: str, lrs: Sequence[float]) -> dict[str, Slope]:
-    """Return the final distance divided by the starting distance, by map and step size."""
+    """Return, by map and step size, the final distance divided by the distance of the start."""
     found = {}
     for name in distinct(rows, "map"):
         for lr in lrs:
@@ -199,7 +200,8 @@ def end_shares(rows: Columns, method: str, lrs: Sequence[float]) -> dict[str, Sl
 
 
 def in_step_size(rows: Columns, method: str) -> dict[str, Slope]:
-    """Return the mean over starts of the log-log slope of the final distance in the step size."""
+    """Return, by map, the log-log slope of the final distance in the step size (mean over
+    seeds)."""
     found = {}
     x = np.log(levels(rows, "lr"))
     weights = (x - x.mean()) / np.square(x - x.mean()).sum()
@@ -210,7 +212,7 @@ def in_step_size(rows: Columns, method: str) -> dict[str, Slope]:
 
 
 def claims(rows: Columns, means: Columns) -> Sequence[Claim]:
-    """Make the claims about final distances, their dependence on step size, and needed rounds."""
+    """Return the claims about final distances, their dependence on step size, and rounds needed."""
     lrs, names = levels(rows, "lr"), distinct(rows, "map")
     flat, falling = in_step_size(rows, LOCAL), in_step_size(rows, CORRECTED)
     ends, small = end_shares(rows, LOCAL, lrs), end_shares(rows, CORRECTED, lrs[:1])
@@ -289,7 +291,7 @@ def claims(rows: Columns, means: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns, means: Columns) -> Rows:
-    """Return final mean distances at the smallest step size, and `near` at the largest one."""
+    """Return table rows: final distances at the smallest step size, `near` at the largest."""
     lrs = levels(rows, "lr")
     lines: Rows = [
         (
@@ -317,7 +319,7 @@ def numbers(rows: Columns, means: Columns) -> Rows:
 
 @style.styled
 def distances(rows: Columns, means: Columns, narrow: bool = False) -> Figure:
-    """Draw mean distances by round at the smallest step size, and final ones by step size."""
+    """Draw mean distances by round at the smallest step size, and final distances by step size."""
     figure, (left, right) = style.canvas(2, narrow, 2.9)
     lrs = levels(rows, "lr")
     for name, look in zip(distinct(rows, "map"), style.SERIES, strict=False):

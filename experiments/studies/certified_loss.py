@@ -2,8 +2,8 @@
 
 A certificate bounds F - F_hat, so F is certified to be at most the train loss plus the bound. This
 is useful only if training lowers the train loss by more than the bound. A cell is one federation
-with one number of samples. The tuning seeds try a grid of step sizes, lambdas and numbers of
-rounds. For each form of the bound, other seeds evaluate the best setting.
+with one number of samples. The runs with tuning seeds try a grid of step sizes, lambdas and numbers
+of rounds. For each form of the bound, runs with other seeds evaluate the best setting.
 """
 
 import itertools
@@ -67,7 +67,7 @@ class Settings(Table):
 
     @property
     def tried(self) -> int:
-        """The number of settings from which one is chosen."""
+        """The number of settings in the grid."""
         return len(self.lrs) * len(self.lambdas) * len(self.horizons)
 
 
@@ -83,7 +83,7 @@ class Searched:
     settings: Settings
 
     def compute(self) -> Record:
-        """Return `tuning`, a row per setting and form, and `rows`, the chosen settings by seed."""
+        """Return two tables: `tuning` (all tried settings) and `rows` (chosen settings by seed)."""
         settings = self.settings
         horizons, source = sorted({*settings.horizons}), read_source(resolve(self.config))
         tuning: list[Record] = []
@@ -119,7 +119,7 @@ class Searched:
     def _run(
         self, setting: Setting, horizons: Sequence[int], seed: int, source: Source
     ) -> list[Record]:
-        """Return a row for each number of rounds and each form of the bound."""
+        """Train once, and return a row for each number of rounds and each form of the bound."""
         config = self._config(setting, max(horizons), seed)
         first, *ends = endings(config, horizons, {form: {"c_hp": form} for form in C_HP}, source)
         return [
@@ -141,7 +141,7 @@ class Searched:
 
 
 def certified(first: Ending, end: Ending, form: str) -> Record:
-    """Return the certified population loss of a run, and compare it with the loss of X0."""
+    """Return a row with the certified population loss of a run and the loss of X0."""
     before, after = first.loss.gap.empirical, end.loss.gap.empirical
     found = end.certificates[form].bound
     value = found.value if found else math.inf
@@ -208,10 +208,10 @@ STANDS_ON = (
 
 
 def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
-    """Make the claims about bounds and certificates.
+    """Return the claims about bounds and certificates.
 
-    Gaps are within their bounds, and all runs are certified. At the largest number of samples, the
-    certificate is useful at every seed.
+    The claims are that all gaps are within their bounds, that all runs are certified, and that the
+    certificate is useful for every seed at the largest number of samples.
     """
     high = rows["gap_high"]
     within = Claim(
@@ -249,7 +249,8 @@ def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns, tuning: Columns) -> Rows:
-    """Return the chosen settings for each federation and number of samples, by form and goal."""
+    """Return table rows with the chosen settings, by federation, number of samples, form and
+    goal."""
     head = ("form: η, λ, rounds", "decrease", "bound", "ratio", "accuracy")
     lines: Rows = [head]
     for federation, samples, goal in distinct(rows, "federation", "samples", "goal"):
@@ -275,7 +276,7 @@ def _lines(found: Iterable[str]) -> Iterable[tuple[str, tuple[str, str]]]:
 
 @style.styled
 def by_samples(rows: Columns, tuning: Columns, narrow: bool = False) -> Figure:
-    """Draw decrease / bound with a column for each federation.
+    """Draw (decrease of the train loss) / bound, with a column for each federation.
 
     The upper row shows the chosen settings against n. The lower row shows the best tried settings
     against the number of rounds at the largest n.

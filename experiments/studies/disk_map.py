@@ -1,9 +1,9 @@
 """Study `disk-map`: accuracy as a function of DiSK's gain, reach and epsilon (DiSK, Figure 6).
 
 A cell is one epsilon. As in DiSK (C.2), the step size is chosen without the filter, and then used
-for all (kappa, gamma). The tuning seeds choose the step size, the shape of the trend and the best
-pair. The other seeds measure the size of the trend and the gain of this pair. At one seed and
-epsilon, all pairs use the same split, initial model, lots and noise.
+for all (kappa, gamma). Runs with tuning seeds determine the step size, the shape of the trend and
+the best pair. Runs with other seeds measure the size of the trend and the advantage of this pair.
+At one seed and epsilon, all pairs use the same split, initial model, lots and noise.
 """
 
 import itertools
@@ -58,7 +58,7 @@ class Settings(Table):
 
     @property
     def pairs(self) -> list[tuple[float, float, str]]:
-        """All triples of kappa, gamma and the name of the row in the map."""
+        """All triples of kappa, gamma and the name of the map's row."""
         rows = [(f"{reach:g}", reach) for reach in self.reaches] + [(SINGLE, 0.0)] * self.single
         return [
             (gain, reach or (1 - gain) / gain, name)
@@ -118,7 +118,8 @@ class MapCell:
     folder: Path | None = None
 
     def compute(self) -> Record:
-        """Return the tried step sizes, and a row for each seed and each pair or no filter."""
+        """Return two tables: the tried step sizes, and the results by seed and pair (or no
+        filter)."""
         settings, tried = self.settings, {}
         for lr in settings.lrs:
             ends = [self._run(lr, None, seed) for seed in settings.tuning_seeds]
@@ -181,9 +182,9 @@ PAIRS, LEVELS = ("kappa", "choice"), ("kappa", "epsilon")
 
 
 def maps(rows: Columns, axes: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return accuracies by seed and cell [S, cells] of the tuning seeds, and of the other seeds.
+    """Return two arrays of accuracies [S, cells]: for the tuning seeds and for the other seeds.
 
-    A cell is a pair of values of the two columns. A diverged run has accuracy 0.
+    Here, a cell is a pair of values of the two columns. A run that diverged has accuracy 0.
     """
     places = distinct(rows, *axes)
     found = []
@@ -198,11 +199,11 @@ def maps(rows: Columns, axes: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def shared_trend(tuning: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return how much of the tuning seeds' trend each other seed shows, as accuracy per cell [S].
+    """Return, for each other seed, the size of the trend that the tuning seeds show [S].
 
-    Let u be the unit vector along mean(tuning) minus its mean over cells. The result is
-    (m_s, u) / sqrt(cells) for the map m_s of seed s. Its absolute value is the root mean square of
-    the part of m_s that follows the trend.
+    Let u be the unit vector along mean(tuning) minus its mean over cells. The result is (m_s, u) /
+    sqrt(cells) for the map m_s of seed s. Its absolute value is the root mean square, in accuracy
+    per cell, of the part of m_s that follows the trend.
     """
     trend = tuning.mean(0)
     trend = trend - trend.mean()
@@ -213,12 +214,13 @@ def shared_trend(tuning: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def gains_of_best(tuning: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return the accuracy of the tuning seeds' best cell minus the mean of all cells [S]."""
+    """Return the accuracy of the best cell, by the tuning seeds, minus the mean of all cells
+    [S]."""
     return others[:, tuning.mean(0).argmax()] - others.mean(1)
 
 
 def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
-    """Make the claims about Figure 6: trends over (κ, γ) and (κ, ε), and a best pair."""
+    """Return the claims about DiSK, Figure 6: trends over (κ, γ) and (κ, ε), and the best pair."""
     filtered = {name: column[rows["choice"] != "no filter"] for name, column in rows.items()}
     trends: dict[str, Slope] = {}
     optima: dict[str, Slope] = {}
@@ -253,7 +255,7 @@ def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
 
 
 def shared_row(rows: Columns) -> tuple[str, Columns]:
-    """Return the reach at which κ and ε are compared, and its rows."""
+    """Return the reach γ at which κ and ε are compared, and the table rows with this reach."""
     mine = where(rows, shared=1)
     return str(mine["choice"][0]), mine
 
@@ -266,7 +268,8 @@ def _said(found: dict[str, Slope]) -> str:
 
 
 def numbers(rows: Columns, tuning: Columns) -> Rows:
-    """Return the step size, and accuracies without filter, of all pairs and of the best, by ε."""
+    """Return table rows by ε: step size, and accuracy without filter, of all and of the best
+    pair."""
     head = ("ε", "step size", "no filter", "mean of all (κ, γ)", "lowest to highest mean",
             "best pair on tuning seeds", "accuracy of this pair")  # fmt: skip
     lines: Rows = [head]
@@ -289,7 +292,7 @@ def numbers(rows: Columns, tuning: Columns) -> Rows:
 
 @style.styled
 def heat_maps(rows: Columns, tuning: Columns, narrow: bool = False) -> Figure:
-    """Draw a map over (κ, γ) for each ε and one over (κ, ε): means over the evaluation seeds."""
+    """Draw heat maps of mean accuracies: over (κ, γ) for each ε, and over (κ, ε)."""
     judged = where(rows, tunes=0)
     filtered = {name: column[judged["choice"] != "no filter"] for name, column in judged.items()}
     epsilons = distinct(rows, "epsilon")
@@ -308,7 +311,7 @@ def heat_maps(rows: Columns, tuning: Columns, narrow: bool = False) -> Figure:
 
 
 def _draw_map(axes: Axes, rows: Columns, columns: tuple[str, str]) -> None:
-    """Draw mean accuracies in percent, with a frame around the best."""
+    """Draw a heat map of mean accuracies in percent, with a frame around the best."""
     across, up = (distinct(rows, name) for name in columns)
     means = np.array([
         [np.nan_to_num(where(rows, **{columns[0]: x, columns[1]: y})["accuracy"]).mean()

@@ -3,9 +3,9 @@
 Three methods are compared: plain descent, a low-pass filter, and DiSK's Kalman filter.
 
 The gradient uses the whole data set and is not clipped. Gaussian noise is added at every step. A
-cell has one filter, and all its step sizes, noise levels and seeds form one stack. At one noise
-level, all filters and step sizes use the same noise of a seed. Different levels use independent
-noise.
+cell has one filter. All its step sizes, noise levels and seeds are computed together in one batch.
+At one noise level and seed, all filters and step sizes use the same noise. Different noise levels
+use independent noise.
 """
 
 import math
@@ -73,7 +73,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 @dataclass(frozen=True)
 class Regression:
-    """F(x) = (x - x*)' H (x - x*) / 2 + F*, the mean of (a'x - y)^2 / 2 over the samples."""
+    """The loss F(x) = (x - x*)' H (x - x*) / 2 + F*, the mean of (a'x - y)^2 / 2 over samples."""
 
     hessian: Tensor  # [d, d], largest eigenvalue 1
     best: Tensor  # [d, 1]
@@ -93,7 +93,7 @@ class Regression:
 
 
 def regression(samples: int, features: int, condition: float, label_noise: float) -> Regression:
-    """Return synthetic data a = D z, y = a'w + noise, scaled to be 1-smooth; z is normal."""
+    """Make a regression whose loss is 1-smooth: a = D z with normal z, and y = a'w + noise."""
     rng = generator(SEED, Draw.SYNTHETIC)
     scale = np.sqrt(np.geomspace(1, 1 / condition, features))
     inputs = rng.standard_normal((samples, features)) * scale
@@ -108,9 +108,10 @@ def regression(samples: int, features: int, condition: float, label_noise: float
 
 
 def measure(settings: Settings, method: str, gain: float) -> Record:
-    """Return a row for each step size, noise level and seed with the loss of the last iterate.
+    """Return a row for each step size, noise level and seed, with the loss of the last model.
 
-    The loss of a diverged run is infinite. `shared` marks rows with the shared step size and gain.
+    The loss of a diverged run is infinite. `shared` is True for rows with the step size and gain
+    that all methods share.
     """
     data = settings.samples, settings.features, settings.condition, settings.label_noise
     problem = regression(*data)
@@ -122,7 +123,7 @@ def measure(settings: Settings, method: str, gain: float) -> Record:
     chain = Chain((private_gradient() if method == PLAIN else smooth, descend(lr)))
 
     def oracle(step: int, params: Params) -> tuple[Tensor, Params]:
-        """Return the gradient with this step's noise, the same at all points of a step."""
+        """Return the loss and the noisy gradient. All points of a step get the same noise."""
         shift = level_noise(step, settings.noises, settings.seeds, settings.features)
         shift = shift.repeat(shape[0], 1, 1)
         return problem.loss(params["x"]), {"x": problem.gradient(params["x"]) + shift}
@@ -152,8 +153,8 @@ def measure(settings: Settings, method: str, gain: float) -> Record:
 def level_noise(step: int, noises: Sequence[float], seeds: int, features: int) -> Tensor:
     """Return the noise of a step [levels * seeds, d, 1].
 
-    Each level has its own draws. On a quadratic with shared draws, all levels would show the same
-    comparison at different scales.
+    Each noise level has its own random numbers. With shared random numbers, a quadratic would show
+    the same comparison at all levels, only at different scales.
     """
     shifts = []
     for level, noise in enumerate(noises):
@@ -182,10 +183,10 @@ STANDS_ON = (
 
 
 def chosen(rows: Columns, setting: str, name: str, noise: float) -> tuple[float, float, np.ndarray]:
-    """Return the runs of a method at a noise level with the lowest mean in that setting.
+    """Return the gain and step size of a method with the lowest mean loss at a noise level.
 
     Returns:
-        The gain, the step size, and the excess losses of the seeds.
+        The gain, the step size, and the excess loss of each seed.
     """
     mine = (rows["method"] == name) & (rows["noise"] == noise)
     mine &= TUNED[setting] | (rows["shared"] == 1)
@@ -199,17 +200,17 @@ def chosen(rows: Columns, setting: str, name: str, noise: float) -> tuple[float,
 
 
 def compared(rows: Columns, setting: str, name: str, other: str, noise: float) -> Slope:
-    """Return a method's excess loss minus another's, divided by the mean of the other's.
+    """Return the relative difference of two methods' mean excess losses.
 
-    The result has a 95% interval. At one level, runs of one seed use the same noise, so the
-    differences are paired by seed.
+    The difference is divided by the mean of `other` and has a 95% interval. At one noise level,
+    runs with the same seed use the same noise, so the differences are paired by seed.
     """
     mine, theirs = (chosen(rows, setting, one, noise)[2] for one in (name, other))
     return mean_of((mine - theirs) / theirs.mean())
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Claim that DiSK beats the other methods at every level and setting, on the same noise."""
+    """Return the claims that DiSK beats the other methods at every noise level and setting."""
     every = []
     for setting in TUNED:
         shares, found = [], {}
@@ -237,7 +238,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Return mean excess losses with the chosen gain and step size."""
+    """Return table rows with mean excess losses at the chosen gain and step size."""
     lines: Rows = [("setting", "noise σ", *NAMES)]
     for setting in TUNED:
         for noise in levels(rows, "noise"):

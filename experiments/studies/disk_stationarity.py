@@ -1,9 +1,9 @@
-"""Study `disk-stationarity`: the mean squared gradient under DiSK, compared with its bounds.
+"""Study `disk-stationarity`: compare DiSK's mean squared gradient norm with its bounds.
 
 F(x) is the mean of log(1 + (a'x - y)^2)/2 over the samples with |a| <= 1. F is not convex. The
 function log(1 + u^2)/2 has curvature in [-1/8, 1] and slope in [-1/2, 1/2]. Therefore L = 1, the
-variance of a gradient is at most 1/4, and D <= F(x_0). Batches are drawn with replacement. All
-filters use the same noise and batch at one seed and step.
+variance of a gradient is at most 1/4, and D <= F(x_0). Samples of a batch are drawn with
+replacement. At one seed and step, all filters use the same noise and batch.
 """
 
 import itertools
@@ -51,7 +51,8 @@ SEED, SIGMA, SMOOTHNESS = 0, 0.5, 1.0
 
 
 class Settings(Table):
-    """The keys of the suite's file. `level` and `horizons` are those of DiSK, Corollary 4."""
+    """The keys of the suite's file. `level` and `horizons` are for the runs of DiSK, Corollary
+    4."""
 
     reaches: Annotated[list[float], Field(min_length=1)]
     gains: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)]
@@ -84,14 +85,14 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 @dataclass(frozen=True)
 class Robust:
-    """The problem: inputs [n, d] in the unit ball, labels [n]."""
+    """The regression problem: inputs [n, d] in the unit ball, and labels [n]."""
 
     inputs: Tensor
     labels: Tensor
 
     @classmethod
     def of(cls, settings: Settings) -> "Robust":
-        """Draw data from a linear model with noise and distant outliers."""
+        """Make random data from a linear model with noise and distant outliers."""
         rng = generator(SEED, Draw.SYNTHETIC)
         inputs = rng.standard_normal((settings.samples, settings.features))
         inputs /= np.maximum(1, np.linalg.norm(inputs, axis=1, keepdims=True))
@@ -111,13 +112,13 @@ class Robust:
         return (off / (1 + off.square()) * share) @ self.inputs
 
     def start(self) -> tuple[float, float]:
-        """Return F(0), which is at least D, and |grad F(0)|."""
+        """Return F(0), an upper bound on D, and |grad F(0)|."""
         origin = torch.zeros((1, self.inputs.shape[1]), dtype=torch.float64)
         return float(self.value(origin)), float(self.gradient(origin).norm())
 
 
 def measure(settings: Settings, reach: float, gain: float) -> Record:
-    """Return a row for each step size, noise, batch and seed, with the start of Algorithm 2."""
+    """Run with the start of Algorithm 2: a row for each step size, noise, batch size and seed."""
     rows = []
     for noise, batch in itertools.product(settings.noises, settings.batches):
         spread = settings.features * noise**2
@@ -132,7 +133,7 @@ def measure(settings: Settings, reach: float, gain: float) -> Record:
 
 
 def measure_tuned(settings: Settings, steps: int) -> Record:
-    """Return a row for each seed of Corollary 4's run on full batches, with its proof's start."""
+    """Run Corollary 4 on full batches, with the start that its proof uses: a row for each seed."""
     gap, slope = Robust.of(settings).start()
     spread = settings.features * settings.level**2
     best = theorem.corollary_4(steps, gap, SMOOTHNESS, slope, spread)
@@ -144,7 +145,7 @@ def _rows(
     settings: Settings, runs: Sequence[theorem.Disk], noise: float, start: theorem.Start,
     shared: Record,
 ) -> list[Record]:  # fmt: skip
-    """Return rows of runs that differ in the step size. With their seeds they form one stack."""
+    """Return rows of runs that differ only in step size and seed. They are one batch."""
     problem, one = Robust.of(settings), runs[0]
     gap, slope = problem.start()
     rates = torch.tensor([run.lr for run in runs], dtype=torch.float64)
@@ -179,13 +180,13 @@ def trajectory(
     settings: Settings, problem: Robust, run: theorem.Disk, lr: Tensor, noise: float, batch: int,
     start: theorem.Start,
 ) -> Tensor:  # fmt: skip
-    """Return (1/T) sum_t |grad F(x_t)|^2 [S] from x_0 = 0, one replica per entry of lr [S]."""
+    """Return the mean over t of |grad F(x_t)|^2 [S], with one run from x_0 = 0 per entry of lr."""
     link = disk_filter(run.gain, run.reach)
     seeds, features, samples = settings.seeds, settings.features, len(problem.labels)
     copies = len(lr) // seeds
 
     def from_zero(params: Params) -> dict[str, Tensor]:
-        """Start the filter with g~_{-1} = 0, as in DiSK's proof: as after a step without move."""
+        """Start the filter with g~_{-1} = 0, as in the proof in the DiSK paper."""
         state = link.init(params)
         return state | {"steps": torch.ones_like(state["steps"])}
 
@@ -227,21 +228,21 @@ STANDS_ON = (
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Make the claims: runs stay below the bound, Corollary 4 holds, and filtering helps."""
+    """Return the claims: runs stay below the bound, Corollary 4 holds, and filtering helps."""
     grid = where(rows, corollary=0)
     return [*_bound_claims(grid), *_corollary_claims(where(rows, corollary=1)),
             *_filter_claims(grid)]  # fmt: skip
 
 
 def _settings(rows: Columns) -> list[Columns]:
-    """Return the rows of each setting; the rows of one setting differ only in the seed."""
+    """Split the table into settings. The rows of one setting differ only in the seed."""
     keys = np.stack([rows[name] for name in KEYS], 1)
     every = [(keys == key).all(1) for key in np.unique(keys, axis=0)]
     return [{name: column[at] for name, column in rows.items()} for at in every]
 
 
 def _bound_claims(grid: Columns) -> Sequence[Claim]:
-    """Compare means over seeds and their intervals with the bounds on expectations."""
+    """Return the claims that means over seeds, with intervals, are below their bounds."""
     found = [(mean_of(one["mean_square"]), float(one["bound"][0])) for one in _settings(grid)]
     known = [(mean, bound) for mean, bound in found if not np.isnan(bound)]
     share = np.array([mean.value / bound for mean, bound in known])
@@ -275,7 +276,7 @@ def _bound_claims(grid: Columns) -> Sequence[Claim]:
 
 
 def _corollary_claims(best: Columns) -> Sequence[Claim]:
-    """Claim that Corollary 4's runs satisfy its bound, and that longer runs have smaller means."""
+    """Return the claims that Corollary 4's bound holds, and that longer runs have smaller means."""
     parts = {steps: where(best, steps=steps) for steps in levels(best, "steps")}
     shown, under = [], []
     for steps, part in parts.items():
@@ -308,7 +309,7 @@ def _corollary_claims(best: Columns) -> Sequence[Claim]:
 
 
 def _under(means: Sequence[tuple[Slope, float]], places: Sequence[str]) -> Effect:
-    """Return each mean over seeds, with its interval, divided by its bound."""
+    """Return the effect `mean over seeds / bound` at each place, with its interval."""
     ends = [[end / bound for end in (mean.value, mean.low, mean.high)] for mean, bound in means]
     free = np.array([mean.free for mean, _ in means])
     return Effect(
@@ -317,9 +318,9 @@ def _under(means: Sequence[tuple[Slope, float]], places: Sequence[str]) -> Effec
 
 
 def _filter_claims(grid: Columns) -> Sequence[Claim]:
-    """Make the claims about the benefit of filtering, paired by seed.
+    """Return the claims about the benefit of filtering. Runs are paired by seed.
 
-    They use the largest noise, gamma = -1 and full batches.
+    The claims are about the largest noise, gamma = -1 and full batches.
     """
     part = where(grid, reach=-1.0, noise=grid["noise"].max(), batch=0.0)
     best, least = np.full(3, np.nan), (np.nan, np.nan)
@@ -356,9 +357,9 @@ def _filter_claims(grid: Columns) -> Sequence[Claim]:
 
 
 def _saved(part: Columns, gain: float, many: int = 1) -> tuple[float, float]:
-    """Return the relative reduction of the mean at kappa = 1 by this gain, and its half-width.
+    """Return how much this gain reduces the mean relative to kappa = 1, and half its interval.
 
-    The runs are paired by seed. With `many` such intervals, all intervals together are right with
+    The runs are paired by seed. If there are `many` intervals, all of them are right together with
     probability 95%.
     """
     own, plain = (where(part, gain=one) for one in (gain, 1.0))
@@ -371,7 +372,7 @@ def _saved(part: Columns, gain: float, many: int = 1) -> tuple[float, float]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Return the settings with the largest noise and full batches, then those of Corollary 4."""
+    """Return table rows: settings with the largest noise and full batches, then Corollary 4."""
     lines: Rows = [("γ", "κ", "η", "T", "measured", "bound", "Theorem 3, published", "Corollary 4")]
     grid = where(rows, corollary=0)
     shown = [where(grid, noise=grid["noise"].max(), batch=0.0), where(rows, corollary=1)]
@@ -388,7 +389,8 @@ def numbers(rows: Columns) -> Rows:
 
 @style.styled
 def gains(rows: Columns, narrow: bool = False) -> Figure:
-    """Draw a panel for each reach at the largest noise and full batches, a colour per step size."""
+    """Draw the mean by gain, for the largest noise and full batches, with a panel for each
+    reach."""
     grid = where(rows, corollary=0)
     grid = where(grid, noise=grid["noise"].max(), batch=0.0)
     reaches = np.unique(grid["reach"])

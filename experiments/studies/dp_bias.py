@@ -1,9 +1,9 @@
 """Study `dp-bias`: the mean effect of noise on a Newton–Schulz direction.
 
-The study is about DP-Muon, section 4. The released momentum is M = H + rho E. Averages are over E
-and over the probes U of the correction O = 2 Q(M) - (Q(M + rho U) + Q(M - rho U)) / 2. The
-uncorrected bias is P_rho Q(H) - Q(H). The corrected bias is (2 P_rho - P_(sqrt 2 rho)) Q(H) - Q(H).
-P is the Gaussian heat operator.
+The study is about DP-Muon, section 4. The released momentum is M = H + rho E. The corrected
+direction is O = 2 Q(M) - (Q(M + rho U) + Q(M - rho U)) / 2 with random probes U. Means are over E
+and U. The uncorrected bias is P_rho Q(H) - Q(H). The corrected bias is (2 P_rho - P_(sqrt 2 rho))
+Q(H) - Q(H). P is the Gaussian heat operator: P_rho Q(H) = E Q(H + rho U).
 """
 
 import math
@@ -40,7 +40,7 @@ QUADRATURE, MONTE_CARLO, TAYLOR = "quadrature", "monte-carlo", "taylor"
 
 
 class Settings(Table):
-    """The keys of the suite's file. `norm` is ||H||_F, which must not be 1: Q has a kink at 1."""
+    """The keys of the suite's file. `norm` is ||H||_F. It must not be 1, where Q has a kink."""
 
     rhos: Annotated[list[Positive], Field(min_length=2)]
     norm: Positive
@@ -52,7 +52,7 @@ class Settings(Table):
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
-    """Return a cell for each matrix and method; quadrature is only for matrices of few entries."""
+    """Return a cell for each matrix and method. Only small matrices are computed by quadrature."""
     ways = [("2 × 2", by_quadrature)]
     ways += [(shape, made) for shape in SHAPES for made in (by_monte_carlo, by_taylor)]
     return [
@@ -65,13 +65,13 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 
 def output_map(settings: Settings) -> Map:
-    """Return Q of DP-Muon: Newton–Schulz from M / max(1, ||M||_F)."""
+    """Return the map Q of DP-Muon: Newton–Schulz steps from M / max(1, ||M||_F)."""
     steps, coefficients = settings.steps, settings.coefficients
     return lambda matrix: newton_schulz(matrix, steps, coefficients, normalization="unit")
 
 
 def momentum(shape: str, norm: float) -> Tensor:
-    """Return H [m, n] with this Frobenius norm, singular values 1 : 2 : 3 ..., random vectors."""
+    """Return a random H [m, n] with this Frobenius norm and singular values 1 : 2 : 3 : ..."""
     m, n = SHAPES[shape]
     rng = generator(SEED, Draw.SYNTHETIC, block=m * n)
     left, right = (np.linalg.qr(rng.standard_normal((k, m)))[0] for k in (m, n))
@@ -80,7 +80,8 @@ def momentum(shape: str, norm: float) -> Tensor:
 
 
 def by_quadrature(settings: Settings, shape: str) -> Record:
-    """Compute both biases to many digits by Gauss-Hermite quadrature over all entries."""
+    """Compute both biases accurately, by Gauss-Hermite quadrature over all entries of the
+    matrix."""
     apply, at, rhos = output_map(settings), momentum(shape, settings.norm), settings.rhos
     heat, twice = (
         torch.stack([_smoothed(apply, at, width * rho, settings.nodes) - apply(at) for rho in rhos])
@@ -103,12 +104,12 @@ def _smoothed(apply: Map, at: Tensor, rho: float, nodes: int) -> Tensor:
 
 
 def by_monte_carlo(settings: Settings, shape: str) -> Record:
-    """Estimate both biases from draws of (E, U), with standard errors and single-direction errors.
+    """Estimate both biases, and the errors of single directions, from random pairs (E, U).
 
     Let phi(E) = (Q(H + rho E) + Q(H - rho E)) / 2 - Q(H). The mean of phi(E) is the uncorrected
     bias. E and U have the same distribution and can be exchanged, so the corrected bias is the mean
-    of phi(E) + phi(U) - (phi(E + U) + phi(E - U)) / 2. In every draw, its terms of order rho^2
-    cancel by the parallelogram law.
+    of phi(E) + phi(U) - (phi(E + U) + phi(E - U)) / 2. For every pair (E, U), the terms of order
+    rho^2 cancel by the parallelogram law.
     """
     apply, at, rhos = output_map(settings), momentum(shape, settings.norm), settings.rhos
     sampled = [_sampled(apply, at, rho, settings.samples) for rho in rhos]
@@ -132,11 +133,12 @@ def _sampled(
     """Estimate the biases and errors at one rho.
 
     Returns:
-        Both biases [2, m, n], their standard errors [2], and the errors of a single direction O
-        [2], each as a root mean square. The last element has two relative standard errors: of the
-        quotient of the last two errors, and of the root of phi's mean square.
+        Four elements: both biases [2, m, n]; their standard errors [2]; the root mean square errors
+        of a single direction O [2], without and with the correction; and two relative standard
+        errors. The first of these is for the ratio of the two root mean square errors, and the
+        second for the root mean square of phi.
 
-    To first order, the error of log sqrt(mean a) is mean(a / mean a - 1) / 2. Draws are
+    To first order, the error of log sqrt(mean a) is mean(a / mean a - 1) / 2. The pairs (E, U) are
     independent.
     """
     chunks = []
@@ -157,7 +159,7 @@ def _sampled(
 
 
 def _chunk(apply: Map, at: Tensor, e: Tensor, u: Tensor, rho: float) -> tuple[Tensor, ...]:
-    """Return, for each pair: phi(E), the symmetrized correction, squared errors of both O."""
+    """Return, for each pair (E, U): phi(E), the corrected phi, and squared errors of both O."""
     exact, both = apply(at), torch.stack([e, u, e + u, e - u])
     forth, back = apply(at + rho * both), apply(at - rho * both)
     even = (forth + back) / 2 - exact
@@ -168,24 +170,24 @@ def _chunk(apply: Map, at: Tensor, e: Tensor, u: Tensor, rho: float) -> tuple[Te
 
 
 def by_taylor(settings: Settings, shape: str) -> Record:
-    """Return a record with the leading terms in place of the biases."""
+    """Return a record of leading terms. It has the form of the records of biases."""
     apply, at = output_map(settings), momentum(shape, settings.norm)
     terms = leading_terms(apply, at, settings.rhos, settings.spacing)
     return _record(shape, TAYLOR, settings.rhos, terms, terms)
 
 
 def leading_terms(apply: Map, at: Tensor, rhos: Sequence[float], spacing: float) -> Tensor:
-    """Return rho^2 / 2 Lap Q(H) and -rho^4 / 4 Lap^2 Q(H) by finite differences."""
+    """Return both leading terms, rho^2 / 2 Lap Q(H) and -rho^4 / 4 Lap^2 Q(H), for each rho."""
     first, second = laplacians(apply, at, spacing)
     both = [rho**2 / 2 * first for rho in rhos], [-(rho**4) / 4 * second for rho in rhos]
     return torch.stack([torch.stack(one) for one in both])
 
 
 def laplacians(apply: Map, at: Tensor, spacing: float) -> tuple[Tensor, Tensor]:
-    """Return Lap Q and Lap^2 Q at H by central differences at h and 2h with extrapolation.
+    """Return Lap Q and Lap^2 Q at H, by central differences with extrapolation from h and 2h.
 
-    With d_i^2 f(x) = (f(x + h) - 2 f(x) + f(x - h)) / h^2, they are sum_i d_i^2 Q and
-    sum_ij d_i^2 d_j^2 Q, for each entry of Q.
+    Let d_i^2 f(x) = (f(x + h) - 2 f(x) + f(x - h)) / h^2. For each entry of Q, the results are
+    sum_i d_i^2 Q and sum_ij d_i^2 d_j^2 Q.
     """
     d, found = at.numel(), []
     for h in (spacing, 2 * spacing):
@@ -205,8 +207,8 @@ def _record(
 ) -> Record:  # fmt: skip
     """Return a row for each rho with the norms of both biases [2, rhos, m, n].
 
-    `off` is the norm of a bias minus its leading term. It is stored because the norm of the bias
-    alone cannot show a wrong sign or direction of the term. `errors` has the shape [2, rhos].
+    `off` is the norm of the difference between a bias and its leading term. The norms alone cannot
+    show that the leading term has a wrong sign or direction. `errors` has the shape [2, rhos].
     """
     nothing = torch.zeros(biases.shape[:2])
     columns = {
@@ -244,7 +246,7 @@ STANDS_ON = (
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Make the claims about orders, leading terms, the smaller bias, and single directions."""
+    """Return the claims about orders, leading terms, the smaller bias, and single directions."""
     parts = _measured(rows)
     return [
         *(order(parts, kind) for kind in ORDERS),
@@ -255,7 +257,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def order(parts: Curves, kind: str) -> Claim:
-    """Claim the order of the bias: rho^2 without the correction, rho^4 with it."""
+    """Return the claim about the order: rho^2 without the correction, rho^4 with the correction."""
     slopes = {", ".join(name): _slope(part, kind) for name, part in parts.items()}
     values, reach = zip(*slopes.values(), strict=True)
     return Claim(
@@ -268,7 +270,7 @@ def order(parts: Curves, kind: str) -> Claim:
 
 
 def leading(rows: Columns, kind: str) -> Claim:
-    """Claim that the relative distance from the term is small and decreases with rho."""
+    """Return the claim that the bias is close to its leading term, and closer for smaller rho."""
     shares, ratios, reaches, places = [], [], [], []
     for (shape, way), part in _measured(rows).items():
         term, used = _part(rows, shape, "taylor")[kind], part["rho"] <= SMALL
@@ -291,7 +293,7 @@ def leading(rows: Columns, kind: str) -> Claim:
 
 
 def smaller(parts: Curves) -> Claim:
-    """Claim that the correction makes the bias smaller at every tried rho."""
+    """Return the claim that the correction makes the bias smaller at every rho."""
     ratios, reaches = [], []
     for part in parts.values():
         plain, corrected = (
@@ -310,7 +312,7 @@ def smaller(parts: Curves) -> Claim:
 
 
 def _single_directions(rows: Columns) -> Sequence[Claim]:
-    """Make two claims about one draw of samples. More seeds would not shorten their intervals."""
+    """Return two claims about single directions. More seeds would not shorten their intervals."""
     ratios, least = {}, []
     for shape in distinct(rows, "shape"):
         part = _part(rows, shape, "monte-carlo")
@@ -347,12 +349,12 @@ def _single_directions(rows: Columns) -> Sequence[Claim]:
 
 
 def _errors(part: Columns, of: str) -> np.ndarray:
-    """Return relative standard errors; they are missing in tables of earlier versions."""
+    """Return relative standard errors, or nan for tables of earlier versions, which lack them."""
     return part.get(f"{of}_error", np.full(len(part["rho"]), np.nan))
 
 
 def numbers(rows: Columns) -> Rows:
-    """Return slopes and ratios by matrix and method."""
+    """Return table rows with slopes and ratios, by matrix and method."""
     lines: Rows = [("matrix", "method", "slope", "corrected slope", "bias at ρ", "corrected bias")]
     for name, part in _measured(rows).items():
         slopes = [f"{_slope(part, kind)[0]:.3f}" for kind in ORDERS]
@@ -372,16 +374,16 @@ def _measured(rows: Columns) -> Curves:
 
 
 def _part(rows: Columns, shape: str, way: str) -> Columns:
-    """Return the rows of one curve, sorted by rho."""
     part = where(rows, shape=shape, way=way)
     order = np.argsort(part["rho"])
     return {name: column[order] for name, column in part.items()}
 
 
 def _slope(part: Columns, kind: str) -> tuple[float, float]:
-    """Return the slope sum_k w_k log b_k, and half of its interval.
+    """Return the log-log slope of the bias in rho, and half the length of its interval.
 
-    The errors come from one draw and may be correlated, so their absolute values are added.
+    The errors at different rho come from the same random pairs and may be correlated, so their
+    absolute values are added.
     """
     used = part["rho"] <= SMALL
     x, bias = np.log(part["rho"][used]), part[kind][used]
@@ -401,7 +403,7 @@ TERMS_AS_TEX = {"plain": r"$(\rho^2/2)\,\Delta Q$", "corrected": r"$-(\rho^4/4)\
 
 @style.styled
 def orders(rows: Columns, narrow: bool = False) -> Figure:
-    """Draw a panel for each matrix: norms of both biases against rho, and their leading terms."""
+    """Draw the norms of both biases and of their leading terms against rho, a panel per matrix."""
     shapes = distinct(rows, "shape")
     figure, panels = style.canvas(len(shapes), narrow, 3.0)
     for axes, shape in zip(panels, shapes, strict=True):

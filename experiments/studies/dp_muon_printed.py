@@ -52,7 +52,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 
 def account(name: str, row: Row) -> Record:
-    """Return the published epsilon, that of both modes, and the noise that joint mode requires."""
+    """Return a record: the published epsilon, our epsilon in each mode, and joint mode's noise."""
     releases = row.lot / row.population, row.steps, row.delta, row.blocks
     joint = epsilon(row.noise, *releases)
     spent = {
@@ -84,7 +84,7 @@ STANDS_ON = (
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Make the claims about the origin of the published values, and their meaning with m blocks."""
+    """Return the claims about how the published values were computed, and what they guarantee."""
     off = np.abs(rows["per_release"] / rows["printed"] - 1)
     names = rows["name"]
     many = rows["blocks"] > 1
@@ -114,7 +114,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Return all rows, with the noise that the published epsilon would require."""
+    """Return a table row per setting, with the noise that the published epsilon would require."""
     lines: Rows = [("setting", "m", "δ", "σ", "published ε", "per-release ε", "joint ε, zero-out",
                     "σ for the published ε")]  # fmt: skip
     for at in range(len(rows["name"])):

@@ -1,10 +1,10 @@
 """Study `dp-stationarity`: Theorem 3.4 of DP-Muon and the nuclear norm that it bounds.
 
-The problem satisfies all assumptions of the theorem with known constants. The gradients of single
-people are shorter than c. The mean is smooth with L = min(m, n) in the theorem's norms. It is
-convex, so its gap is also known. Step size and momentum are those of Corollary 3.5. A cell has one
-method, noise and horizon, and all its seeds form one stack. Both methods use the same lots and
-noise of a seed.
+The problem satisfies all assumptions of the theorem with known constants. The gradient of each
+person is shorter than c. The mean loss f is smooth with L = min(m, n) in the theorem's norms. f is
+convex, so f(W_0) - f* is also known. Step size and momentum are those of Corollary 3.5. A cell has
+one method, noise level and number of steps (horizon). All its seeds are computed together in one
+batch. With the same seed, both methods use the same lots and noise.
 """
 
 import itertools
@@ -65,7 +65,7 @@ METHODS = (MUON, CORRECTED)
 
 
 class People(Table):
-    """The people, the numbers of steps, and the settings of a step."""
+    """Settings that are the same for every cell: the people, the horizons and a step."""
 
     steps: Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=2)]
     seeds: Annotated[int, Field(ge=2)]
@@ -106,7 +106,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 @dataclass(frozen=True)
 class Location:
-    """f(W) = (1/N) sum_i h(|W - A_i|_F) with h(u) = c sqrt(c^2 + u^2) - c^2, for A [N, m n].
+    """The loss f(W) = (1/N) sum_i h(|W - A_i|_F), h(u) = c sqrt(c^2 + u^2) - c^2, for A [N, m n].
 
     h' is below c, and h'' and h'(u)/u are in (0, 1]. Therefore f is convex and 1-smooth in the
     Frobenius norm, and ||grad f(X) - grad f(Y)||_* <= sqrt(r) |X - Y|_F <= r ||X - Y||_op with
@@ -118,7 +118,7 @@ class Location:
 
     @classmethod
     def of(cls, settings: Settings) -> "Location":
-        """Draw people around a centre whose singular values all equal `distance`."""
+        """Make random people A_i around a centre whose singular values all equal `distance`."""
         rng, shape = generator(SEED, Draw.SYNTHETIC), settings.shape
         left, right = (np.linalg.qr(rng.standard_normal((size, min(shape))))[0] for size in shape)
         away = settings.spread * rng.standard_normal((settings.people, *shape))
@@ -151,10 +151,11 @@ class Location:
         return self.combined(at, self.weights(self.squares(at)) / len(self.points))
 
     def gap(self) -> float:
-        """Return an upper bound on f(0) - f*, which is exact except for rounding.
+        """Return an upper bound on f(0) - f* that is exact up to rounding.
 
-        Iterating W <- weighted mean decreases f to its minimum. f is convex, and W and W* are
-        convex combinations of the A_i, so f(W) - f* <= |grad f(W)|_F 2 max |A_i|_F.
+        Replacing W by the weighted mean of the A_i decreases f, and repetition leads to the
+        minimum. f is convex, and W and W* are convex combinations of the A_i, so f(W) - f* <= |grad
+        f(W)|_F 2 max |A_i|_F.
         """
         start = torch.zeros_like(self.points[:1])
         best = start
@@ -168,9 +169,9 @@ class Location:
 def measure(settings: Settings, method: str, noise: float, steps: int) -> Record:
     """Return a row for each seed: the mean of ||grad f(W_k)||_* over k < T, and the bound.
 
-    If its polynomials map (0, 1] into itself, Newton–Schulz changes only the singular values. The
-    polar error is then 1 minus the smallest singular value of O. The bound uses the largest polar
-    error of all steps and seeds.
+    The polynomials of Newton–Schulz must map (0, 1] into itself. The polar error is then 1 minus
+    the smallest singular value of the direction O. The bound uses the largest polar error of all
+    steps and seeds.
     """
     problem, short = Location.of(settings), min(settings.shape)
     gap = problem.gap()
@@ -199,7 +200,8 @@ def trajectory(
 ) -> Iterator[Tensor]:
     """Yield W_0 = 0, ..., W_T of all seeds [S, m, n] for DP-Muon, or for DP-MuonBC.
 
-    Each seed releases its own Poisson lot. No link uses the loss.
+    Each seed has its own Poisson lots. The loss is not computed, because no link of the chain uses
+    it.
     """
     local = Local(recipe=method, lr=plan.lr, momentum=plan.beta, momentum_form="polyak")
     table = OrthogonalizerTable(
@@ -270,7 +272,7 @@ STANDS_ON = (
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Make the claims about the bound, the decrease of the norm with T, and tightness."""
+    """Return the claims about the bound, the decrease of the norm with T, and tightness."""
     within, outside, tight = _bound_claims(rows)
     falling = []
     for method, name in NAMES.items():
@@ -285,9 +287,9 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def _bound_claims(rows: Columns) -> tuple[Claim, Claim, Claim]:
-    """Make the claims about DP-Muon's bound, about DP-MuonBC, and about tightness.
+    """Return three claims: DP-Muon's bound, DP-MuonBC, and the tightness of the bound.
 
-    DP-Muon is checked run by run. The theorem does not cover DP-MuonBC.
+    Each run of DP-Muon is compared with its bound. The theorem does not cover DP-MuonBC.
     """
     plain, corrected = (where(rows, method=method) for method in NAMES)
     shares = [part["mean_nuclear"] / part["bound"] for part in (plain, corrected)]
@@ -327,7 +329,8 @@ def _bound_claims(rows: Columns) -> tuple[Claim, Claim, Claim]:
 
 
 def _largest_horizon_claims(rows: Columns) -> Sequence[Claim]:
-    """Make the claims at the largest T: the largest term, and whether the bound is informative."""
+    """Return the claims at the largest T: the largest term, and whether the bound is
+    informative."""
     part = where(rows, method=MUON, steps=rows["steps"].max())
     largest, shares, shown = [], {}, {}
     for noise, one in split(part, "noise", "σ").items():
@@ -356,7 +359,7 @@ def _largest_horizon_claims(rows: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Return the terms of the bound and the measured norms, by noise and T."""
+    """Return table rows with the terms of the bound and the measured norms, by noise and T."""
     lines: Rows = [("σ: T", *TERMS, "bound", *(one.removeprefix("DP-") for one in NAMES.values()))]
     names = (*(f"term_{name}" for name in TERMS), "bound")
     for noise in levels(rows, "noise"):
@@ -374,7 +377,7 @@ def numbers(rows: Columns) -> Rows:
 
 @style.styled
 def norms_and_bounds(rows: Columns, narrow: bool = False) -> Figure:
-    """Draw mean nuclear norms and bounds against T, with a panel per method, a colour per noise."""
+    """Draw mean nuclear norms and bounds against T: a panel per method, a colour per noise."""
     figure, panels = style.canvas(len(NAMES), narrow, 2.9)
     for axes, (method, name) in zip(panels, NAMES.items(), strict=True):
         for noise, look in zip(levels(rows, "noise"), style.SERIES, strict=False):

@@ -1,10 +1,10 @@
 """Study `dp-text`: private fine-tuning of a decoder on tables and sentences.
 
-The papers are DP-Muon (section 5) and DiSK (Tables 4 and 5). A cell is one seed. One decoder is
-trained on public text, and every method fine-tunes it with the method's joint epsilon. Each
-training is a run folder, which can be resumed and replayed like any other. The corpus is in the
-folder [base.data] folder. If this key is empty, both texts are synthetic (`make-text`), and the
-public text uses other names and wordings than the private text.
+The papers are DP-Muon (section 5) and DiSK (Tables 4 and 5). A cell is one seed. A decoder is first
+trained on public text. Then every method fine-tunes this decoder on private text, with a given
+joint epsilon. Each training has a run folder, which can be resumed and replayed. The key `folder`
+of [base.data] names the folder of the corpus. If this key is empty, both texts are synthetic
+(`make-text`), and the public text uses other names and wordings than the private text.
 """
 
 import math
@@ -73,12 +73,12 @@ NEWER = ("choose", "ban-newlines", "needs-files", "paper", "scores", "orders", "
 class Settings(Table):
     """The keys of the suite's file. `public` overrides `base` for training the public decoder.
 
-    With `choose`, the sentences come from a chosen model among those after evaluated rounds: the
-    model with the highest BLEU, or with the lowest NLL, on the validation part. The reported NLL is
-    then the lowest NLL on the validation part, as in DP-Muon, Appendix D.
+    If `choose` is set, one of the models after evaluated rounds writes the sentences: the model
+    with the highest BLEU, or with the lowest NLL, on the validation part. The reported NLL is then
+    the lowest NLL on the validation part, as in DP-Muon, Appendix D.
 
-    `search` lists values of keys of [local] for each method. Every seed trains with each
-    combination of them, and scores the run with the lowest NLL on the validation part.
+    `search` lists values of keys of [local] for each method. For every seed, each combination of
+    the values is trained. The run with the lowest NLL on the validation part counts.
     """
 
     seeds: Annotated[list[Natural], Field(min_length=1)]
@@ -101,7 +101,7 @@ class Settings(Table):
     )
 
     def candidates(self, method: str) -> dict[str, Nested]:
-        """Return label -> settings for each combination of one method's searched values."""
+        """Return a label and its settings for each combination of a method's searched values."""
         own, values = self.variants[method], self.search.get(method, {})
         made = [dict(zip(values, one, strict=True)) for one in product(*values.values())]
         return {
@@ -111,7 +111,8 @@ class Settings(Table):
 
     @model_serializer(mode="wrap")
     def _without_newer(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out newer keys with default values, so that old folders can be resumed."""
+        """Return the settings without newer keys at their defaults, so that old folders can
+        resume."""
         fields, content = type(self).model_fields, write(self)
         for name, field in fields.items():
             if field.alias in NEWER and getattr(self, name) == field.get_default(
@@ -160,7 +161,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence["TextCell"]:
 
 @dataclass(frozen=True)
 class TextCell:
-    """All methods with one seed and one public decoder. `size` is the number of trainings."""
+    """All methods with one seed and one public decoder. `size` is the number of training runs."""
 
     name: str  # name of the folder
     size: int
@@ -170,7 +171,7 @@ class TextCell:
     folder: Path | None = None
 
     def compute(self) -> Record:
-        """Return `ends`, `curves` and `written` of every method, and `searched` of each setting."""
+        """Return the tables `ends`, `curves` and `written` of all methods, and `searched`."""
         base, folder = self.settings.base, self.folder
         assert folder is not None
         weights = str(base.get("task", {}).get("weights", ""))
@@ -212,12 +213,12 @@ class TextCell:
         return record | {"made_up": not given}
 
     def _make_text(self, folder: Path, domain: str, count: int) -> Path:
-        """Write synthetic text of that domain if it does not exist yet."""
+        """Write synthetic text of a domain if the file does not exist yet, and return its path."""
         make_text(folder / domain, self.form, count, domain, self.seed)
         return folder / domain
 
     def _config(self, own: Nested, text: Path, weights: str) -> Config:
-        """Return the config of one training on all pairs of its text."""
+        """Return the config of one training run on all pairs in a text folder."""
         setting = merged(self.settings.base, own)
         data = {"name": self.form, "folder": str(text)}
         last = {"data": data, "task": {"weights": weights}, "federation": {"seed": self.seed}}
@@ -234,10 +235,10 @@ class TextCell:
 def search(
     tried: Mapping[str, Config], places: Sequence[Path], settings: Settings
 ) -> tuple[int, list[Record]]:
-    """Train with each setting in its own folder, and return the best index and a row per setting.
+    """Train with each setting, and return the index of the best setting and a row per setting.
 
-    The best setting has the lowest NLL on the validation part among the models after evaluated
-    rounds. DP-Muon does not state its criterion.
+    The best setting has the model with the lowest NLL on the validation part, over all evaluated
+    rounds. The DP-Muon paper does not say how its settings were chosen.
     """
     lowest: list[float] = []
     for config, out in zip(tried.values(), places, strict=True):
@@ -258,7 +259,7 @@ def search(
 
 
 def fine_tune(config: Config, out: Path, settings: Settings) -> Mapping[str, list[Record]]:
-    """Train one method, and return its measures and its sentences about held-out tables."""
+    """Train one method, and return table rows: measures, and sentences about held-out tables."""
     models = Models(out.with_name(f"{out.name}-models"), settings.choose)
     run = prepare(config, out, resume=True, callbacks=[models])
     measures = dict.fromkeys(("nll", *settings.scores), math.nan)
@@ -299,14 +300,13 @@ def fine_tune(config: Config, out: Path, settings: Settings) -> Mapping[str, lis
 
 
 def _read(run: Run, file: Path) -> Params:
-    """Return the parameters in a file, without a replica axis."""
     task = run.experiment.task
     stored = read_weights(file)
     return {name: torch.from_numpy(v).to(task.device, task.dtype) for name, v in stored.items()}
 
 
 def _nll(run: Run, params: Params, held: Batch) -> float:
-    """Return the mean negative log-likelihood of a target token."""
+    """Return the mean negative log-likelihood per target token."""
     task = run.experiment.task
     assert isinstance(task, NetworkTask)
     losses, _ = task.losses({name: value[None] for name, value in params.items()}, held)
@@ -316,13 +316,13 @@ def _nll(run: Run, params: Params, held: Batch) -> float:
 
 @dataclass
 class Models(Callback):
-    """The models after evaluated rounds, stored in a folder, and the choice among them."""
+    """The models after evaluated rounds, stored in a folder, of which one is chosen."""
 
     folder: Path
     choose: str
 
     def on_round(self, record: Mapping[str, Any], state: Any) -> None:
-        """Save the model of an evaluated round. It was released, so saving costs no privacy."""
+        """Save the model of an evaluated round. The model is already public, so this is private."""
         if self.choose != "last" and "train_loss" in record:
             self.folder.mkdir(exist_ok=True)
             write_bytes(self._file(record["round"]), tensor_bytes(state.params))
@@ -469,7 +469,7 @@ def _stands_on(settings: Settings) -> str:
 def claims(
     ends: Columns, curves: Columns, orders: Sequence[Order] | None = None
 ) -> Sequence[Claim]:
-    """Claim that each run keeps its ε, and that the methods have the paper's order."""
+    """Return the claims that each run keeps its ε, and that the order is that of the paper."""
     if orders is None:
         orders = [Order(**one) for one in ORDERS]
     spent, target = ends["epsilon"], ends["target"]
@@ -485,7 +485,7 @@ def claims(
 
 
 def ordered(ends: Columns, better: str, than: str, measure: str) -> Claim:
-    """Claim that a method's mean is better, beyond the interval of the paired differences."""
+    """Return the claim that the mean of `better` is better than that of `than`, paired by seed."""
     sign = 1 if measure == "nll" else -1
     one, other = (ends[measure][ends["method"] == name] for name in (better, than))
     word, (title, unit) = "lower" if sign > 0 else "higher", MEASURES[measure]
@@ -506,7 +506,7 @@ def ordered(ends: Columns, better: str, than: str, measure: str) -> Claim:
 def numbers(
     published: Mapping[str, Mapping[str, float]], ends: Columns, curves: Columns, paper: str = "000"
 ) -> Rows:
-    """Return means and standard deviations over seeds, and the published values below them."""
+    """Return table rows with means and standard deviations, and the published values below."""
     measured = [name for name in MEASURES if name in ends]
     lines: Rows = [("method", "noise σ", "blocks", *(MEASURES[name][0] for name in measured))]
     for name in distinct(ends, "method"):
@@ -525,7 +525,7 @@ def numbers(
 
 @styled
 def learning(ends: Columns, rows: Columns, narrow: bool = False) -> Figure:
-    """Draw the held-out loss by step: means over seeds, with minimum and maximum as a band."""
+    """Draw the held-out loss by step: the mean over seeds, and a band from minimum to maximum."""
     figure, (axes,) = canvas(1, narrow, 3.0)
     methods = distinct(rows, "method")
     for name, (colour, marker) in zip(methods, SERIES, strict=False):
@@ -543,7 +543,7 @@ def learning(ends: Columns, rows: Columns, narrow: bool = False) -> Figure:
 
 
 def in_words(figure: Figure) -> str:
-    """Explain the lines and bands, if there are bands."""
+    """Return a text that explains the lines and bands of the figure."""
     (axes,) = figure.axes
     said = "A line is the mean over seeds. Its band shows the smallest and the largest value."
     return said * bool(axes.collections)

@@ -1,8 +1,8 @@
 """Study `dp-vanishing`: Corollary B.6 of DP-Muon when clipping shortens gradients.
 
 The problem is that of `dp-stationarity`, but each person has a slope c_i. The slopes are Pareto
-quantiles with index 2.5. The second moment of gradients is at most G_2^2 = mean c_i^2 at any W. As
-the number of people grows, no larger moment stays bounded. Each f_i is 1-smooth for every c_i.
+quantiles with index 2.5. The second moment of gradients is at most G_2^2 = mean c_i^2 at any W.
+Higher moments grow without bound as the number of people grows. Each f_i is 1-smooth for every c_i.
 """
 
 import itertools
@@ -126,7 +126,7 @@ STANDS_ON = (
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Make the claims about the bound, its rate, the decrease of norms, and clipping."""
+    """Return the claims about the bound, its rate, the decrease of norms, and clipping."""
     parts = split(rows, "noise", "σ")
     curves = {name: curve(part, "steps", "mean_nuclear") for name, part in parts.items()}
     slopes = {name: one.slope for name, one in curves.items()}
@@ -162,7 +162,8 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def _bound_claims(rows: Columns) -> Sequence[Claim]:
-    """Judge runs only where the bound is below the maximum gradient norm of this problem."""
+    """Return the claims about the bound, for runs whose bound is below the largest gradient
+    norm."""
     share, said = rows["mean_nuclear"] / rows["bound"], rows["bound"] < rows["ceiling"]
     judged = share[said]
     largest = f"; the largest norm is {judged.max():.2f} of its bound" if said.any() else ""
@@ -195,7 +196,7 @@ def _bound_claims(rows: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Return the terms of the bound and the measured norms, by noise and T."""
+    """Return table rows with the terms of the bound and the measured norms, by noise and T."""
     lines: Rows = [("σ", "T", *TERMS, "bound", "measured")]
     for noise in levels(rows, "noise"):
         for steps in levels(rows, "steps"):

@@ -1,4 +1,4 @@
-"""Read a suite's TOML file for a data set at a scale. The suite's kind interprets the content."""
+"""Read a suite's TOML file, for a data set and a scale."""
 
 import contextlib
 import itertools
@@ -33,10 +33,10 @@ Nested = dict[str, dict[str, Scalar]]
 
 @dataclass(frozen=True)
 class SuiteRequest:
-    """The request of the command line. `data` is empty if the suite has no data set.
+    """The arguments of `fedmuon suite`. `data` is empty if the suite has no data set.
 
-    `changes` are config tables that override those of the suite. `seed` replaces all seeds by one;
-    `seeds` is the number of seeds.
+    `changes` are config tables that override those of the suite. `seed` is a single seed that
+    replaces the suite's seeds. `seeds` is the number of seeds.
     """
 
     name: str
@@ -49,12 +49,12 @@ class SuiteRequest:
 
     @property
     def stem(self) -> str:
-        """The suite's name, even if the user named a file."""
+        """The suite's name. If the user passed the path of a file, the name of this file."""
         return Path(self.name).stem
 
     @property
     def again(self) -> str:
-        """The command that repeats the request."""
+        """The command that computes the same suite again."""
         words = ["fedmuon", "suite", self.name, *(["--data", self.data] if self.data else [])]
         words += ["--scale", self.scale]
         words += [] if self.seed is None else ["--seed", str(self.seed)]
@@ -67,7 +67,7 @@ class SuiteRequest:
 
 
 def read(name: str) -> dict[str, Any]:
-    """Read a suite by name, or a TOML file by path, and merge it over the suites it is `like`."""
+    """Read a suite (a name or a path), and the suites that its key `like` refers to."""
     content: dict[str, Any] = {}
     for _, own in _likes(name):
         content = merged(own, content)
@@ -75,13 +75,13 @@ def read(name: str) -> dict[str, Any]:
 
 
 def told(name: str) -> str:
-    """Return the opening comments of the file and of the suites that it is `like`."""
+    """Return the comments at the top of the files of a suite and of the suites it is based on."""
     said = [preamble(read_text(_file(one))) for one, _ in _likes(name)]
     return "\n\n".join(filter(None, said))
 
 
 def _likes(name: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return the suite, the suite that it is `like`, and so on, each with its own content."""
+    """Return the suite, the suite that its key `like` names, and so on, with their contents."""
     found: list[tuple[str, dict[str, Any]]] = []
     after: Any = name
     while after is not None:
@@ -108,7 +108,7 @@ def preamble(text: str) -> str:
 
 
 def require_plain(word: str, what: str) -> None:
-    """Raise an error for names that a spreadsheet would read as formulas."""
+    """Raise InputError for a name that a spreadsheet would read as a formula."""
     if word.startswith(FORMULAS):
         raise InputError(
             f"{what} {word!r} begins with a character that starts a formula in a spreadsheet. "
@@ -117,7 +117,7 @@ def require_plain(word: str, what: str) -> None:
 
 
 def shipped() -> dict[str, Path]:
-    """Return the built-in suites: those of runs are in this folder, others beside their study."""
+    """Return the file of every built-in suite, by name."""
     own = {file.stem.replace("_", "-"): file for file in STUDIES.glob("*.toml")}
     return {file.stem: file for file in FOLDER.glob("*.toml")} | own
 
@@ -133,7 +133,7 @@ def _file(name: str) -> Path:
 
 
 def at(content: Mapping[str, Any], data: str, scale: str) -> dict[str, Any]:
-    """Return the content for a data set ([for.DATA]) at a scale ([small])."""
+    """Return the content of a suite with its tables [for.DATA] and [small] applied."""
     if scale not in get_args(Scale):
         raise InputError(f"--scale {scale} is unknown: use {' or '.join(get_args(Scale))}")
     content = dict(content)
@@ -151,7 +151,7 @@ def _table(content: dict[str, Any], name: str, above: str = "") -> dict[str, Any
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge nested tables; the values of `above` win."""
+    """Merge nested tables. If both contain a key, the value is that of `above`."""
     both = {**below, **above}
     for key in set(below) & set(above):
         if isinstance(below[key], Mapping) and isinstance(above[key], Mapping):
@@ -160,7 +160,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def locked(config: Config) -> dict[str, Any]:
-    """Return the config's tables for a suite's lock, without newer keys at their defaults."""
+    """Return the config's tables without newer keys that have their defaults."""
     tables = config.model_dump(by_alias=True)
     for table, key in LATER:
         if is_default(f"{table}.{key}", tables[table][key]):
@@ -169,15 +169,16 @@ def locked(config: Config) -> dict[str, Any]:
 
 
 def cell(*layers: Tables) -> Config:
-    """Return a cell's config. Each table is merged over the one before.
+    """Return the config of a cell: the given tables, of which later ones override earlier ones.
 
-    Keys that have no effect on this cell are left out, so that cells can share a base.
+    Keys that have no effect on this cell are removed. Therefore, cells with different recipes can
+    share a base.
     """
     return parse(only_read(reduce(merged, layers, {})))
 
 
 def require_read(place: str, tables: Tables, cells: Sequence[Config]) -> None:
-    """Raise an error for a key that a suite sets in `place` and that affects none of the cells."""
+    """Raise InputError for a key that a suite sets in `place` although it affects no cell."""
     for table, keys in tables.items():
         for key, value in keys.items():
             name = f"{table}.{key.replace('_', '-')}"
@@ -187,7 +188,10 @@ def require_read(place: str, tables: Tables, cells: Sequence[Config]) -> None:
 
 
 def require_free(place: str, changes: Tables, settled: Mapping[str, str]) -> None:
-    """Raise an error for keys that the suite sets elsewhere: `table.key` -> place."""
+    """Raise InputError if `changes` contains a key that the suite sets elsewhere.
+
+    `settled` maps such a `table.key` to the place where the suite sets it.
+    """
     for table, keys in changes.items():
         for key in keys:
             if where := settled.get(f"{table}.{key}"):
@@ -200,7 +204,7 @@ def require_free(place: str, changes: Tables, settled: Mapping[str, str]) -> Non
 def require_other_seeds(
     seeds: Sequence[int], tuning_seeds: Sequence[int], chosen: str, it: str
 ) -> None:
-    """Raise an error for seeds that both choose something, such as `the setting`, and judge it."""
+    """Raise InputError if a seed is used to choose a setting and also to evaluate the setting."""
     if both := sorted({*seeds} & {*tuning_seeds}):
         raise InputError(
             f"seed {both[0]} is in both seeds and tuning-seeds, but a seed that chose {chosen} "
@@ -209,7 +213,7 @@ def require_other_seeds(
 
 
 def room(source: Source | None, test: Scalar = TEST) -> tuple[int, int]:
-    """Return the numbers of held-out and training samples; None stands for an unlimited source."""
+    """Return the numbers of held-out and training samples. A source of None is unlimited."""
     if not isinstance(test, int) or isinstance(test, bool):
         raise InputError(f"[data] test = {test!r} is not valid: set an integer, such as 1000")
     if source is None:
@@ -220,7 +224,7 @@ def room(source: Source | None, test: Scalar = TEST) -> tuple[int, int]:
 
 
 def sizes_that_fit(tables: Tables) -> dict[str, Scalar]:
-    """Return `train` and `test` of [data], limited by the samples in the source of these tables.
+    """Return `train` and `test` of [data], limited by the number of samples in the data set.
 
     Validation samples are not used for training.
     """
@@ -236,14 +240,13 @@ def sizes_that_fit(tables: Tables) -> dict[str, Scalar]:
 
 
 def slug(name: str) -> str:
-    """Return the name as part of a file name: FedAvg, E = 1 becomes fedavg-e-1."""
+    """Return a name in the form of a file name: `FedAvg, E = 1` becomes `fedavg-e-1`."""
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
 
 
 def guess(source: Source, config: Config) -> dict[str, tuple[int, int]]:
-    """Return the number of classes and of held-out samples, for the accuracy of random guesses.
+    """Return the numbers of classes and of held-out samples, to compute what a guess achieves.
 
-    The result is empty for text, where labels name the origin and accuracy is that of the next
-    token.
+    The result is empty for text, because its labels are not classes to predict.
     """
     return {} if source.vocabulary else {"guess": (max(1, source.classes), config.data.test)}

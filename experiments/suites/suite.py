@@ -1,8 +1,9 @@
-"""`fedmuon suite`: compute many cells of work, each only once, and make tables of the results.
+"""`fedmuon suite`: compute the cells of a suite, and make tables of their results.
 
-Every finished cell is one file, so a suite can be resumed. Cells can be computed in this process,
-in worker processes or as Ray tasks. The tables are made only from the files. The suite's kind
-defines its cells (`find`).
+A cell is an independent part of a suite, such as one run. Every finished cell is stored in one
+file, so a suite can be resumed. Cells can be computed in this process, in worker processes or as
+Ray tasks. The tables are made only from the files. The `kind` of the suite determines its cells
+(see `find`).
 """
 
 import csv
@@ -36,9 +37,9 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 class Cell(Protocol):
-    """An independent part of a suite. It can be pickled and gives the same result anywhere.
+    """An independent part of a suite. A cell can be pickled, and its result is the same anywhere.
 
-    Its name is also the name of its file, and its size is its weight in the progress bar.
+    `name` is also the name of its file. `size` is its weight in the progress bar.
     """
 
     @property
@@ -58,7 +59,7 @@ Compute = Callable[[Sequence[Cell]], Iterable[tuple[Cell, Record]]]
 
 @dataclass(frozen=True)
 class Work(ABC):
-    """A suite on a data set at a scale, as cells."""
+    """The cells of a suite, for one data set and one scale."""
 
     request: SuiteRequest
     kind: str
@@ -80,27 +81,30 @@ class Work(ABC):
 
     @property
     def lock(self) -> bytes:
-        """The bytes of `decisive`. A folder with another lock belongs to another suite."""
+        """The bytes of `decisive`. A folder stores the lock of its suite."""
         return (json.dumps(self.decisive, indent=1) + "\n").encode()
 
     def seal(self, cell: Cell) -> str:
-        """Return the mark that ties a cell's record to this cell and suite."""
+        """Return a text that identifies the cell and its suite. The cell's file contains it."""
         return f"{files.digest(self.lock)} {cell.name}"
 
     def joined(self, lock: bytes) -> bytes | None:
-        """Return a folder's lock after this suite joins the folder, or None if it cannot join."""
+        """Return the lock that a folder gets if this suite can use it, otherwise None.
+
+        `lock` is the lock that the folder has now.
+        """
         return lock if lock == self.lock else None
 
     @abstractmethod
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
-        """Return NAME -> the rows of NAME.csv. The records have the order of the cells."""
+        """Return the rows of NAME.csv for each NAME. The records are in the order of the cells."""
 
     @abstractmethod
     def summary(self, records: list[Record]) -> Record:
         """Return the content of suite.json that is specific to this kind."""
 
     def within(self, out: Path) -> Sequence[Cell]:
-        """Return the cells, where each dataclass with a `folder` has its own folder in `out`."""
+        """Return the cells. Each cell with an attribute `folder` gets its own folder in `out`."""
         runs = out.absolute() / "runs"
         return [
             replace(one, folder=runs / one.name) if hasattr(one, "folder") else one  # pyright: ignore
@@ -108,7 +112,7 @@ class Work(ABC):
         ]
 
     def require_sound(self, cells: Sequence[Cell]) -> None:
-        """Raise an error for damaged files that finished cells wrote in addition to records."""
+        """Raise InputError if a finished cell has damaged files in addition to its record."""
         return
 
 
@@ -119,7 +123,7 @@ def here(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Record]]:
 
 
 def timed(cell: Cell) -> Record:
-    """Compute the cell's record, and add its seconds unless it counts them itself."""
+    """Compute the cell's record, and add the seconds unless the record contains them."""
     start = time.perf_counter()
     record = cell.compute()
     return {"seconds": time.perf_counter() - start} | record
@@ -137,17 +141,17 @@ def execute(
 
     Args:
         work: The suite.
-        out: The folder, which is new or, with `resume`, belongs to the same suite.
+        out: The folder. It must be new, or with `resume` belong to the same suite.
         resume: Whether to continue the suite in `out`.
-        by: Computes cells, in this process or elsewhere.
-        on_round_end: Called after each cell with the progress.
-        on_start: Called first with the finished size and the total size.
+        by: A function that computes cells, in this process or elsewhere.
+        on_round_end: A function that is called after each cell with the progress.
+        on_start: A function that is called first, with the sizes of the finished and of all cells.
 
     Returns:
-        The content of suite.json, or of the file that replaces it for another noun.
+        The content of suite.json, or of sweep.json for a sweep.
 
     Raises:
-        InputError: If `out` contains something else, or is damaged.
+        InputError: If `out` contains something other than this suite, or is damaged.
     """
     # If cells of this process use Ray, it is started only once.
     with opened(work, out, resume) as suite, shared_ray():
@@ -163,7 +167,7 @@ def execute(
 
 @dataclass(frozen=True)
 class Opened:
-    """The locked folder of a suite: its finished cells, and the files for the other cells."""
+    """The locked folder of a suite, with its finished cells and the file of every cell."""
 
     work: Work
     out: Path
@@ -186,7 +190,7 @@ class Opened:
 
 @contextmanager
 def opened(work: Work, out: Path, resume: bool = False) -> Iterator[Opened]:
-    """Lock the folder of a suite, which is new or, with `resume`, contains some of its cells."""
+    """Lock the folder of a suite. It must be new, or with `resume` contain cells of this suite."""
     with held(out):
         cells, places, done = work.within(out), _open(work, out, resume), {}
         for one in work.cells:
@@ -209,7 +213,7 @@ def opened(work: Work, out: Path, resume: bool = False) -> Iterator[Opened]:
 
 
 def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
-    """Open the folder, which is new or belongs to this suite, and return the file of each cell."""
+    """Check that the folder is new or belongs to this suite, and return the file of each cell."""
     lock = out / "suite.lock"
     with files.mendable(out, "create"):
         out.mkdir(parents=True, exist_ok=True)
@@ -274,7 +278,7 @@ PAUSE = 0.2  # seconds
 
 @dataclass(frozen=True)
 class Spread:
-    """The computation of `fedmuon suite --ray-address`: a task has `cpus` cores and `gpus` GPUs."""
+    """Computes cells as Ray tasks, each with `cpus` cores and `gpus` GPUs (--ray-address)."""
 
     address: str
     cpus: float = 1.0
@@ -283,7 +287,7 @@ class Spread:
     def __call__(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, Record]]:
         """Yield every cell with its record, in the order in which the cells finish.
 
-        The longest cells start first, so that no long cell is left alone at the end.
+        The longest cells start first, so that all processes finish at about the same time.
         """
         if not cells:
             return
@@ -311,12 +315,12 @@ class Spread:
 
 
 def cost(cell: Cell) -> float:
-    """Return the relative cost of a cell in its suite: its `cost` if defined, else its size."""
+    """Return the relative cost of a cell: its attribute `cost` if it exists, else its `size`."""
     return getattr(cell, "cost", cell.size)
 
 
 def compute_apart(cell: Cell, cpus: float) -> Record:
-    """Compute one cell in a worker, with one thread per core and the machine's shared samples."""
+    """Compute one cell in a worker with `cpus` threads. Workers share the samples in memory."""
     torch.set_num_threads(max(1, int(cpus)))
     with one_copy():
         return timed(cell)
@@ -345,9 +349,9 @@ NAMES = SYMBOLS | {"data.name": "data", "task.model": "model", "local.batch": "b
 
 
 def settings_card(configs: Sequence[Config]) -> list[tuple[str, str, str]]:
-    """Return symbol, meaning and values of every key that affects at least one of these configs.
+    """Return the symbol, meaning and values of each key that affects at least one config.
 
-    For a task without models, the model is the name of the task.
+    If a task has no choice of models, its name is listed as the model.
     """
     found = []
     for key, words in KEYS.items():
@@ -364,7 +368,7 @@ def settings_card(configs: Sequence[Config]) -> list[tuple[str, str, str]]:
 
 
 def shown(values: Sequence[Scalar]) -> str:
-    """Return all values if there are few, else the smallest and the largest number."""
+    """Return all values as text, or the smallest and the largest if there are many."""
     said = [f"{one:g}" if isinstance(one, float) else str(one) for one in values]
     if len(values) <= LISTED or isinstance(values[0], str):
         return ", ".join(said)

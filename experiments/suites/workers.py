@@ -1,9 +1,9 @@
-"""Worker processes of this machine, which start once and compute many cells.
+"""Worker processes on this machine. Each worker computes many cells.
 
-This module runs as a program that imports torch while its parent checks the input. Then the program
-forks the workers, so that libraries are loaded only once. Each worker computes one cell after the
-other. Only the parent receives signals and passes them on, so that a run can save a checkpoint. The
-workers end with their parent, even if it is killed (kill -9).
+The parent starts this module as a program, which imports torch while the parent checks the input.
+Then the program forks the workers, so that libraries are loaded only once. Each worker computes one
+cell after the other. Only the parent receives signals. It forwards them to the workers, so that a
+run can save a checkpoint. The workers end when their parent ends, even with kill -9.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ PATIENCE = 20.0  # seconds in which stopping workers can save their state
 class Workers:
     """A context manager that starts `count` worker processes and computes cells with them.
 
-    The workers share the cores of this machine: each uses cores / `count` threads.
+    The workers share the cores of this machine: each worker uses (number of cores) / `count`
+    threads.
     """
 
     count: int
@@ -74,7 +75,7 @@ class Workers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the workers. After an error, let them save their finished rounds first."""
+        """End the workers. After an error, wait until they have saved their finished rounds."""
         assert self._nursery is not None and self._nursery.stdin is not None
         for ours in self._pipes:
             ours.close()
@@ -127,7 +128,7 @@ class Workers:
             ours.send_bytes(content)
 
     def _answer(self, ours: Connection, cell: Cell) -> Record:
-        """Return the worker's result, or raise its error."""
+        """Return the record that a worker computed, or raise the worker's error."""
         try:
             record, error = pickle.loads(ours.recv_bytes())
         except (EOFError, OSError):
@@ -145,7 +146,7 @@ class WorkerError(RuntimeError):
 
 
 def main() -> None:
-    """Import what cells need, fork a worker for each pipe, and wait until all have ended."""
+    """Import the libraries, fork a worker for each pipe, and wait until all workers have ended."""
     module, threads, *pipes = sys.argv[1:]
     import_module(module)
     ends = [Connection(int(one)) for one in pipes]
