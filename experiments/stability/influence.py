@@ -143,8 +143,10 @@ class Slopes:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients u s^T of samples at one model: `slopes` is s [n, c], `along` is <V, u s^T> [k,
-    n]."""
+    """Gradients u s^T of samples at one model.
+
+    `slopes` contains s [n, c], and `along` contains <V, u s^T> [k, n].
+    """
 
     samples: Batch
     slopes: Tensor

@@ -211,8 +211,10 @@ def influence(run: ScoredRun, damping: float) -> Tensor:
 
 
 def conjugate_gradients(applied: Callable[[Tensor], Tensor], right: Tensor) -> Tensor:
-    """Return A^-1 b for T right sides b [d, T, c]. `applied` multiplies by a positive definite
-    A."""
+    """Return A^-1 b for T right sides b [d, T, c].
+
+    `applied` multiplies by A, which must be positive definite.
+    """
 
     def inner(a: Tensor, b: Tensor) -> Tensor:
         return (a * b).sum((0, 2), keepdim=True)

@@ -128,8 +128,7 @@ def two_clients(settings: Settings) -> Quadratics:
 
 
 def starting_points(settings: Settings) -> Tensor:
-    """Return the starting points [seeds, 2, 2]. All methods, maps and step sizes use the same
-    ones."""
+    """Return the starting points [seeds, 2, 2], the same for all methods, maps and step sizes."""
     draws = generator(0, Draw.INITIAL).standard_normal((settings.seeds, 2, 2))
     return torch.from_numpy(draws) * settings.spread
 
@@ -200,8 +199,7 @@ def end_shares(rows: Columns, method: str, lrs: Sequence[float]) -> dict[str, Sl
 
 
 def in_step_size(rows: Columns, method: str) -> dict[str, Slope]:
-    """Return, by map, the log-log slope of the final distance in the step size (mean over
-    seeds)."""
+    """Return, by map, the mean log-log slope of the final distance in the step size."""
     found = {}
     x = np.log(levels(rows, "lr"))
     weights = (x - x.mean()) / np.square(x - x.mean()).sum()

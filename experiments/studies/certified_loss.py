@@ -249,8 +249,7 @@ def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns, tuning: Columns) -> Rows:
-    """Return table rows with the chosen settings, by federation, number of samples, form and
-    goal."""
+    """Return table rows with the chosen settings, by federation, samples, form and goal."""
     head = ("form: η, λ, rounds", "decrease", "bound", "ratio", "accuracy")
     lines: Rows = [head]
     for federation, samples, goal in distinct(rows, "federation", "samples", "goal"):

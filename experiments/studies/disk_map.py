@@ -118,8 +118,7 @@ class MapCell:
     folder: Path | None = None
 
     def compute(self) -> Record:
-        """Return two tables: the tried step sizes, and the results by seed and pair (or no
-        filter)."""
+        """Return two tables: tried step sizes, and results by seed and pair (or no filter)."""
         settings, tried = self.settings, {}
         for lr in settings.lrs:
             ends = [self._run(lr, None, seed) for seed in settings.tuning_seeds]
@@ -214,8 +213,7 @@ def shared_trend(tuning: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def gains_of_best(tuning: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return the accuracy of the best cell, by the tuning seeds, minus the mean of all cells
-    [S]."""
+    """Return the accuracy of the cell that the tuning seeds choose, minus the mean accuracy [S]."""
     return others[:, tuning.mean(0).argmax()] - others.mean(1)
 
 
@@ -268,8 +266,7 @@ def _said(found: dict[str, Slope]) -> str:
 
 
 def numbers(rows: Columns, tuning: Columns) -> Rows:
-    """Return table rows by ε: step size, and accuracy without filter, of all and of the best
-    pair."""
+    """Return a table row per ε: step size, and accuracies with no filter, all pairs, best pair."""
     head = ("ε", "step size", "no filter", "mean of all (κ, γ)", "lowest to highest mean",
             "best pair on tuning seeds", "accuracy of this pair")  # fmt: skip
     lines: Rows = [head]

@@ -51,8 +51,7 @@ SEED, SIGMA, SMOOTHNESS = 0, 0.5, 1.0
 
 
 class Settings(Table):
-    """The keys of the suite's file. `level` and `horizons` are for the runs of DiSK, Corollary
-    4."""
+    """The keys of the suite's file. `level` and `horizons` are for runs of DiSK, Corollary 4."""
 
     reaches: Annotated[list[float], Field(min_length=1)]
     gains: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)]
@@ -389,8 +388,7 @@ def numbers(rows: Columns) -> Rows:
 
 @style.styled
 def gains(rows: Columns, narrow: bool = False) -> Figure:
-    """Draw the mean by gain, for the largest noise and full batches, with a panel for each
-    reach."""
+    """Draw the mean by gain for the largest noise and full batches, a panel per reach."""
     grid = where(rows, corollary=0)
     grid = where(grid, noise=grid["noise"].max(), batch=0.0)
     reaches = np.unique(grid["reach"])

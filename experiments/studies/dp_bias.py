@@ -80,8 +80,7 @@ def momentum(shape: str, norm: float) -> Tensor:
 
 
 def by_quadrature(settings: Settings, shape: str) -> Record:
-    """Compute both biases accurately, by Gauss-Hermite quadrature over all entries of the
-    matrix."""
+    """Compute both biases accurately by Gauss-Hermite quadrature over all matrix entries."""
     apply, at, rhos = output_map(settings), momentum(shape, settings.norm), settings.rhos
     heat, twice = (
         torch.stack([_smoothed(apply, at, width * rho, settings.nodes) - apply(at) for rho in rhos])

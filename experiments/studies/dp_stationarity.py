@@ -329,8 +329,7 @@ def _bound_claims(rows: Columns) -> tuple[Claim, Claim, Claim]:
 
 
 def _largest_horizon_claims(rows: Columns) -> Sequence[Claim]:
-    """Return the claims at the largest T: the largest term, and whether the bound is
-    informative."""
+    """Return the claims at the largest T: the largest term, and a bound that is informative."""
     part = where(rows, method=MUON, steps=rows["steps"].max())
     largest, shares, shown = [], {}, {}
     for noise, one in split(part, "noise", "σ").items():

@@ -111,8 +111,10 @@ class Settings(Table):
 
     @model_serializer(mode="wrap")
     def _without_newer(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Return the settings without newer keys at their defaults, so that old folders can
-        resume."""
+        """Return the settings without newer keys at their defaults.
+
+        This lets older folders be resumed.
+        """
         fields, content = type(self).model_fields, write(self)
         for name, field in fields.items():
             if field.alias in NEWER and getattr(self, name) == field.get_default(
@@ -322,7 +324,10 @@ class Models(Callback):
     choose: str
 
     def on_round(self, record: Mapping[str, Any], state: Any) -> None:
-        """Save the model of an evaluated round. The model is already public, so this is private."""
+        """Save the model of an evaluated round.
+
+        Saving costs no privacy, because the run releases this model anyway.
+        """
         if self.choose != "last" and "train_loss" in record:
             self.folder.mkdir(exist_ok=True)
             write_bytes(self._file(record["round"]), tensor_bytes(state.params))

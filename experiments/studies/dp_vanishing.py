@@ -162,8 +162,10 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def _bound_claims(rows: Columns) -> Sequence[Claim]:
-    """Return the claims about the bound, for runs whose bound is below the largest gradient
-    norm."""
+    """Return the claims about the bound.
+
+    A bound tests the theorem only if it is below the largest possible gradient norm.
+    """
     share, said = rows["mean_nuclear"] / rows["bound"], rows["bound"] < rows["ceiling"]
     judged = share[said]
     largest = f"; the largest norm is {judged.max():.2f} of its bound" if said.any() else ""

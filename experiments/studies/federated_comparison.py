@@ -1,9 +1,10 @@
-"""Study `federated-comparison`: federated methods, each with its own best step sizes.
+"""Study `federated-comparison`: compare federated methods, each with its best step sizes.
 
-A cell is one method on one model at one label skew alpha. With tuning seeds, the cell first
-searches the method's grid of step sizes for the smallest loss on validation samples. If the best
-value is at an end of the grid, the grid grows on that side. With the best step sizes, the cell then
-runs the comparison seeds. The accuracy is measured on test samples that the choice did not use.
+A cell is one method on one model at one label skew alpha. The cell first tries all step sizes of
+the method's grid with the tuning seeds, and chooses the smallest loss on validation samples. If the
+best value is at an end of the grid, values are added at this end. Then the cell runs the chosen
+step sizes with the comparison seeds. The accuracy is measured on test samples that the choice did
+not use.
 """
 
 import itertools
@@ -56,7 +57,7 @@ Values = Annotated[list[Positive], Field(min_length=2)]
 
 
 class Model(Table):
-    """A model: config tables that extend `base`, and the target accuracy."""
+    """A model: config tables that extend those in `base`, and the target accuracy."""
 
     target: Share
     base: Nested
@@ -64,10 +65,11 @@ class Model(Table):
 
 
 class Method(Table):
-    """A method: config tables that extend the model's, and a grid for each step size `table.key`.
+    """A method: config tables that extend those of the model, and grids of step sizes.
 
-    All combinations of `grid` are tried. The keys of `then` are searched afterwards, one by one,
-    with the best values of the earlier keys. This saves runs for keys that matter less.
+    `grid` and `then` map `table.key` to a list of values. All combinations of the values in `grid`
+    are tried. Then the keys of `then` are searched one by one, with the best values of the earlier
+    keys. This needs fewer runs, and is meant for less important keys.
     """
 
     base: Nested
@@ -86,7 +88,7 @@ class Settings(Table):
     """The keys of the suite's file.
 
     `tuning-seeds` choose the step sizes and `seeds` compare the methods. No seed may be in both
-    lists. `extend` is the maximum number of values that a grid may grow by.
+    lists. `extend` is the maximum number of values that may be added to a grid.
     """
 
     seeds: Annotated[list[Natural], Field(min_length=1)]
@@ -113,7 +115,7 @@ class Compared:
     costs: bool = False  # whether curves also show bytes and simulated seconds so far
 
     def compute(self) -> Record:
-        """Choose the step sizes, run the comparison, and return `tuning`, `rows` and `curves`."""
+        """Choose the step sizes, run the comparison, and return three tables."""
         method = self.settings.methods[self.head["method"]]
         best: Steps = {}
         tried: list[tuple[Steps, float]] = []
@@ -155,13 +157,13 @@ class Compared:
         return mean if math.isfinite(mean) else math.inf
 
     def _run(self, steps: Steps, seed: int, every: int = 0) -> tuple[list[Record], str]:
-        """Train once, and return the evaluated rounds and the reason if the run diverged.
+        """Train once, and return the evaluated rounds, and the reason if the run diverged.
 
         Args:
             steps: The step sizes.
             seed: The seed of the run.
-            every: Rounds between two evaluations on test samples, starting with round 0. With 0,
-                only the final model is evaluated, and only on validation samples.
+            every: Number of rounds between two evaluations on test samples. If 0, only the final
+                model is evaluated, and only on validation samples.
         """
         config = resolve(cell(self.tables, tables_of(steps), {"federation": {"seed": seed}}))
         experiment = build_experiment(config, build_data(config, read_source(config)))
@@ -199,7 +201,7 @@ class Compared:
 
 
 def tables_of(steps: Steps) -> Nested:
-    """Return the config tables that set each key to its value."""
+    """Return the config tables that set the step sizes."""
     found: Nested = {}
     for name, value in steps.items():
         table, _, key = name.partition(".")
@@ -210,16 +212,16 @@ def tables_of(steps: Steps) -> Nested:
 def search(
     grid: Mapping[str, Sequence[float]], loss: Callable[[Point], float], extend: int
 ) -> tuple[dict[Point, float], str]:
-    """Evaluate a grid of step sizes, and extend it while its best point is at an end.
+    """Evaluate a grid of step sizes, and extend the grid while its best point is at an end.
 
     Args:
         grid: The values of each key, in geometric steps.
         loss: A function that returns the loss at a point.
-        extend: The maximum number of values that the grid may grow by, over all keys.
+        extend: The maximum number of values that may be added to the grid, over all keys.
 
     Returns:
-        The loss of every evaluated point, and a text that names the keys whose best value is still
-        at an end of its grid.
+        The loss of every evaluated point, and a text with the keys whose best value is still at an
+        end of the grid.
     """
     axes = {name: sorted(values) for name, values in grid.items()}
     found: dict[Point, float] = {}
@@ -243,12 +245,12 @@ def search(
 
 
 def in_words(steps: Steps) -> str:
-    """Return a text such as `lr = 0.1, server-lr = 0.03`."""
+    """Return step sizes as text, such as `lr = 0.1, server-lr = 0.03`."""
     return ", ".join(f"{name.partition('.')[2]} = {value:g}" for name, value in steps.items())
 
 
 def set_by(place: str, one: Model | Method) -> dict[str, str]:
-    """Return `table.key` -> `place` for all keys that a model or method sets or searches."""
+    """Return a dict that maps each `table.key` of a model or method to `place`."""
     keys = {f"{table}.{key}": place for table, held in one.base.items() for key in held}
     return keys | (dict.fromkeys(one.grid | one.then, place) if isinstance(one, Method) else {})
 
@@ -318,16 +320,16 @@ STANDS_ON = "\n".join((
 
 
 def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
-    """Return the report's section, with the claims of the suite's file."""
+    """Return the section of the report, with the verdicts on the claims in the suite's file."""
     given = [(one["better"], one["than"]) for one in about["settings"]["claims"]]
     return described(replace(study, claims=partial(claims, given)), folder, about)
 
 
 def described(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
-    """Return the section of a finished folder, with the chosen step sizes.
+    """Return the report section of a finished folder, with the chosen step sizes.
 
-    The settings in suite.json show the first step sizes that were tried. If a chosen step size is
-    at an end of its grid, the verdicts get a warning.
+    The settings in suite.json contain the step sizes of the original grid. If a chosen step size is
+    at an end of its grid, the section contains a warning.
     """
     rows = read_table(folder / "rows.csv")
     chosen = {float(one.partition(",")[0].partition("=")[2]) for one in rows["step_sizes"].tolist()}
@@ -350,12 +352,12 @@ def described(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
 def claims(
     given: Sequence[tuple[str, str]], rows: Columns, tuning: Columns, curves: Columns
 ) -> Sequence[Claim]:
-    """Make the claims of the suite's file, and claim that every choice is inside its grid."""
+    """Return the claims of the suite's file, and the claim that grids were wide enough."""
     return [*(ordered(rows, better, than) for better, than in given), inside_grid(rows)]
 
 
 def inside_grid(rows: Columns) -> Claim:
-    """Claim that no chosen step size is at an end of its grid."""
+    """Return the claim that no chosen step size is at an end of its grid."""
     inside = [row == "" for row in rows["edge"]]
     return counted(
         "Every chosen step size lies inside its grid.", inside, "runs",
@@ -365,7 +367,7 @@ def inside_grid(rows: Columns) -> Claim:
 
 
 def ordered(rows: Columns, better: str, than: str) -> Claim:
-    """Claim that a method is at least as accurate as another, on each model at every alpha."""
+    """Return the claim that `better` is at least as accurate as `than`, on each model and alpha."""
     sentence = f"{better} ends at least as accurate as {than}, each at its own best step sizes."
     values, reach, places = [], [], []
     for model, alpha in distinct(rows, "model", "alpha"):
@@ -391,7 +393,7 @@ def ordered(rows: Columns, better: str, than: str) -> Claim:
 
 
 def numbers(rows: Columns, tuning: Columns, curves: Columns) -> Rows:
-    """Return a line for each method by model and alpha, with the most accurate method first."""
+    """Return a table row per model, alpha and method, with the most accurate method first."""
     head = ("method", "step sizes", "accuracy", "test loss", "rounds to target")
     lines: Rows = [head]
     for model, alpha in distinct(rows, "model", "alpha"):
@@ -412,7 +414,7 @@ def numbers(rows: Columns, tuning: Columns, curves: Columns) -> Rows:
 
 
 def mean_to_target(reached: np.ndarray) -> str:
-    """Return the mean over the seeds that reached the target, and the number that did not."""
+    """Return as text the mean of the seeds that reached the target, and how many did not."""
     known = reached[np.isfinite(reached)]
     if not len(known):
         return "not reached"
@@ -427,7 +429,7 @@ def mean_to_target(reached: np.ndarray) -> str:
 
 @style.styled
 def by_method(rows: Columns, tuning: Columns, curves: Columns, narrow: bool = False) -> Figure:
-    """Draw the accuracy of every method on each model with intervals, and a colour per alpha."""
+    """Draw the accuracy of every method: a panel per model, a colour per alpha."""
     models, methods = distinct(rows, "model"), distinct(rows, "method")
     figure, panels = style.canvas(len(models), narrow, 0.9 + 0.27 * len(methods))
     alphas = sorted(distinct(rows, "alpha"), reverse=True)

@@ -82,7 +82,7 @@ def find(
         seeds: The number of seeds, counted from 0, in place of the suite's seeds.
 
     Raises:
-        InputError: If there is no such suite, or an option has no effect on it.
+        InputError: If no suite has this name or path, or an option has no effect on the suite.
     """
     content = contents.read(name)
     kind, own = content.pop("kind", "stability"), content.pop("data", None)

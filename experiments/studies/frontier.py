@@ -1,8 +1,8 @@
-"""Study `frontier`: how accurate a model can be while the bound on its gap is still informative.
+"""Study `frontier`: how accurate can a model be while the bound on its gap is informative?
 
-A cell is one run with one start, step size, lambda and seed. After each horizon, the study
-evaluates the model and computes the bound of a run that ends there. The schedule of this run is the
-first part of the longer run's schedule. Bounds use constants on the ball or on all models.
+A cell is one run with one initial model, step size, lambda and seed. After given numbers of rounds
+(horizons), the study evaluates the model and computes the bound, as if the run had ended there. The
+constants of a bound are valid on the ball that the models cannot leave, or for all models.
 """
 
 import itertools
@@ -50,7 +50,7 @@ class Settings(Table):
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
-    """Return a cell for each start, lambda, step size and seed."""
+    """Return a cell for each initial model, lambda, step size and seed."""
     require_free("[base]", settings.base, SETTLED)
     every = itertools.product(settings.starts, settings.lambdas, settings.lrs, settings.seeds)
     found = []
@@ -74,7 +74,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 
 def measure(config: Config, horizons: Sequence[int]) -> Record:
-    """Return two rows for each number of rounds: the model, and its bound of each kind."""
+    """Return two rows for each number of rounds, one for each kind of constants."""
     first, *ends = endings(config, horizons, {kind: {"constants": kind} for kind in KINDS})
     head = {
         "start": config.task.initial,
@@ -129,14 +129,15 @@ STANDS_ON = (
 
 
 def of(rows: Columns, start: str, kind: str) -> np.ndarray:
-    """Return a mask of the rows with this start and this kind of constants."""
+    """Return a mask of the rows with this initial model and this kind of constants."""
     return (rows["start"] == start) & (rows["constants"] == kind)
 
 
 def frontier(rows: Columns, mine: np.ndarray) -> np.ndarray:
-    """Return the rows, by increasing bound / B, that are more accurate than all earlier rows.
+    """Return the rows that are more accurate than every row with a smaller bound / B.
 
-    Among equal bounds, only the most accurate row counts. Rows without a finite bound are left out.
+    The result contains row numbers in the order of bound / B. Among equal bounds, only the most
+    accurate row counts. Rows without a finite bound are ignored.
     """
     mine = np.flatnonzero(mine & np.isfinite(rows["share"]))
     order = mine[np.lexsort((-rows["accuracy"][mine], rows["share"][mine]))]
@@ -145,13 +146,13 @@ def frontier(rows: Columns, mine: np.ndarray) -> np.ndarray:
 
 
 def best(rows: Columns, mine: np.ndarray) -> int | None:
-    """Return the index of the most accurate of these rows, or None if there are no rows."""
+    """Return the index of the most accurate row in the mask, or None if the mask is empty."""
     inside = np.flatnonzero(mine)
     return int(inside[rows["accuracy"][inside].argmax()]) if len(inside) else None
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Make the claims: bounds hold, models with a bound below B / 10 learn, and the ball helps."""
+    """Return the claims: bounds hold, models with a bound below B / 10 learn, the ball helps."""
     gap, bound = rows["gap"], rows["bound"]
     low, high = (rows.get(name, gap) for name in ("gap_low", "gap_high"))
     within = Claim(
@@ -166,7 +167,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def _claims_of(rows: Columns, start: str) -> tuple[Claim, Claim]:
-    """Return the claims about models with a bound below B / 10. Without such models, use X0."""
+    """Return the claims about models with a bound below B / 10. If there are none, X0 is used."""
     here, small = rows["start"] == start, rows["share"] < TENTH
     covered = []  # the best covered accuracy of each seed, or the accuracy of X0
     for kind in NAMES:
@@ -213,7 +214,7 @@ def _by_seed(rows: Columns, mine: np.ndarray) -> list[np.ndarray]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Return, by start and kind, the best model below B / 10 and the longest run of each eta."""
+    """Return table rows: the best models with a bound below B / 10, and the longest runs."""
     lines: Rows = [("X⁰, constants: η, λ, R", "accuracy", "train loss", "test loss", "bound",
                     "bound / B")]  # fmt: skip
     for start in distinct(rows, "start"):
@@ -232,7 +233,6 @@ def numbers(rows: Columns) -> Rows:
 
 
 def _line(rows: Columns, place: int | None) -> tuple[str, ...]:
-    """Return the values of a point, or dashes if there is no point."""
     if place is None:
         return ("  none", *("–" for _ in range(5)))
     at = {name: float(column[place]) for name, column in rows.items() if name in SHOWN}
@@ -250,9 +250,9 @@ MANY = 300  # with more points, the marks are smaller
 
 @style.styled
 def by_share(rows: Columns, narrow: bool = False) -> Figure:
-    """Draw each run and horizon as a point, and the best accuracy up to each bound / B as a step.
+    """Draw accuracy against bound / B: a point per model, and the best accuracy as a step line.
 
-    The lower panels show the test and train losses of these best models.
+    The lower panels show the test and train losses of the models on the step line.
     """
     starts = distinct(rows, "start")
     figure, panels = style.canvas(2 * len(starts), narrow, 2.3, len(starts))

@@ -1,7 +1,8 @@
 """Study `gap-bound`: compare the measured generalization gap with its bound in many settings.
 
-A cell is one setting: the base, or the base with another value of one key. The cell runs every
-seed, measures the gap on held-out samples, and computes each form of the bound of each run.
+A cell is one setting: the base config, or the base config with another value of one key. For every
+seed, the cell trains a run, measures its gap on held-out samples, and computes its bound in each
+form.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,7 +54,7 @@ class Settings(Table):
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
-    """Return a cell for the base, and one for each other value of a key."""
+    """Return a cell for the base config, and one for each other value of a key."""
     require_free("[base]", settings.base, SETTLED)
     middle: dict[str, Scalar] = {}
     for name in settings.vary:
@@ -86,7 +87,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 
 def measure(head: Record, configs: Sequence[Config]) -> Record:
-    """Return a row for each run and each form of its bound."""
+    """Return a row for each run and each form of the bound."""
     rows = []
     for config in configs:
         _, end = endings(config, [config.federation.rounds], FORMS)
@@ -135,7 +136,7 @@ STANDS_ON = (
 
 
 def settings_of(rows: Columns) -> list[Columns]:
-    """Return the rows of each setting, in the order of the table."""
+    """Split the table into the rows of each setting, in the order of the table."""
     keys = [name for name in rows if "." in name]
     return [
         where(rows, **dict(zip(("key", *keys), one, strict=True)))
@@ -144,13 +145,13 @@ def settings_of(rows: Columns) -> list[Columns]:
 
 
 def series(rows: Columns, key: str) -> list[Columns]:
-    """Return the settings that differ only in this key, sorted by its value."""
+    """Return the settings that differ only in the config key `key`, sorted by its value."""
     mine = [one for one in settings_of(rows) if one["key"][0] in (key, BASE)]
     return sorted(mine, key=lambda one: float(one[key][0]))
 
 
 def _ranks(settings: Sequence[Columns], form: str) -> Slope:
-    """Return the mean over seeds of Spearman's rho of gap and bound across settings."""
+    """Return Spearman's rho between gap and bound across settings, as a mean over seeds."""
     found = [
         spearman(
             *(
@@ -164,9 +165,9 @@ def _ranks(settings: Sequence[Columns], form: str) -> Slope:
 
 
 def _rise(settings: Sequence[Columns]) -> tuple[Slope, str]:
-    """Return the difference of gaps between the largest and the smallest bound, paired by seed.
+    """Return the gap at the largest bound minus the gap at the smallest bound, paired by seed.
 
-    The text contains the two values of the key.
+    The second result is a text with the two values of the key.
     """
     mine = [where(one, form=JUDGED) for one in settings]
     order = sorted(mine, key=lambda one: float(one["bound"].mean()))
@@ -176,7 +177,7 @@ def _rise(settings: Sequence[Columns]) -> tuple[Slope, str]:
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Claim that gaps are within their bounds, and that larger bounds have larger gaps."""
+    """Return the claims that gaps are within their bounds, and that both grow together."""
     gap, bound, high = rows["gap"], rows["bound"], rows["gap_high"]
     said = []
     for form in distinct(rows, "form"):
@@ -223,7 +224,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Return the mean gap and bounds of each setting, and the smallest bound / gap."""
+    """Return a table row per setting: mean gap, mean bounds, and the smallest bound / gap."""
     forms = distinct(rows, "form")
     lines: Rows = [("setting", "gap (95%)", *forms, "range B", "smallest bound / gap", "accuracy")]
     for one in settings_of(rows):
@@ -246,7 +247,7 @@ SIZES = dict(zip(FORMS, (6.5, 4.5, 3.0, 4.0), strict=True))  # coinciding marks 
 
 @style.styled
 def against_bound(rows: Columns, narrow: bool = False) -> Figure:
-    """Draw the bound against the mean gap of each setting, by form and along each key."""
+    """Draw the bound against the mean gap: a panel per form of the bound, a line per key."""
     figure, (left, right) = style.canvas(2, narrow, 3.5)
     settings, forms = settings_of(rows), distinct(rows, "form")
     gaps, _ = _points(settings, forms[0])
@@ -283,7 +284,7 @@ def against_bound(rows: Columns, narrow: bool = False) -> Figure:
 
 
 def _points(settings: Sequence[Columns], form: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return gap and interval ends [3, settings], and bound and range [2, settings]."""
+    """Return gaps with interval ends [3, settings], and bounds and ranges [2, settings]."""
     gaps = [mean_of(where(one, form=form)["gap"]) for one in settings]
     bounds = [[where(one, form=form)[name].mean() for name in ("bound", "range")]
               for one in settings]  # fmt: skip
@@ -299,10 +300,10 @@ def _scatter(
     axes: Axes, settings: Sequence[Columns], form: str, least: float, look: tuple[str, str, str],
     reach: bool,
 ) -> None:  # fmt: skip
-    """Draw a mark for each setting, which is hollow if the bound exceeds the range of the loss.
+    """Draw a mark for each setting. The mark is hollow if the bound exceeds the range of the loss.
 
-    With `reach`, intervals are drawn and cut at the axes. A gap that is not positive has no place
-    on a log axis, so its mark is drawn at the upper end of its interval.
+    If `reach` is True, the intervals are drawn, too. A log axis cannot show a gap that is not
+    positive, so the mark of such a gap is drawn at the upper end of its interval.
     """
     (value, low, high), (bound, top) = _points(settings, form)
     at = np.where(value > least, value, np.maximum(high, least))

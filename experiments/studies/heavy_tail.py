@@ -1,8 +1,9 @@
-"""Study `heavy-tail`: how fast gradients shrink if their noise has infinite variance.
+"""Study `heavy-tail`: how fast do gradient norms fall if the noise has infinite variance?
 
 The study is about Nesterov Muon, section 3. The objective has a known smoothness. The noise is
 symmetric stable with an index slightly above alpha. A cell has one method and one number of steps.
-All its tail indices, schedules and seeds form one stack. All methods use the same noise of a seed.
+All its tail indices, schedules and seeds are computed together in one batch. With the same seed,
+all methods use the same noise.
 """
 
 import itertools
@@ -61,8 +62,8 @@ THEOREM, FREE, CLASSICAL = "theorem", "alpha-free", "classical"
 class Settings(Table):
     """The keys of the suite's file.
 
-    An entry of the noise is `noise` times a stable draw of index alpha + `margin`. If the theorem
-    allows it, the noise also grows with the gradient by `sigma1`.
+    An entry of the noise is `noise` times a random number with a stable distribution of index alpha
+    + `margin`. If the theorem allows it, the noise also grows with the gradient norm (`sigma1`).
     """
 
     alphas: Annotated[list[Annotated[float, Field(gt=1, le=2)]], Field(min_length=1)]
@@ -96,10 +97,10 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 @dataclass(frozen=True)
 class Objective:
-    """f(X) = (1/3) sum h((A X B)_ij) with h(s) = s^2 / 2 + sin^2 s, and ||A|| = ||B|| = 1.
+    """The loss f(X) = (1/3) sum h((A X B)_ij), h(s) = s^2 / 2 + sin^2 s, with ||A|| = ||B|| = 1.
 
-    h'' = 1 + 2 cos 2s is in [-1, 3]. Therefore f is not convex, is 1-smooth in the Frobenius norm,
-    and has the minimum f* = 0.
+    h'' = 1 + 2 cos 2s is in [-1, 3]. Therefore f is 1-smooth in the Frobenius norm and not convex.
+    Its minimum is f* = 0.
     """
 
     left: Tensor
@@ -107,7 +108,7 @@ class Objective:
 
     @classmethod
     def of(cls, rows: int, columns: int) -> "Objective":
-        """Draw symmetric A and B with eigenvalues from 1/2 to 1."""
+        """Make random symmetric A and B with eigenvalues from 1/2 to 1."""
         rng, sides = generator(SEED, Draw.SYNTHETIC), []
         for size in (rows, columns):
             basis = np.linalg.qr(rng.standard_normal((size, size)))[0]
@@ -127,7 +128,7 @@ class Objective:
 
 @dataclass(frozen=True)
 class Noise:
-    """Noise (s + t ||grad f||_F) S at every step, where S [A seeds, m, n] has stable entries."""
+    """Gradient noise (s + t ||grad f||_F) S, where S [A seeds, m, n] has stable random entries."""
 
     settings: Settings
 
@@ -137,18 +138,19 @@ class Noise:
         return (math.prod(self.settings.shape) * each) ** (1 / alpha)
 
     def sigma0(self, alpha: float, sigma1: float) -> float:
-        """Return sigma_0 of Nesterov Muon (2).
+        """Return the noise level sigma_0 of Nesterov Muon, eq. (2).
 
-        If the noise has two terms, (a + b)^alpha <= 2^(alpha - 1) (a^alpha + b^alpha) joins them.
+        If the noise has two terms a and b, the proof uses (a + b)^alpha <= 2^(alpha - 1) (a^alpha +
+        b^alpha).
         """
         return (2 ** (1 - 1 / alpha) if sigma1 else 1.0) * self.settings.noise * self.size(alpha)
 
     def growth(self, alpha: float, sigma1: float) -> float:
-        """Return the t with which the noise grows with the gradient by this sigma_1."""
+        """Return the t for which the noise satisfies the assumption with this sigma_1."""
         return sigma1 / (2 ** (1 - 1 / alpha) * self.size(alpha))
 
     def draw(self, steps: int, block: int) -> Tensor:
-        """Return S of the steps of one block, [BLOCK, A seeds, m, n].
+        """Return the noise S of all steps in one block [BLOCK, A seeds, m, n].
 
         The stable index of a run is larger than its alpha, so that E |S|^alpha is finite.
         """
@@ -171,7 +173,7 @@ class Group:
 
 
 def groups(settings: Settings, method: str, steps: int) -> list[Group]:
-    """Return the runs of a method. SGD uses each factor times the bounded-variance step size."""
+    """Return the groups of a method. For SGD, a group has a factor of its usual step size."""
     alphas, rate = settings.alphas, steps**-0.5
     if method == "sgd":
         every = itertools.product(alphas, settings.factors)
@@ -183,7 +185,7 @@ def groups(settings: Settings, method: str, steps: int) -> list[Group]:
 def measure(settings: Settings, method: str, steps: int) -> Record:
     """Return a row for each run: the mean of ||grad f(X_k)||_F over k < K.
 
-    Momentum is that of Nesterov Muon (1). SGD uses no momentum.
+    Muon uses the momentum of Nesterov Muon, eq. (1). SGD uses no momentum.
     """
     objective, field = Objective.of(*settings.shape), Noise(settings)
     every, seeds = groups(settings, method, steps), settings.seeds
@@ -224,7 +226,10 @@ def measure(settings: Settings, method: str, steps: int) -> Record:
 
 
 def _oracle(objective: Objective, field: Noise, every: Sequence[Group], steps: int) -> Oracle:
-    """Return loss and noisy gradient. Groups with the same alpha share the draws of a seed."""
+    """Return a function that computes losses and noisy gradients of all runs.
+
+    Runs with the same alpha and seed use the same noise.
+    """
     alphas, seeds, shape = field.settings.alphas, field.settings.seeds, field.settings.shape
     grow = _per_run([field.growth(one.alpha, one.sigma1) for one in every], seeds)[:, None, None]
     place = torch.tensor([alphas.index(one.alpha) for one in every])
@@ -241,15 +246,15 @@ def _oracle(objective: Objective, field: Noise, every: Sequence[Group], steps: i
 
 
 def _per_run(values: Sequence[float], seeds: int) -> Tensor:
-    """Repeat one number per group for each run of the group."""
+    """Repeat the number of each group once for each seed."""
     return torch.tensor(values, dtype=torch.float64).repeat_interleave(seeds)
 
 
 def stable(index: np.ndarray, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """Draw from the distribution with characteristic function exp(-|t|^a), a = `index` in (1, 2].
+    """Return random numbers with the characteristic function exp(-|t|^a), a = `index` in (1, 2].
 
-    `index` is broadcast to `shape`. The method is that of Chambers, Mallows and Stuck (1976). For
-    a = 2, the draws are normal with variance 2.
+    `index` is broadcast to `shape`. The method is that of Chambers, Mallows and Stuck (1976). For a
+    = 2, the numbers are normal with variance 2.
     """
     angle = (rng.random(shape) - 0.5) * math.pi
     wait = rng.exponential(size=shape)
@@ -258,7 +263,7 @@ def stable(index: np.ndarray, shape: tuple[int, ...], rng: np.random.Generator) 
 
 
 def moment(index: float, order: float) -> float:
-    """Return E |X|^p of a stable draw. It is infinite for p >= a, unless a = 2."""
+    """Return E |X|^p for a stable X of index a. It is infinite for p >= a, unless a = 2."""
     if index == 2:
         return 2**order * gamma((1 + order) / 2) / math.sqrt(math.pi)
     if order >= index:
@@ -289,12 +294,12 @@ STANDS_ON = (
 
 
 def promised(alpha: float, schedule: str) -> float:
-    """Return the exponent of K in Nesterov Muon: Theorem 3.4, or Corollary 3.6 without alpha."""
+    """Return the exponent of K in the bound of Nesterov Muon, Theorem 3.4 or Corollary 3.6."""
     return -rate(alpha, "heavy-tailed" if schedule == THEOREM else FREE)
 
 
 def norms(rows: Columns, method: str, alpha: float, schedule: str = THEOREM) -> Curve:
-    """Return a method's mean gradient norms by K. SGD has no schedule, only a best step size."""
+    """Return a method's mean gradient norms by K. For SGD, `schedule` has no effect."""
     if method == "sgd":
         return best_sgd(rows, alpha)[1]
     given: dict[str, Any] = {"method": method, "schedule": schedule, "alpha": alpha}
@@ -302,14 +307,14 @@ def norms(rows: Columns, method: str, alpha: float, schedule: str = THEOREM) -> 
 
 
 def best_sgd(rows: Columns, alpha: float) -> tuple[float, Curve]:
-    """Return the step-size factor of SGD with the smallest mean at the largest K, and its curve."""
+    """Return the factor of SGD's step size that is best at the largest K, and its norms by K."""
     mine = where(rows, method="sgd", alpha=alpha)
     every = {c: curve(mine, "steps", "mean_gradient", factor=c) for c in levels(mine, "factor")}
     return min(every.items(), key=lambda pair: pair[1].means[-1])
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Claim that Muon keeps both rates, up to lower orders, and that SGD falls behind."""
+    """Return the claims that Muon attains both rates, and that SGD is slower."""
     kept = []
     for schedule, method in itertools.product(SCHEDULES, MUON):
         found, slopes = {}, {}
@@ -332,10 +337,10 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def _against_sgd(rows: Columns) -> Sequence[Claim]:
-    """Claim that SGD with its best step size is worse than exact Muon with its best schedule.
+    """Return the claims that SGD with its best step size is worse than exact Muon.
 
-    The claims are about the largest K. Each alpha has its own runs, so the estimates are
-    independent.
+    Muon uses its best schedule. The claims are about the largest K. The estimates for different
+    alpha are independent, because each alpha has its own runs.
     """
     ratios: dict[float, Slope] = {}
     for alpha in levels(rows, "alpha"):
@@ -380,7 +385,7 @@ def _against_sgd(rows: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Return slopes by method, schedule and alpha, and the measure at the largest K."""
+    """Return table rows by method, schedule and alpha: slopes, and the norm at the largest K."""
     alphas = levels(rows, "alpha")
     lines: Rows = [
         ("method: α", "slope (95%)", "slope, larger half of K", "promised slope", "final norm")
@@ -399,7 +404,6 @@ def numbers(rows: Columns) -> Rows:
 
 
 def _line(name: str, one: Curve, wanted: str) -> tuple[str, ...]:
-    """Return both slopes, the promised slope, and the measure at the largest K."""
     slopes = [
         f"{written(each.value, '.3f')} ± {each.high - each.value:.3f}"
         for each in (one.slope, one.late)
@@ -414,7 +418,7 @@ LOOKS = dict(zip(NAMES, style.SERIES, strict=False))
 
 @style.styled
 def curves(rows: Columns, narrow: bool = False) -> Figure:
-    """Draw a panel for each alpha: mean gradient norm against K, and the theorem's slope."""
+    """Draw the mean gradient norm against K, and the theorem's slope, a panel per alpha."""
     alphas = np.unique(rows["alpha"])
     across = min(3, len(alphas))
     figure, panels = style.canvas(len(alphas), narrow, 2.2, across)
@@ -437,7 +441,7 @@ def curves(rows: Columns, narrow: bool = False) -> Figure:
 
 @style.styled
 def slopes(rows: Columns, narrow: bool = False) -> Figure:
-    """Fitted slopes with 95% intervals against alpha, for both schedules."""
+    """Draw fitted slopes with 95% intervals against alpha, for both schedules."""
     figure, panels = style.canvas(2, narrow, 2.9)
     alphas = np.unique(rows["alpha"])
     for axes, (schedule, title) in zip(panels, SCHEDULES.items(), strict=True):

@@ -1,8 +1,9 @@
-"""Study `layer-rank`: how the nuclear norm of a convolution's gradient depends on its width.
+"""Study `layer-rank`: how the nuclear norm of a layer's gradient depends on its width.
 
-The source is Newton–Schulz convergence, Appendix H.2. The network is a CifarNet. The first
-convolution of its first pair has the cell's number of output channels. All other widths are fixed.
-Flattened, its weight has `width` rows and 216 columns.
+The source is Newton–Schulz convergence, Appendix H.2. The network is a CifarNet, and the layer is
+the first convolution of its first pair. A cell sets the layer's number of output channels
+(`width`). All other widths are fixed. As a matrix, the weight of the layer has `width` rows and 216
+columns.
 """
 
 from collections.abc import Iterator, Sequence
@@ -71,7 +72,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 
 def measure(settings: Settings, data: str, method: str, width: int) -> Record:
-    """Return a row for each seed and length K: the mean of the layer's ||grad||_* over K steps."""
+    """Return a row for each seed and K: the mean of the layer's ||grad||_* over K steps."""
     images, labels, classes = pictures(read_source(cell({"data": {"name": data}})), settings.pool)
     rows = []
     for seed in range(settings.seeds):
@@ -90,7 +91,10 @@ def measure(settings: Settings, data: str, method: str, width: int) -> Record:
 
 
 def pictures(source: Source, pool: int) -> tuple[Tensor, Tensor, int]:
-    """Return images [n, C, H, W], averaged over `pool` x `pool` pixels, standardized by channel."""
+    """Return images [n, C, H, W], their labels, and the number of classes.
+
+    Images are averaged over `pool` x `pool` pixels, and each channel is standardized.
+    """
     raw = torch.from_numpy(np.asarray(source.inputs, dtype=np.float32))
     if raw.ndim not in (3, 4):
         raise InputError(
@@ -143,7 +147,7 @@ def trained(
 
 
 def is_filter(name: str, value: nn.Parameter) -> bool:
-    """Return whether the main optimizer moves the parameter: the convolutions of the pairs."""
+    """Return whether the main optimizer trains the parameter: a convolution of a pair."""
     return name.startswith("pairs.") and value.ndim == 4
 
 
@@ -163,7 +167,7 @@ def optimizer_of(
 
 @torch.no_grad()
 def renormalize(filters: Sequence[Tensor]) -> None:
-    """Scale each weight [out, ...] to the Frobenius norm sqrt(out), as Jordan's code does."""
+    """Scale each weight [out, ...] to the Frobenius norm sqrt(out), as in Jordan's code."""
     for one in filters:
         one.mul_(len(one) ** 0.5 / torch.linalg.norm(one).clamp_min(1e-30))
 
@@ -180,7 +184,7 @@ STANDS_ON = (
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Claim that SGD-M's slope is positive, and that Muon's is smaller and nearly zero."""
+    """Return the claims that SGD-M's slope is positive, and that Muon's slope is nearly zero."""
     every = {name: slopes(rows, name) for name in NAMES}
     last = {name: list(by_length.values())[-1] for name, by_length in every.items()}
     sgd, muons = last["sgd-m"], {name: last[name] for name in NAMES if name != "sgd-m"}

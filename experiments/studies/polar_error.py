@@ -1,10 +1,10 @@
-"""Study `polar-error`: the error of a polar factor, alone and during training.
+"""Study `polar-error`: errors of approximate polar factors, on matrices and in training.
 
-The study is about the Stability note, Proposition D.4. Maps: the largest distance from the polar
-factor over drawn matrices, one of which has all singular values at the floor. This distance is
-compared with our bound and with the published one. Runs: one client trains the matrix classifier,
-whose constants are proved, with an orthogonalizer T, and with a smoothed polar factor S in place of
-T. A stack contains the run and its neighbours.
+The study is about the Stability note, Proposition D.4. The first part is about maps: the largest
+distance between a map and the polar factor, over random matrices whose singular values are at least
+a floor. This distance is compared with our bound and with the published bound. The second part is
+about runs: one client trains the matrix classifier with an orthogonalizer T, and again with a
+smoothed polar factor S in place of T. A run is trained together with its neighbours.
 """
 
 import itertools
@@ -95,7 +95,7 @@ class Settings(Table):
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
-    """Return a cell for each family of maps, and for each run's map and step size."""
+    """Return a cell for each family of maps, and for each run (orthogonalizer and step size)."""
     maps = [Call(f"map-{name}", partial(measure_maps, settings, name)) for name in settings.degrees]
     runs = [
         Call(f"run-{name}-{lr:g}", partial(measure_runs, settings, name, lr), 10)
@@ -109,7 +109,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 
 def measure_maps(settings: Settings, coefficients: str) -> Record:
-    """Return a row for each number of steps and each floor."""
+    """Return a row for each number of steps and each floor of the singular values."""
     rows, rank = [], settings.rank
     for steps, tau in itertools.product(settings.iterations, settings.floors):
         matrices = draw_matrices(rank, tau, settings.draws)
@@ -125,9 +125,10 @@ def measure_maps(settings: Settings, coefficients: str) -> Record:
 
 
 def draw_matrices(rank: int, tau: float, count: int) -> Tensor:
-    """Return matrices [count, r, r + 1] with Frobenius norm <= 1 and singular values >= tau.
+    """Return random matrices [count, r, r + 1] with |M|_F <= 1 and singular values >= tau.
 
-    In the first matrix, all singular values are tau. In the last matrix, one is large.
+    In the first matrix, all singular values are tau. In the last matrix, one singular value is
+    large.
     """
     rng = generator(SEED, Draw.SYNTHETIC, block=rank)
     left, right = (np.linalg.qr(rng.standard_normal((count, rank + k, rank)))[0] for k in (0, 1))
@@ -139,9 +140,9 @@ def draw_matrices(rank: int, tau: float, count: int) -> Tensor:
 
 
 class Classifier:
-    """Losses 1 - p_y of softmax(X^T u) with u in the unit ball, for a run and its neighbours.
+    """The losses 1 - p_y of softmax(X^T u), |u| <= 1, for a run and its neighbours.
 
-    In neighbour i, another sample replaces training sample i.
+    Neighbour i is a run in which another sample replaces training sample i.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -158,7 +159,7 @@ class Classifier:
         self.classes = settings.classes
 
     def slope(self, x: Tensor) -> Tensor:
-        """Return the gradient [S, d, c]. In replica s > 0, sample s - 1 is replaced."""
+        """Return the gradients [S, d, c]. In replica s > 0, training sample s - 1 is replaced."""
         total, count = self._sum(x, self.train), len(x) - 1
         new, old = ([one[:count, None] for one in both] for both in (self.others, self.train))
         total[1:] += self._sum(x[1:], new) - self._sum(x[1:], old)
@@ -177,7 +178,7 @@ class Classifier:
 
 
 def measure_runs(settings: Settings, name: str, lr: float) -> Record:
-    """Return a row for each lambda of S: distances, drifts, certificates and bounds of T's run."""
+    """Train with T and with S, and return a row for each lambda of S."""
     problem = Classifier(settings)
     found = trajectory(settings, problem, MAPS[name], lr, 1 + settings.neighbours)
     end = found.path[-1]
@@ -218,7 +219,7 @@ def measure_runs(settings: Settings, name: str, lr: float) -> Record:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """X_0 = 0, ..., X_T [T + 1, S, d, c] of a run and its neighbours, and M at each step."""
+    """All models [T + 1, S, d, c] and momenta of a run and its neighbours."""
 
     path: Tensor
     momenta: Tensor
@@ -231,7 +232,7 @@ def trajectory(
     lr: float,
     replicas: int = 1,
 ) -> Trajectory:
-    """Train with this orthogonalizer. Replica 0 uses the original samples."""
+    """Train the run (replica 0) and its neighbours with this orthogonalizer."""
     chain = Chain(
         (gradient(), momentum(settings.memory), map_matrices(map_of_table(table)), descend(lr))
     )
@@ -258,9 +259,10 @@ def _run(settings: Settings, lr: float) -> Run:
 def _compare(
     settings: Settings, problem: Classifier, name: str, found: Trajectory, lr: float, lam: float
 ) -> Record:
-    """Compare the run of the orthogonalizer T with that of S, whose regularization is lambda.
+    """Compare the run with T and the run with the smoothed polar factor S (regularization lambda).
 
-    `certificate` uses only T's run. `of_both` also uses the drift of the neighbour's run.
+    The entry `certificate` uses only the run with T. `of_both` also uses the drift of the
+    neighbour.
     """
     table = OrthogonalizerTable(name="smoothed-polar", lambda_=lam)
     other = trajectory(settings, problem, table, lr).path[-1, 0]
@@ -293,7 +295,7 @@ def _compare(
 
 
 def _neighbours_tube(settings: Settings, name: str, lr: float, norms: np.ndarray) -> float:
-    """Return the certificate of Remark D.1 for a Newton–Schulz run's neighbours, or nan."""
+    """Return the certificate by Remark D.1 if T is Newton–Schulz, or nan if there is none."""
     if name not in settings.degrees:
         return math.nan
     known = constants()
@@ -330,7 +332,7 @@ STANDS_ON = (
 
 
 def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
-    """Return the report's section, with a table of the runs' accuracy."""
+    """Return the section of the report, with a table of the accuracy of the runs."""
     runs = read_table(folder / "runs.csv")
     head = (
         "orthogonalizer, η",
@@ -353,12 +355,12 @@ def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
 
 
 def claims(rows: Columns, runs: Columns) -> Sequence[Claim]:
-    """Make the claims: the maps and their bounds; the runs' distances, neighbours and gaps."""
+    """Return the claims about maps, and about the distances, neighbours and gaps of runs."""
     return [*_map_claims(rows), *_distance_claims(runs), *_gap_claims(runs)]
 
 
 def _map_claims(rows: Columns) -> Sequence[Claim]:
-    """Claim that our bound holds, is attained by Taylor steps, and is at most the published one."""
+    """Return the claims that our bound holds, is sharp, and is at most the published bound."""
     held, share = rows["measured"] <= rows["bound"], rows["measured"] / rows["bound"]
     real = rows["bound"] > ROUNDING
     met = share[(rows["map"] != "jordan") & real]
@@ -389,7 +391,7 @@ def _map_claims(rows: Columns) -> Sequence[Claim]:
 
 
 def _distance_claims(runs: Columns) -> Sequence[Claim]:
-    """Claim ||X_T - X_S|| <= D, and that neighbours move by at most their certificates."""
+    """Return the claims that ||X_T - X_S|| <= D, and that perturbations are within certificates."""
     share = runs["distance"] / runs["drift"]
     moved, tube = runs["perturbation"], ~np.isnan(runs["tube"])
     alone, both = moved / runs["certificate"], moved / runs["of_both"]
@@ -426,7 +428,7 @@ def _distance_claims(runs: Columns) -> Sequence[Claim]:
 
 
 def _gap_claims(runs: Columns) -> Sequence[Claim]:
-    """Make the claims about the transferred bound, also for the exact sign's best step size."""
+    """Return the claims about the bound for T that follows from the bound for S."""
     low, high = (runs.get(name, runs["gap"]) for name in ("gap_low", "gap_high"))
     gap, bound = runs["gap"], runs["bound"]
     best, shown = math.inf, []
@@ -459,7 +461,7 @@ def _gap_claims(runs: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns, runs: Columns) -> Rows:
-    """Return a line for each run and each S. The name of a run is a line, too."""
+    """Return a table row for each run and each S, below a row with the name of the run."""
     names = ("distance", "drift", "perturbation", "certificate", "bound")
     lines: Rows = [
         ("orthogonalizer, η: λ of S", "distance", "drift D", "moved", "certified", "bound")
@@ -478,7 +480,7 @@ def numbers(rows: Columns, runs: Columns) -> Rows:
 
 @style.styled
 def drifts(rows: Columns, runs: Columns, narrow: bool = False) -> Figure:
-    """Draw distance and drift against lambda, a panel per map and a colour per step size."""
+    """Draw distance and drift against lambda: a panel per map, a colour per step size."""
     figure, panels = style.canvas(len(NAMES), narrow, 2.9)
     for axes, (name, title) in zip(panels, NAMES.items(), strict=True):
         for lr, look in zip(np.unique(runs["lr"]), style.SERIES, strict=False):

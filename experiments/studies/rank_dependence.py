@@ -1,7 +1,7 @@
 """Study `rank-dependence`: how the nuclear norm of the gradient grows with the rank.
 
 The source is Newton–Schulz convergence, Appendix H.2. The model is y = X x with X [r, n]. The loss
-||X x - y||^2 / (2 r) is the mean over outputs, as usual for networks. In the paper's norms (the
+is ||X x - y||^2 / (2 r), a mean over outputs as usual for networks. In the paper's norms (the
 operator norm and its dual), D_0 = f(0) - f* = 1/2 and L = 1 for every r. Therefore any growth with
 r comes from the optimizer.
 """
@@ -64,7 +64,7 @@ class Settings(Table):
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
-    """Return a cell for each method and rank. All seeds of a cell form one stack."""
+    """Return a cell for each method and rank. A cell computes all seeds together in one batch."""
     return [
         Call(f"{method}-r{rank}", partial(measure, settings, method, rank), rank)
         for method in METHODS
@@ -76,7 +76,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 
 def measure(settings: Settings, method: str, rank: int) -> Record:
-    """Return a row for each length K and seed: the mean of ||grad f(X_k)||_* over k < K."""
+    """Return a row for each K and seed: the mean of ||grad f(X_k)||_* over k < K."""
     goal, longest = targets(rank, settings.inputs, settings.seeds), max(settings.steps)
     turned = [map_matrices(map_of_table(MAPS[method]))] if method in MAPS else []
     rate = settings.lr_muon if method in MAPS else settings.lr_sgd
@@ -96,13 +96,13 @@ def measure(settings: Settings, method: str, rank: int) -> Record:
 
 
 def targets(rank: int, inputs: int, seeds: int) -> Tensor:
-    """Return X* [S, r, n] with orthonormal rows: r directions of equal weight, operator norm 1."""
+    """Return random targets X* [S, r, n] with orthonormal rows, so their operator norm is 1."""
     draws = generator(rank, Draw.SYNTHETIC).standard_normal((seeds, inputs, rank))
     return torch.from_numpy(np.linalg.qr(draws)[0]).mT.contiguous()
 
 
 def slope(at: Tensor, goal: Tensor) -> Tensor:
-    """Return grad f(X) = (X - X*) / r. The inputs are standard normal."""
+    """Return the gradient (X - X*) / r of the expected loss."""
     return (at - goal) / goal.shape[-2]
 
 
@@ -139,12 +139,16 @@ def norms(rows: Columns, method: str, length: float) -> Curve:
 
 
 def slopes(rows: Columns, method: str) -> dict[str, Slope]:
-    """Return the slope in the rank for each length K, sorted by K."""
+    """Return the log-log slope of the norm in the rank for each number of steps K, sorted by K."""
     return {f"K = {k:.0f}": norms(rows, method, k).slope for k in levels(rows, "steps")}
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Make the claims about slopes. The interval ends are compared, as methods share draws."""
+    """Return the claims about slopes.
+
+    Methods use the same random numbers, so their slopes are not independent. Therefore, the ends of
+    the intervals are compared.
+    """
     every = {name: slopes(rows, name) for name in NAMES}
     last = {name: list(by_length.values())[-1] for name, by_length in every.items()}
     sgd = last["sgd-m"]
@@ -184,7 +188,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Return slopes by method and length."""
+    """Return table rows with slopes, by method and number of steps."""
     head = ("method", *(f"slope over K = {length:.0f}" for length in levels(rows, "steps")))
     return [head, *((NAMES[name], *map(str, slopes(rows, name).values())) for name in NAMES)]
 
@@ -194,7 +198,7 @@ def numbers(rows: Columns) -> Rows:
 
 @style.styled
 def dependence(rows: Columns, narrow: bool = False) -> Figure:
-    """Draw means against r at the largest K, and slopes in r against K."""
+    """Draw mean norms against r at the largest K, and slopes in r against K."""
     figure, (left, right) = style.canvas(2, narrow, 2.9)
     lengths = np.unique(rows["steps"])
     for (name, label), look in zip(NAMES.items(), style.SERIES, strict=False):

@@ -1,8 +1,9 @@
 """Kind `stability`: a published grid of runs, each with neighbours and a bound.
 
 The number of samples n, alpha, K and the seed determine the participants and the samples. All runs
-with the same four values form a stack. The stack trains all its pairs (eta, lambda), each with its
-neighbours, as one batch. Then each run gets its certificate and its bound.
+with the same four values form a stack. A stack contains a run for each pair (eta, lambda), and the
+neighbours of each run. All of them are trained together in one batch. Then the certificate and the
+bound of each run are computed.
 """
 
 import dataclasses
@@ -71,7 +72,7 @@ SETTLED = {
 
 
 class Grid(Table):
-    """The values that vary. Every combination is run."""
+    """The values of each factor. Every combination is one run."""
 
     train: Annotated[list[Count], Field(min_length=1)]
     per_round: Annotated[list[Count], Field(min_length=1)]
@@ -91,7 +92,7 @@ class Published(Table):
 
 
 class Suite(Table):
-    """The keys of the file: a grid, seeds, and neighbours per run; `base` overrides BASE."""
+    """The keys of the suite's file. `base` overrides the config tables BASE."""
 
     title: str
     seeds: Annotated[list[Natural], Field(min_length=1)]
@@ -110,7 +111,7 @@ Verdicts = tuple[Certificate, Certificate, Certificate]
 
 @dataclass(frozen=True)
 class StackData:
-    """Data that all runs of a stack share. `draws` [T, 3] are the neighbours of each run."""
+    """Data that all runs of a stack share. `draws` [T, 3] defines the neighbours of each run."""
 
     config: Config
     source: Source
@@ -141,18 +142,18 @@ class Stack:
 
     @property
     def size(self) -> int:
-        """The number of trajectories: runs and neighbours."""
+        """The number of trainings: all runs and all their neighbours."""
         return len(self.pairs) * (1 + self.trials)
 
     @property
     def cost(self) -> float:
-        """The approximate number of samples that the trajectories process."""
+        """The approximate number of samples that the trainings process."""
         federation = self.config.federation
         share = federation.per_round / federation.clients
         return self.size * self.config.data.train * share * federation.rounds
 
     def at(self, pair: Pair, **stability: Scalar) -> Config:
-        """Return the config of the run with this pair."""
+        """Return the config of the run with this pair (eta, lambda)."""
         config = self.config
         return config.model_copy(
             update={
@@ -163,7 +164,7 @@ class Stack:
         )
 
     def compute(self) -> Record:
-        """Return rows of runs.csv and neighbours.csv, the flop of the products, and seconds."""
+        """Train the stack, and return rows of runs.csv and neighbours.csv, flop and seconds."""
         begun = time.perf_counter()
         shared = self._prepare()
         config, experiment, plan = shared.config, shared.experiment, shared.experiment.plan
@@ -252,7 +253,7 @@ class Stack:
     def _run_rows(
         self, shared: StackData, verdicts: list[Verdicts], losses: list[Loss], moved: np.ndarray
     ) -> list[Record]:
-        """Return rows of runs.csv. A share is the largest perturbation / certificate."""
+        """Return the rows of runs.csv for this stack."""
         rows = []
         for pair, each, loss, far in zip(self.pairs, verdicts, losses, moved, strict=True):
             value, one, wide = (own.bound.value if own.bound else math.nan for own in each)
@@ -287,7 +288,7 @@ class Stack:
     def _neighbour_rows(
         self, shared: StackData, verdicts: list[Verdicts], moved: np.ndarray
     ) -> list[Record]:
-        """Return rows of neighbours.csv, with nan if there is no certificate."""
+        """Return the rows of neighbours.csv for this stack, with nan if there is no certificate."""
         data, draws, client, labels = shared.data, shared.draws, shared.client, shared.source.labels
         index = data.train_index[data.order[data.offsets[client] + draws[:, 1]]]
         found = []
@@ -311,7 +312,7 @@ class Stack:
 
 
 def _of_clients(values: np.ndarray | None, client: np.ndarray) -> np.ndarray:
-    """Return the values of these clients, or nan if there is no certificate."""
+    """Return the certificate of the client of each neighbour, or nan if there is none."""
     return np.full(len(client), np.nan) if values is None else values[client]
 
 
@@ -319,7 +320,7 @@ def _after_changes(
     ranged: list[tuple[certificates.CertifiedSetting, Certificate]], why: list[gap.Why],
     losses: list[Loss], measure: Callable[[list[float]], list[Loss]],
 ) -> list[str]:  # fmt: skip
-    """Return the verdict on each run's claim, after the changes if a note names any."""
+    """Return the verdict on each run's gap, after the config changes that a note suggests."""
     verdicts = [verdict for _, verdict in ranged]
     if any(one.changes for one in why):
         after = [gap.after_changes(case) for case, _ in ranged]
@@ -354,10 +355,10 @@ def work(content: dict[str, Any], request: SuiteRequest) -> "Stability":
 def stacks(suite: Suite, source: Source | None, changes: Tables) -> list[Stack]:
     """Return the suite's stacks. `changes` are config tables that override those of the suite.
 
-    Sizes are limited by the samples in `source`. None stands for an unlimited source.
+    `source` limits the numbers of samples. None stands for an unlimited source.
 
     Raises:
-        InputError: If a setting has no effect, such as an engine, several lambdas or a key.
+        InputError: If a key or a list of values in the suite has no effect.
     """
     contents.require_free("--set", changes, SETTLED)
     contents.require_free("[base]", suite.base, {**SETTLED, "data.name": ""})
@@ -404,7 +405,7 @@ def stacks(suite: Suite, source: Source | None, changes: Tables) -> list[Stack]:
 
 @dataclass(frozen=True)
 class Stability(Work):
-    """A grid as stacks. `lines` are the rows of the Stability note, Table 2, by data set."""
+    """A grid of runs as a suite. `lines` are rows of the Stability note, Table 2, by data set."""
 
     cells: Sequence[Stack]
     lines: Mapping[str, Published]
@@ -413,7 +414,7 @@ class Stability(Work):
 
     @property
     def decisive(self) -> list[Any]:
-        """The suite, the scale, and all settings of every stack."""
+        """The suite, the scale, and all settings of every stack, as JSON values."""
         settings = [
             [one.name, one.pairs, one.trials, contents.locked(one.config)] for one in self.cells
         ]
@@ -426,7 +427,7 @@ class Stability(Work):
 
     @property
     def published(self) -> Published | None:
-        """The row of the Stability note, Table 2, to compare with."""
+        """The published row of the Stability note, Table 2, for this data set, if there is one."""
         return self.lines.get(PUBLISHED_FOR.get(self.request.data, ""))
 
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
@@ -442,7 +443,7 @@ class Stability(Work):
         }
 
     def summary(self, records: list[Record]) -> Record:
-        """Return the number of runs, the speed, the constants and the assumptions.
+        """Return the entries of suite.json: number of runs, speed, constants and assumptions.
 
         The speed is relative to this machine's fastest large matrix product in the same precision.
         """
@@ -475,7 +476,10 @@ class Stability(Work):
 
 
 def _aggregate(records: list[Record]) -> Record:
-    """Return the columns of Table 2 over all runs. Its gap is test minus weighted train loss."""
+    """Return the columns of the Stability note, Table 2, over all runs.
+
+    The gap of Table 2 is the test loss minus the weighted train loss.
+    """
     runs = [run for record in records for run in record["runs"]]
     columns = {"gap_within_bound": "within", "mean_gap": "table_gap", "mean_bound": "bound",
                "mean_perturbation": "mean_perturbation"}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Kind `stability`: the report's text and figures for a grid of runs with neighbours."""
+"""Kind `stability`: text and figures of the report for a grid of runs with neighbours."""
 
 import itertools
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ TABLE_2 = ("gap_within_bound", "mean_gap", "mean_bound", "mean_perturbation")
 
 
 def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
-    """Return the findings of a folder of this kind, whose suite.json is `about`."""
+    """Return the findings of a suite folder of this kind. `about` is its suite.json."""
     tables.require(about, KEYS, folder / "suite.json")
     runs = tables.read_csv(folder / "runs.csv", tables.RUNS, tables.ASIDE)
     neighbours = tables.read_csv(folder / "neighbours.csv", tables.NEIGHBOURS)
@@ -69,7 +69,7 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
 
 
 def _every(runs: Columns) -> Titled:
-    """Return a table of all runs: varied keys, final measures, gap and bound."""
+    """Return a table of all runs: values of the varied keys, final measures, gap and bound."""
     factors = (*varying(runs), "seed")
     names = [k for k in ("accuracy", "train_loss", "test_loss") if k in runs]
     share = runs["bound"] / runs.get("range", np.ones(len(runs["bound"])))
@@ -87,7 +87,7 @@ def _every(runs: Columns) -> Titled:
 
 
 def _beside(runs: Columns, published: Mapping[str, Any] | None) -> tuple[tuple[str, ...], Rows]:
-    """Return the columns of Table 2 over all runs, and the published row if there is one."""
+    """Return the head and rows of a table like Table 2: our row, and the published row if any."""
     measured = {
         "runs": str(len(runs["gap"])),
         "gap ≤ bound": number(float((runs["gap"] <= runs["bound"]).mean())),
@@ -119,8 +119,8 @@ QUANTITIES = ("bound", "mean_perturbation")
 def phase(runs: Columns, narrow: bool = False) -> Figure:
     """Draw mean bound and perturbation over (eta, 1/sqrt(lambda)) (Stability note, Figure 2).
 
-    The means are over all other keys. `runs` has the columns of runs.csv, each [S]. A cell without
-    a run stays white.
+    Means are over all other keys. `runs` has the columns of runs.csv. A cell of the heat map
+    without a run is white.
     """
     figure, panels = style.canvas(2, narrow, 2.7)
     lrs, lambdas = np.unique(runs["lr"]), np.unique(runs["lambda"])[::-1]
@@ -151,9 +151,10 @@ def phase(runs: Columns, narrow: bool = False) -> Figure:
 
 @style.styled
 def scaling(runs: Columns, neighbours: Columns, factor: str, narrow: bool = False) -> Figure:
-    """Draw bound, mean perturbation and certificate against n (Figures 3a, 3b), eta or lambda.
+    """Draw bound, mean perturbation and certificate against n, eta or lambda.
 
-    Points are runs, and lines are their means. A mean certificate is over a level's neighbours.
+    The source is the Stability note, Figures 3a and 3b. Points are runs, and lines are means over
+    runs. The certificate is a mean over all neighbours.
     """
     figure, (left, right) = style.canvas(2, narrow, 2.9)
     x, moved = _place(runs, factor), runs["mean_perturbation"]
@@ -184,7 +185,7 @@ def _place(columns: Columns, factor: str) -> np.ndarray:
 
 
 def _series(axes: Axes, x: np.ndarray, y: np.ndarray, label: str) -> None:
-    """Draw every run as a hollow point, and a line through the means of each level."""
+    """Draw every run as a hollow point, and a line through the means at each x."""
     levels = np.unique(x)
     axes.plot(x, y, "o", color=style.BLUE, ms=3, mfc="none", mew=0.6, label="runs")
     average = [y[x == level].mean() for level in levels]
@@ -195,9 +196,9 @@ def _series(axes: Axes, x: np.ndarray, y: np.ndarray, label: str) -> None:
 def exposure(neighbours: Columns, narrow: bool = False) -> Figure:
     """Draw exposure per sample Y_i(C)/n_i against perturbation (Stability note, Figure 3c).
 
-    Each neighbour is a point. A log axis has no zero, so neighbours with value 0 are drawn below
-    the others with a separate mark and their number. Neighbours whose exposure overflowed are only
-    counted.
+    Each neighbour is a point. A log axis cannot show 0, so neighbours with the value 0 are drawn
+    below all others, with a separate mark and their number. Neighbours whose exposure overflowed
+    are only counted.
     """
     figure, (axes,) = style.canvas(1, narrow, 3.6)
     x, y = neighbours["exposure"] / neighbours["size"], neighbours["perturbation"]
@@ -234,17 +235,16 @@ def exposure(neighbours: Columns, narrow: bool = False) -> Figure:
 
 
 def _floor(values: np.ndarray) -> float:
-    """Return a third of the smallest positive value."""
     positive = values[values > 0]
     return float(positive.min()) / 3 if len(positive) else 1.0
 
 
 @style.styled
 def gap_and_bound(runs: Columns, narrow: bool = False) -> Figure:
-    """Draw gap with 95% interval, bound, and bound with C_hp = 1 of all runs [S].
+    """Draw the gap with its 95% interval and two bounds for every run.
 
-    The runs are sorted by their bound. If the bounds are much larger than the gaps, the axis is
-    linear around zero and logarithmic above.
+    The second bound has C_hp = 1. The runs are sorted by their bound. If the bounds are much larger
+    than the gaps, the axis is linear around zero and logarithmic above.
     """
     figure, (axes,) = style.canvas(1, narrow, 3.2)
     order = np.argsort(runs["bound"], kind="stable")

@@ -1,4 +1,4 @@
-"""Numerical studies: suites whose cells are separate computations, and functions they share.
+"""Numerical studies (suites that compute numbers), and functions that the studies share.
 
 A study is one file. From top to bottom, the file defines the settings of its TOML file, the
 measurements of its cells, its claims, and its figures. Its last line lists these parts in `STUDY`.
@@ -38,7 +38,7 @@ Draws = Callable[..., np.random.Generator]  # (what, step=..., block=...)
 
 @dataclass(frozen=True)
 class Call:
-    """The simplest cell: a function that needs no arguments."""
+    """The simplest cell of a suite: a function that needs no arguments."""
 
     name: str
     compute: Callable[[], Record]
@@ -47,22 +47,22 @@ class Call:
 
 @dataclass(frozen=True)
 class Study:
-    """A numerical study: it makes cells, and describes their tables in a report.
+    """A numerical study: its settings, its cells, and the section of its report.
 
     Attributes:
         kind: The value of `kind` in the suite's TOML file.
-        settings: The schema of that file, without `kind`, `title`, `note` and `data`.
-        cells: Makes the cells from the settings and the request. A cell's record contains lists of
-            rows. The lists with the same name, from all cells in order, become NAME.csv.
-        claims: Makes the claims from the columns of `tables`. Each claim is an effect with its
-            interval and a rule (`Claim`).
-        numbers: Makes the rows of the table of numbers from the same columns. The first row is the
-            head.
+        settings: The schema of the TOML file, without `kind`, `title`, `note` and `data`.
+        cells: A function that makes the cells from the settings and the request. The record of a
+            cell maps names to lists of rows. The rows of all cells under the same NAME become
+            NAME.csv.
+        claims: A function that makes the claims from the columns of `tables`.
+        numbers: A function that makes a table for the report from the same columns. The first row
+            contains the column names.
         stands_on: The assumptions of the claims.
-        figures: Name -> a function that draws the figure from the same columns.
-        tables: The names of the tables that claims, numbers and figures use.
-        summary: Returns additional content of suite.json from the cells' records.
-        report: Makes the report's section, for studies that cannot use `assemble`.
+        figures: For each name of a figure, a function that draws it from the same columns.
+        tables: The names of the tables whose columns `claims`, `numbers` and `figures` get.
+        summary: A function that returns additional content of suite.json from the cells' records.
+        report: A function that makes the section of the report. The default is `assemble`.
     """
 
     kind: str
@@ -77,7 +77,10 @@ class Study:
     report: "Callable[[Study, Path, Mapping[str, Any]], Findings] | None" = None
 
     def work(self, content: dict[str, Any], request: SuiteRequest) -> "StudyWork":
-        """Return the study with these settings. `request.changes` override tables of `base`."""
+        """Return the study as a suite with the settings in `content`.
+
+        The tables of `request.changes` override those of `base`.
+        """
         title, note = content.pop("title", self.kind), content.pop("note", "")
         if request.changes:
             if "base" not in self.settings.model_fields:
@@ -91,12 +94,12 @@ class Study:
         return StudyWork(request, self.kind, title, cells, self, settings, note)
 
     def findings(self, folder: Path, about: Mapping[str, Any]) -> Findings:
-        """Return the report's section of a finished folder, whose suite.json is `about`."""
+        """Return the report section of a finished folder. `about` is its suite.json."""
         return (self.report or assemble)(self, folder, about)
 
 
 def assemble(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
-    """Judge, describe and draw the tables of a finished study.
+    """Return the report section of a finished study: verdicts, numbers and figures.
 
     Args:
         study: The study that computed the folder.
@@ -120,7 +123,7 @@ def assemble(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
 
 @dataclass(frozen=True)
 class RunStudy:
-    """A kind of suite whose cells are runs. It defines its own work and its own report."""
+    """A kind of suite whose cells are runs, with functions for its cells and its report."""
 
     kind: str
     work: Callable[[dict[str, Any], SuiteRequest], Work]
@@ -129,7 +132,7 @@ class RunStudy:
 
 @dataclass(frozen=True)
 class StudyWork(Work):
-    """The cells of a study with settings."""
+    """A study with its settings, as a suite that can be computed."""
 
     study: Study
     settings: Table
@@ -137,18 +140,18 @@ class StudyWork(Work):
 
     @property
     def decisive(self) -> list[Any]:
-        """The request, the settings, and the names of the cells."""
+        """The request, the settings, and the names of the cells, as JSON values."""
         request, settings = self.request, self.settings.model_dump(by_alias=True)
         cells = [one.name for one in self.cells]
         return [request.stem, self.kind, request.data, request.scale, settings, cells]
 
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
-        """Return NAME.csv for every list in the records, concatenated over all records."""
+        """Return the rows of NAME.csv for each NAME: the lists of all records, joined."""
         names = [name for name, held in records[0].items() if isinstance(held, list)]
         return {name: [row for one in records for row in one[name]] for name in names}
 
     def summary(self, records: list[Record]) -> Record:
-        """Return the settings, and what the study adds."""
+        """Return the settings, and the additional content that the study defines."""
         settings = self.settings.model_dump(by_alias=True)
         return {"note": self.note, "settings": settings} | self.study.summary(records)
 
@@ -161,7 +164,7 @@ def run_chain(
 ) -> Iterator[tuple[int, Params]]:
     """Run a chain of links on a custom gradient oracle.
 
-    With a sequence of draws, each replica has its own generator, so replicas share no draws.
+    If `draws` is a sequence, each replica has its own random generator.
 
     Yields:
         (k, X_k) before step k, for k = 0 .. steps - 1, and (steps, X_steps) at the end.
@@ -178,7 +181,10 @@ def run_chain(
 
 
 def _released(gradient: Callable[[Params], tuple[Tensor, Params]], points: Points) -> Released:
-    """Return sum_k c_k (noisy gradient at X_k). It contains the noise once, as sum_k c_k = 1."""
+    """Return the average sum_k c_k (noisy gradient at X_k).
+
+    The average contains the noise exactly once, because the weights c_k sum to 1.
+    """
     found = [(share, gradient(at)[1]) for share, at in points]
     return Released(
         {
@@ -189,36 +195,36 @@ def _released(gradient: Callable[[Params], tuple[Tensor, Params]], points: Point
 
 
 def seed_rows(shared: Record, name: str, values: Iterable[Any]) -> list[Record]:
-    """Return a row for each seed: the shared entries, the seed, and its value."""
+    """Return a row for each seed: the entries of `shared`, the seed, and its value under `name`."""
     return [shared | {"seed": seed, name: float(value)} for seed, value in enumerate(values)]
 
 
 def levels(rows: Columns, name: str) -> list[Any]:
-    """Return the distinct entries of a column in increasing order."""
+    """Return the distinct values of a column in increasing order."""
     return np.unique(rows[name]).tolist()
 
 
 def distinct(rows: Columns, *names: str) -> list[Any]:
-    """Return the distinct entries of a column, or tuples of several, in the order of the table."""
+    """Return the distinct values of a column (tuples for several columns), in table order."""
     columns = [rows[name].tolist() for name in names]
     return list(dict.fromkeys(zip(*columns, strict=True) if len(names) > 1 else columns[0]))
 
 
 def split(rows: Columns, name: str, symbol: str) -> dict[str, Columns]:
-    """Return label -> rows for each level of a column, sorted; a label is `σ = 0.5`."""
+    """Split the table by the values of a column. The keys are texts such as `σ = 0.5`."""
     return {f"{symbol} = {one:g}": where(rows, **{name: one}) for one in levels(rows, name)}
 
 
 def slopes_claim(
     sentence: str, slopes: Mapping[str, Slope], rule: Rule, before: str = "", after: str = ""
 ) -> Claim:
-    """Make a claim about log-log slopes, and list all slopes between the texts."""
+    """Return a claim about log-log slopes. Its details are `before`, all slopes, and `after`."""
     effect = Effect.between("log-log slope", slopes, unit="slope")
     return Claim(sentence, effect, rule, before + in_words(slopes) + after)
 
 
 def in_words(found: Mapping[str, Any]) -> str:
-    """Return a text such as `σ = 1: 0.2; σ = 4: 0.3`."""
+    """Return a mapping as text, such as `σ = 1: 0.2; σ = 4: 0.3`."""
     return "; ".join(f"{name}: {one}" for name, one in found.items())
 
 
@@ -231,7 +237,7 @@ def draw_with_bound(
     axes: Axes, rows: Columns, look: tuple[str, str], label: str, bound_label: str = "",
     **wanted: Any,
 ) -> None:  # fmt: skip
-    """Draw mean nuclear norms with intervals against the steps, and a dashed line for the bound."""
+    """Draw mean nuclear norms with intervals against the steps, and the bound as a dashed line."""
     norms, bounds = (curve(rows, "steps", one, **wanted) for one in ("mean_nuclear", "bound"))
     style.errorbars(axes, norms.sizes, norms.means, norms.reach, look, label)
     axes.plot(bounds.sizes, bounds.means, "--", color=look[0], lw=1.2, label=bound_label)

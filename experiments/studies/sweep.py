@@ -1,8 +1,9 @@
-"""`fedmuon sweep` and `fedmuon run --seeds`: a config at every point of a grid, with several seeds.
+"""`fedmuon sweep` and `fedmuon run --seeds`: train a config at all points of a grid.
 
-Each run is a cell of a suite. It is therefore computed once, can be resumed, and does not depend on
-the other runs. Points are compared by one metric at the end of their runs: the means over seeds,
-with Student's 95% intervals.
+A point of the grid is a choice of values for all keys of the grid. It is trained with one or
+several seeds. Each run is a cell of a suite, so it can be resumed and does not depend on other
+runs. Points are compared by one metric at the end of training: the mean over seeds, with Student's
+95% interval.
 """
 
 import contextlib
@@ -61,7 +62,7 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Scalar]]:
     """Parse `table.key=VALUES` in each text: `a,b,c`, `lo:hi:log7` or `lo:hi:lin5`.
 
     Raises:
-        InputError: If a text does not have this form or a key is given twice.
+        InputError: If a text does not have this form, or if two texts have the same key.
     """
     grid: dict[str, list[Scalar]] = {}
     for text in texts:
@@ -106,7 +107,10 @@ def _number(text: str) -> float | None:
 
 
 def _spaced(place: str, low: str, high: str, kind: str, count: str) -> list[Scalar]:
-    """Return evenly spaced numbers on a linear or log scale; integers if all of them are."""
+    """Return evenly spaced numbers on a linear or logarithmic scale.
+
+    The numbers are of type int if all of them are integers.
+    """
     first, last = float(low), float(high)
     if kind not in ("log", "lin") or not count:
         raise InputError(
@@ -132,11 +136,11 @@ def _spaced(place: str, low: str, high: str, kind: str, count: str) -> list[Scal
 
 
 def checked_grid(grid: Mapping[str, Any], settled: Tables) -> dict[str, list[Scalar]]:
-    """Return the grid, or raise an error unless every key has two or more different values.
+    """Return the grid as lists of values. Every key must have at least two different values.
 
     Args:
-        grid: Key -> a list of values, or a text that `parse_values` accepts.
-        settled: Tables with the keys that `--set` fixes. The grid must not contain these keys.
+        grid: For each key, a list of values, or a text that `parse_values` accepts.
+        settled: The config tables that `--set` changes. The grid must not contain their keys.
     """
     if not isinstance(grid, Mapping):
         raise InputError(
@@ -201,7 +205,7 @@ def _written(value: Scalar) -> str:
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that runs record at their end. `validation-loss` is their `validation_loss`."""
+    """A number that runs record for their final model, by which points are compared."""
 
     name: str
     rising: bool  # whether larger values are better
@@ -209,9 +213,10 @@ class Metric:
 
     @classmethod
     def named(cls, text: str, known: Sequence[str]) -> "Metric":
-        """Return the metric of that name, which the runs must record.
+        """Return the metric with the name `text`. The runs must record this metric.
 
-        `max:NAME` and `min:NAME` set the direction, if the name does not determine it.
+        `max:NAME` and `min:NAME` say whether large or small values are better, if the name alone
+        does not determine this.
         """
         if not isinstance(text, str):
             raise InputError(
@@ -246,11 +251,11 @@ class Metric:
 
     @property
     def words(self) -> str:
-        """The metric's name in words."""
+        """The metric's name as text for figures."""
         return spelled(self.name).replace("-", " ")
 
     def better(self, one: float, other: float) -> bool:
-        """Return whether a mean is better than another. nan is worse than every number."""
+        """Return whether the mean `one` is better than `other`. nan is worse than every number."""
         if math.isnan(one) or math.isnan(other):
             return not math.isnan(one)
         return one > other if self.rising else one < other
@@ -270,7 +275,7 @@ def measured_names(config: Config) -> list[str]:
 
 @dataclass(frozen=True)
 class SweptRun(TrainingRun):
-    """One run at a point of the grid. `point` lists the keys that affect the run, with values."""
+    """One run at a point of the grid. `point` contains the grid's keys that affect this run."""
 
     point: tuple[tuple[str, Scalar], ...] = ()
 
@@ -282,7 +287,7 @@ class SweptRun(TrainingRun):
         return slug if len(slug) <= LONG else f"{slug[:LONG]}-{digest(named.encode())[:8]}"
 
     def compute(self) -> Record:
-        """Return the run's record and all measures of its summary, or nan if it diverged."""
+        """Train the run, and return its final measures, or nan if the run diverged."""
         try:
             found = super().compute()
         except InputError as error:
@@ -301,13 +306,13 @@ class SweptRun(TrainingRun):
 
 @dataclass(frozen=True)
 class SweepRequest(SuiteRequest):
-    """The request of the command line, and the command that repeats it."""
+    """The arguments of `fedmuon sweep`, and the command that repeats the sweep."""
 
     command: str = ""
 
     @property
     def again(self) -> str:
-        """The command that repeats the request."""
+        """The command that repeats the sweep."""
         return self.command
 
 
@@ -321,11 +326,14 @@ class GridSearch(WorkOfRuns):
     noun: ClassVar[str] = "sweep"  # also for runs without a grid
 
     def joined(self, lock: bytes) -> bytes | None:
-        """Accept a folder of fewer runs, so that grids can grow and seeds be added."""
+        """Return this sweep's lock if the folder contains a part of these runs, otherwise None.
+
+        The user can therefore add values and seeds to a finished sweep.
+        """
         return self.lock if super().joined(lock) == self.lock else None
 
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
-        """Return cells.csv with a row per run, and points.csv with a row per point of the grid."""
+        """Return the rows of cells.csv (one per run) and points.csv (one per point of the grid)."""
         cells = self.rows(records)
         return {"cells": cells, "points" if self.grid else "metrics": self.over_seeds(cells)}
 
@@ -343,7 +351,10 @@ class GridSearch(WorkOfRuns):
         return dict.fromkeys(self.grid, "") | dict(cell.point)
 
     def over_seeds(self, cells: Sequence[Record]) -> list[Record]:
-        """Return means over seeds with intervals: a row per point, or per metric without a grid."""
+        """Return rows of means over seeds with intervals: one per point, or one per metric.
+
+        Without a grid, there is only one point, and each metric has a row.
+        """
         names = list(cells[0])[len(self.grid) + 2 : -1] if cells else []
         if not self.grid:
             return [{"metric": name} | seed_statistics([row[name] for row in cells])
@@ -366,7 +377,7 @@ class GridSearch(WorkOfRuns):
         return found
 
     def best(self, points: Sequence[Record]) -> dict[str, Record]:
-        """Return recipe -> its best point. A recipe is missing if all of its points diverged."""
+        """Return the best point of each recipe. Recipes whose points all diverged are missing."""
         found: dict[str, Record] = {}
         assert self.metric is not None
         for row in points:
@@ -380,7 +391,7 @@ class GridSearch(WorkOfRuns):
         return found
 
     def warnings(self, points: Sequence[Record], best: Mapping[str, Record]) -> list[str]:
-        """Return what a reader should know before using the best values."""
+        """Return warnings about the best values, such as a value at the end of its range."""
         said = []
         for recipe, row in best.items():
             mine = [one for one in points if one.get(RECIPE) == row.get(RECIPE)]
@@ -454,7 +465,7 @@ class GridSearch(WorkOfRuns):
         ]
 
     def summary(self, records: list[Record]) -> Record:
-        """Return the grid, the metric, the rows over seeds, and the best points with warnings."""
+        """Return the content of sweep.json: grid, metric, means, best points and warnings."""
         rows = self.over_seeds(self.rows(records))
         found: Record = {
             "runs": len(records),
@@ -477,7 +488,10 @@ class GridSearch(WorkOfRuns):
 
 
 def _is_limit(key: str, value: Any) -> bool:
-    """Return whether the value is a limit of the key's range, or 0, which stands for a default."""
+    """Return whether no smaller or larger value of the key exists.
+
+    This also holds for 0 if it stands for a default.
+    """
     table, _, name = key.partition(".")
     field = FIELDS.get(table, {}).get(name)
     ends = {
@@ -507,7 +521,7 @@ def search_of_command(
     select: str | None,
     command: str,
 ) -> GridSearch:
-    """Call `grid_search` for a config file, changes of --set and texts of --grid."""
+    """Return the sweep of a command line, from its config file and its --set and --grid options."""
     settled = override({}, changes)
     tables = override(read(config) if config else {}, changes)
     return grid_search(tables, parse_grid(grid), seeds, select, settled, command)
@@ -522,20 +536,20 @@ def grid_search(
     command: str = "",
     given: UserObjects = NOTHING,
 ) -> GridSearch:
-    """Make the runs of a sweep, and check all of them before any run starts.
+    """Return a sweep. All of its runs are checked before any run starts.
 
     Args:
         base: The config's tables, with the changes of --set.
-        grid: `table.key` -> its values; empty to compare only seeds.
+        grid: A list of values for each `table.key`. Empty if only seeds vary.
         seeds: The number of seeds, starting with the config's seed.
         select: The metric that chooses the best point. The default is the validation loss.
-        settled: The tables that --set changed.
+        settled: The config tables that --set changed.
         command: The command that repeats this request.
         given: Objects that the caller passed in Python.
 
     Raises:
-        InputError: If the grid has one point, a key does not exist or has no effect, or the runs
-            do not record the metric.
+        InputError: If the grid has only one point, if a key does not exist or has no effect, or if
+            the runs do not record the metric.
     """
     made, held = checked_grid(grid, settled or {}), only_read(base)
     first = held.get("federation", {}).get("seed", 0)
@@ -577,10 +591,10 @@ def grid_search(
 def _cells(
     base: Mapping[str, Any], grid: Grid, seeds: Sequence[int], given: UserObjects
 ) -> Iterator[SweptRun]:
-    """Yield every point with every seed.
+    """Yield a run for every point and every seed.
 
-    Points count as one point if they differ only in keys that have no effect on their runs, such as
-    the momentum of an optimizer without momentum.
+    Two points count as one if they differ only in keys that have no effect on their runs. For
+    example, a momentum has no effect on an optimizer without momentum.
     """
     names = dict(zip(grid, short([*grid]), strict=True))
     seen = set()
@@ -614,7 +628,7 @@ def run_grid(
     """Compute the runs that are missing in `out`, and write tables, summary and figures.
 
     Returns:
-        The content of sweep.json, and the training seconds of the runs that were computed now.
+        The content of sweep.json, and the training seconds of the runs that this call computed.
     """
     if by is not here and any(one.config.engine.name == "ray" for one in work.cells):
         raise InputError(

@@ -23,7 +23,8 @@ def over_grid(summary: Row, axes: Sequence[str], words: str, rising: bool) -> Fi
 
     Args:
         summary: The content of sweep.json.
-        axes: The numeric keys of the grid. The first two are drawn, at the best of all others.
+        axes: The numeric keys of the grid. The figure shows the first two keys, at the best values
+            of all other keys.
         words: The metric's name.
         rising: Whether larger values are better.
     """
@@ -44,7 +45,7 @@ def _best(rows: Sequence[Row], name: str, rising: bool) -> Row | None:
 def _lines(
     groups: Mapping[str, Sequence[Row]], keys: Sequence[str], name: str, words: str, rising: bool
 ) -> Figure:
-    """Draw the metric along one key. A recipe on which the key has no effect is dashed."""
+    """Draw the metric along one key. A recipe on which the key has no effect is a dashed line."""
     figure, (panel,) = style.canvas(1, False, 3.2)
     (key,) = keys
     every: dict[str, list[float]] = {"x": [], "y": []}
@@ -85,7 +86,7 @@ def _lines(
 
 
 def _wide(values: Sequence[float]) -> bool:
-    """Return whether the values need a logarithmic axis."""
+    """Return whether the values are so different that they need a logarithmic axis."""
     return bool(values) and min(values) > 0 and max(values) >= 10 * min(values)
 
 
@@ -130,7 +131,7 @@ def _heat_maps(
 
 
 def _annotate(panel: Axes, found: np.ndarray, rising: bool, panels: int) -> None:
-    """Write the means into the cells if there is enough space, and frame the best."""
+    """Write the means into the cells if there is enough space, and frame the best cell."""
     image = panel.images[0]
     for (row, column), mean in np.ndenumerate(found):
         lost = not np.isfinite(mean)
@@ -151,7 +152,7 @@ def _annotate(panel: Axes, found: np.ndarray, rising: bool, panels: int) -> None
 def _mean(
     rows: Sequence[Row], keys: Sequence[str], at: tuple[Any, Any], name: str, rising: bool
 ) -> float:
-    """Return the best mean among the rows at that point. Further keys can give several rows."""
+    """Return the best mean among all rows with the values `at` of the two keys."""
     here = [row for row in rows if (row[keys[0]], row[keys[1]]) == at]
     best = _best(here, name, rising)
     return math.nan if best is None else best[name]

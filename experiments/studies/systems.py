@@ -1,10 +1,10 @@
 """Study `systems`: the cost of accuracy in bytes, with compression, and in simulated seconds.
 
-The study has parts, such as compressors, clock modes, and compressors on slow links. Methods of a
-part with `[devices]` are compared by simulated seconds. Methods of other parts are compared by the
-bytes that clients send. The cells are those of `federated-comparison`: each method searches its
-step sizes with tuning seeds and then runs the comparison seeds. The cost of a run is what it has
-spent when its accuracy first reaches a target.
+The study has parts, such as compressors, clock modes, and compressors on slow networks. If a part
+has a table `[devices]`, its methods are compared by simulated seconds. Methods of other parts are
+compared by the bytes that clients send. The cells are those of `federated-comparison`: each method
+chooses its step sizes with tuning seeds, and then runs the comparison seeds. The cost of a run is
+the number of bytes or seconds until its accuracy first reaches a target.
 """
 
 import math
@@ -59,15 +59,15 @@ UNITS = {BYTES: (1e6, "MB sent up"), SECONDS: (1.0, "simulated seconds")}
 
 
 class Wanted(Ordered):
-    """A claim: `better` reaches the target at a lower cost than `than`, or is as accurate."""
+    """A claim: `better` has a lower cost to the target than `than`, or is at least as accurate."""
 
     kind: Literal["cheaper", "accurate"] = "cheaper"
 
 
 class Part(Model):
-    """Methods that are compared with each other and with one of them, the `baseline`.
+    """Methods that are compared. One of them is the `baseline` of the cost ratios.
 
-    `words` name this part in claims, such as "on slow links", to tell it from other parts.
+    Claims about this part contain `words`, such as "on slow links", to identify the part.
     """
 
     words: str = ""
@@ -117,7 +117,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
 
 
 def _compared(given: Mapping[str, Any]) -> comparison.Settings:
-    """Return the settings of one part as those of a comparison on one model.
+    """Return the settings of one part as settings of `federated-comparison` with one model.
 
     The part may contain a single method.
     """
@@ -150,12 +150,12 @@ CHOSEN = (
 
 
 def cost_of(curves: Columns, part: str) -> str:
-    """Return the cost column of a part: simulated seconds if it has a clock, otherwise bytes."""
+    """Return the name of a part's cost column: simulated seconds with a clock, otherwise bytes."""
     return SECONDS if np.isfinite(where(curves, model=part)[SECONDS]).any() else BYTES
 
 
 def costs_to_target(rows: Columns, curves: Columns, part: str, method: str) -> dict[int, float]:
-    """Return seed -> the cost when the run first reached the target, or infinity."""
+    """Return, for each seed, the cost when the run first reached the target, or infinity."""
     cost, found = cost_of(curves, part), {}
     mine, drawn = (where(one, model=part, method=method) for one in (rows, curves))
     for seed, goal in zip(mine["seed"], mine["target"], strict=True):
@@ -166,10 +166,11 @@ def costs_to_target(rows: Columns, curves: Columns, part: str, method: str) -> d
 
 
 def ratio(spent: Mapping[int, float], other: Mapping[int, float]) -> Slope | None:
-    """Return the ratio of two costs as a geometric mean over seeds, with its interval.
+    """Return the ratio of two methods' costs, as a geometric mean over seeds with its interval.
 
     If all runs of one method and no run of the other reached the target, the ratio is 0 or
-    infinite. If only some runs reached it, the result is None. A single seed has no interval.
+    infinite. If only some runs reached the target, the result is None. A single seed has no
+    interval.
     """
     pairs = [(spent[seed], other[seed]) for seed in spent if seed in other]
     reached = np.isfinite(np.array(pairs, dtype=float).reshape(-1, 2))
@@ -187,7 +188,7 @@ def ratio(spent: Mapping[int, float], other: Mapping[int, float]) -> Slope | Non
 
 
 def at_once(rows: Columns, curves: Columns, part: str, method: str) -> bool:
-    """Return whether every run of a method reaches the target at its first evaluation."""
+    """Return whether every run of a method has reached the target at its first evaluation."""
     drawn = where(curves, model=part, method=method)
     rounds = drawn["round"].astype(float)
     first = rounds == rounds[rounds > 0].min(initial=math.inf)
@@ -195,7 +196,7 @@ def at_once(rows: Columns, curves: Columns, part: str, method: str) -> bool:
 
 
 def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
-    """Return the report's section with the parts, baselines and claims of the suite's file."""
+    """Return the section of the report, with the parts and claims of the suite's file."""
     parts, shipped = about["settings"]["parts"], about["suite"] == study.kind
     chosen = [CHOSEN] if shipped and about["scale"] == "full" else []
     given = replace(
@@ -219,13 +220,13 @@ def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
 
 
 def _of_parts(columns: Columns, parts: Sequence[str]) -> Columns:
-    """Return the rows of these parts."""
+    """Return the table rows that belong to these parts."""
     mine = np.isin(columns["model"], parts)
     return {name: values[mine] for name, values in columns.items()}
 
 
 def methods_table(parts: Mapping[str, Any]) -> Titled:
-    """Return a table of each method's settings in the suite's file and its first step sizes."""
+    """Return a table of all methods, with their settings in the suite's file."""
     head, lines = ("method", "settings", "step sizes tried first"), []
     for name, part in parts.items():
         lines.append((f"{name}: {_settings(part['base'])}".removesuffix(": "), "", ""))
@@ -237,7 +238,7 @@ def methods_table(parts: Mapping[str, Any]) -> Titled:
 
 
 def _settings(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a text such as `compression.uplink = top-k, compression.share = 0.05`."""
+    """Return settings as text, such as `compression.uplink = top-k, compression.share = 0.05`."""
     every = ((table, key, value) for table, keys in tables.items() for key, value in keys.items())
     return ", ".join(f"{table}.{key} = {text(value)}" for table, key, value in every)
 
@@ -245,7 +246,7 @@ def _settings(tables: Mapping[str, Mapping[str, Any]]) -> str:
 def claims(
     parts: Mapping[str, Any], rows: Columns, tuning: Columns, curves: Columns
 ) -> Sequence[Claim]:
-    """Make the claims of the suite's file, and claim that every choice is inside its grid."""
+    """Return the claims of the suite's file, and the claim that grids were wide enough."""
     found = []
     for name, part in parts.items():
         for one in part["claims"]:
@@ -260,11 +261,11 @@ def claims(
 def cheaper(
     rows: Columns, curves: Columns, part: str, better: str, than: str, words: str = ""
 ) -> Claim:
-    """Claim that a method reaches the target at a lower cost than another.
+    """Return the claim that `better` reaches the target at a lower cost than `than`.
 
-    The verdict is inconclusive if the ratio could be only that of the size of two messages. This is
-    so if both methods reach the target at their first evaluation, or if the ratio is the same in
-    every run.
+    The verdict is inconclusive if the cost ratio may only be the ratio of two message sizes. This
+    is possible if both methods reach the target at their first evaluation, or if the ratio is the
+    same for every seed.
     """
     _, unit = UNITS[cost_of(curves, part)]
     goal = float(where(rows, model=part)["target"][0])
@@ -298,17 +299,17 @@ def cheaper(
 
 
 def too_wide(found: Slope) -> bool:
-    """Return whether the interval contains 1 and its ends differ by more than a factor `WIDE`."""
+    """Return whether the interval contains 1, and its ends differ by more than a factor `WIDE`."""
     return 0 < found.low < 1 < found.high < math.inf and found.high > WIDE * found.low
 
 
 def alike(found: Slope) -> bool:
-    """Return whether a finite ratio is the same in every run, up to rounding."""
+    """Return whether a finite ratio is the same for every seed, up to rounding."""
     return 0 < found.value < math.inf and found.high <= found.low * (1 + 1e-9)
 
 
 def numbers(parts: Mapping[str, Any], rows: Columns, tuning: Columns, curves: Columns) -> Rows:
-    """Return a row for each method of each part, with its cost and its ratio to the baseline."""
+    """Return a table row per method of each part: cost, and ratio to the cost of the baseline."""
     head = (
         "method", "step sizes", "final accuracy", "rounds to target", "cost to target", "ratio"
     )  # fmt: skip
@@ -334,9 +335,10 @@ def numbers(parts: Mapping[str, Any], rows: Columns, tuning: Columns, curves: Co
 
 
 def _in_words(found: Slope | None) -> str:
-    """Return a text such as `0.12 (0.1 to 0.15)`.
+    """Return a ratio with its interval as text, such as `0.12 (0.1 to 0.15)`.
 
-    The text is a dash if runs missed the target, and has no interval if the interval says nothing.
+    The text is a dash if some runs did not reach the target. The interval is left out if it is too
+    wide to be useful.
     """
     if found is None or not 0 < found.value < math.inf:
         return "–"
@@ -356,11 +358,12 @@ MARKS, FEW = 6, 4  # number of marks on a line; maximum number of lines of a pan
 def accuracy_against(
     cost: str, rows: Columns, tuning: Columns, curves: Columns, narrow: bool = False
 ) -> Figure:
-    """Draw mean accuracy against the mean cost on a log axis, with a panel for each algorithm.
+    """Draw mean accuracy against mean cost, with a panel for each algorithm.
 
-    A panel with few lines has bands of all seeds. Methods are named `ALGORITHM, HOW`. If a name has
-    a second comma, its line is dotted, in the colour of HOW. `rows` may contain parts that are not
-    in `curves`, so that a HOW has the same colour in all figures of related parts.
+    A panel with few lines also has bands from the minimum to the maximum over seeds. The name of a
+    method is `ALGORITHM, HOW`, and HOW determines the colour of its line. If the name has a second
+    comma, the line is dotted. `rows` may contain parts that are not in `curves`. A HOW then has the
+    same colour in the figures of all these parts.
     """
     drawn = [name for name in distinct(curves, "model") if cost_of(curves, name) == cost]
     methods = [
@@ -401,7 +404,7 @@ def accuracy_against(
 
 
 def _hows(rows: Columns, drawn: Sequence[str]) -> list[str]:
-    """Return each HOW in these parts, and in other parts that have one of these HOWs."""
+    """Return the HOW texts of these parts, and of other parts that share a HOW with them."""
     of = {
         part: [one.split(", ")[1] for one in distinct(where(rows, model=part), "method")
                if ", " in one]
@@ -412,7 +415,7 @@ def _hows(rows: Columns, drawn: Sequence[str]) -> list[str]:
 
 
 def _share_axes(panels: Sequence[Any]) -> None:
-    """Give all panels the same axes."""
+    """Set the same limits and ticks for all panels."""
     positive = [
         float(x) for one in panels for line in one.lines if line.get_linestyle() != "--"
         for x in np.asarray(line.get_xdata(), dtype=float) if x > 0
@@ -425,10 +428,10 @@ def _share_axes(panels: Sequence[Any]) -> None:
 
 
 def _points(curves: Columns, cost: str) -> np.ndarray:
-    """Return mean cost, and mean, minimum and maximum accuracy at evaluated rounds [rounds, 4].
+    """Return the mean cost and the mean, minimum and maximum accuracy of each round [rounds, 4].
 
-    The line ends at the first round that some run did not reach. Round 0 is left out, because it
-    has no place on a log axis.
+    The result ends before the first round that some run did not reach. Round 0 is left out, because
+    a log axis cannot show its cost 0.
     """
     found, seeds = [], len(np.unique(curves["seed"]))
     for at in np.unique(curves["round"]):

@@ -1,6 +1,6 @@
-"""Study `table-2`: all suites of the Stability note's Table 2, compared with the published means.
+"""Study `table-2`: compare all suites of the Stability note, Table 2, with published means.
 
-A cell is one stack of runs of one suite, as `fedmuon suite A1` computes it.
+A cell is one stack of runs of one suite, such as A1. `fedmuon suite A1` has the same cells.
 """
 
 import itertools
@@ -41,7 +41,7 @@ KEPT = ("n", "lr", "lambda", "alpha", "per_round", "seed", "gap", "gap_low", "ga
 
 
 class Settings(Table):
-    """The key of the suite's file: a list of suites of kind `stability`, as names or paths."""
+    """The keys of the suite's file. `suites` lists names or paths of suites of kind `stability`."""
 
     suites: Annotated[list[str], Field(min_length=1)]
 
@@ -97,12 +97,12 @@ def by_seed(rows: Columns, suite: str, column: str) -> np.ndarray:
 
 
 def printed(rows: Columns, suite: str, column: str) -> float:
-    """Return the value in Table 2 of the Stability note, or nan if there is none."""
+    """Return the published value in the Stability note, Table 2, or nan if there is none."""
     return float(where(rows, suite=suite)[f"published_{column}"][0])
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Claim that gaps are within their bounds, and that means have the published order and sign."""
+    """Return the claims about gaps and bounds, and about the published order and signs."""
     return [*(_within(rows, one) for one in distinct(rows, "suite")),
             *(_ordered(rows, one) for one in ("bound", "mean_perturbation")),
             _signed(rows)]  # fmt: skip
@@ -121,7 +121,7 @@ def _within(rows: Columns, suite: str) -> Claim:
 
 
 def _ordered(rows: Columns, column: str) -> Claim:
-    """Claim that the suites have the published order of this mean."""
+    """Return the claim that the suites, sorted by this mean, have the published order."""
     word = WORDS[COLUMNS[column]]
     suites = distinct(rows, "suite")
     order = sorted(suites, key=lambda one: -printed(rows, one, COLUMNS[column]))
@@ -139,7 +139,7 @@ def _ordered(rows: Columns, column: str) -> Claim:
 
 
 def _signed(rows: Columns) -> Claim:
-    """Claim that the mean gaps have the published signs."""
+    """Return the claim that the mean gaps of the suites have the published signs."""
     suites = distinct(rows, "suite")
     signs = {one: np.sign(printed(rows, one, "gap")) for one in suites}
     if np.isnan(list(signs.values())).any():
@@ -159,7 +159,7 @@ def _reach(one: Slope) -> str:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Return measured means with intervals over seeds, and the published means."""
+    """Return table rows: measured means with intervals over seeds, and the published means."""
     lines: Rows = [("", "runs", *WORDS.values())]
     for suite in distinct(rows, "suite"):
         count = str(len(where(rows, suite=suite)["gap"]))

@@ -1,7 +1,7 @@
-"""Kind `training`: real runs of several variants over seeds, with or without a swept key.
+"""Kind `training`: runs of several variants with several seeds, and optionally a swept key.
 
-The file lists variants, a sweep, claims and published numbers. Every cell is a run folder below
-runs/, which can be resumed and replayed like any other.
+The suite's file lists variants, a sweep, claims and published numbers. Every cell is a run with its
+own folder below runs/, which can be resumed and replayed.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ Key = Annotated[str, Field(pattern=r"^[a-z-]+\.[a-z-]+$")]
 
 
 class Sweep(Table):
-    """A config key and its values. Every variant runs at each value. Curves show one value."""
+    """A config key and its values. Variants run at each value. Figures of curves show one value."""
 
     key: Key
     values: Annotated[list[float | int], Field(min_length=1)]
@@ -58,7 +58,7 @@ class Sweep(Table):
     follow: str = ""  # the variant whose curves are drawn at all values
 
     def at(self, x: float) -> Nested:
-        """Return the config's table with the key at this value."""
+        """Return the config table that sets the key to this value."""
         table, _, key = self.key.partition(".")
         return {table: {key: self.written.format(f"{x:g}") if self.written else x}}
 
@@ -66,10 +66,10 @@ class Sweep(Table):
 class Claim(Table):
     """A claim about the variants `better` and `than`.
 
-    `terminal`: `better` ends at or below `than` (or above, for accuracy). `sooner`: it reaches the
-    train loss of `than` in less time. `near`: both end within a share `within` of the larger value.
-    `falling` and `rising`: along a sweep, the measure of `better` falls or rises from each value to
-    the next.
+    The kinds are: `terminal` (the last value of `better` is at most that of `than`, or at least,
+    for accuracy), `sooner` (`better` reaches the train loss of `than` in less time), `near` (the
+    two last values differ by at most `within` times the larger value), and `falling` or `rising`
+    (the last value of `better` falls or rises along the sweep).
     """
 
     better: str
@@ -81,14 +81,14 @@ class Claim(Table):
 
 
 class PublishedTimes(Table):
-    """Train losses of variants at times in seconds on the paper's machine."""
+    """Published train losses of variants, by seconds on the machine of the paper."""
 
     seconds: Annotated[list[float], Field(min_length=1)]
     losses: dict[str, list[float]]
 
 
 class Times(Table):
-    """A table of train losses at equally spaced training seconds of the variant `of`."""
+    """A table of train losses at equally spaced times, up to the end of the variant `of`."""
 
     of: str
     parts: Annotated[int, Field(ge=2)] = 5
@@ -97,10 +97,10 @@ class Times(Table):
 
 
 class Suite(Table):
-    """The keys of the file.
+    """The keys of the suite's file.
 
-    `published` lists numbers by data set and variant, and `source` names their origin. `also` is a
-    text that is added to every verdict.
+    `published` contains numbers by data set and variant, and `source` names the paper they are
+    from. `also` is a text that is added to every verdict.
     """
 
     title: str
@@ -116,12 +116,12 @@ class Suite(Table):
     also: str = ""
 
     def sweeps(self, variant: str) -> bool:
-        """Return whether the variant runs at every value of a sweep."""
+        """Return whether the variant is trained at every value of the sweep."""
         return self.sweep is not None and variant not in self.sweep.fixed
 
 
 def suite_of(content: dict[str, Any]) -> Suite:
-    """Validate the file's content. Every variant that it names must be defined."""
+    """Check the content of a suite's file. Every variant that a claim or sweep names must exist."""
     suite = validate(Suite, content)
     named: list[tuple[str, str]] = []  # pairs of a table of the file and a variant that it names
     for key, claim in suite.claims.items():
@@ -174,7 +174,7 @@ class TrainingRun:
 
     @property
     def name(self) -> str:
-        """The name of the run folder: FedAvg, E = 1 with seed 0 is fedavg-e-1-seed0."""
+        """The name of the run folder, such as fedavg-e-1-seed0 for `FedAvg, E = 1` and seed 0."""
         at = "" if self.x is None else f"-{self.x:g}"
         return f"{contents.slug(self.variant)}{at}-seed{self.config.federation.seed}"
 
@@ -184,9 +184,9 @@ class TrainingRun:
         return self.config.federation.rounds
 
     def compute(self) -> Record:
-        """Run or resume the run, and return its evaluated rounds and the reason if it diverged.
+        """Train or resume the run, and return its evaluated rounds, and why it diverged, if it did.
 
-        A diverged run has no summary, and its last row is nan.
+        A run that diverged has no summary, and the measures in its last row are nan.
         """
         assert self.folder is not None
         if why := RunDirectory(self.folder).lost():
@@ -227,9 +227,9 @@ SETTLED = {"federation.seed": "seeds", "data.name": "--data"}
 
 
 def work(content: dict[str, Any], request: SuiteRequest) -> "Training":
-    """Return the suite as runs: every variant at every value with every seed.
+    """Return the suite with its runs: every variant, at every value of the sweep, with every seed.
 
-    Sizes are limited by the samples of the source.
+    The numbers of training and test samples are limited by the data set.
 
     Raises:
         InputError: If two runs have the same name, or a key has no effect.
@@ -269,7 +269,7 @@ def work(content: dict[str, Any], request: SuiteRequest) -> "Training":
 def settings(
     suite: Suite, base: Tables, changes: Tables
 ) -> Iterator[tuple[str, float | None, dict[str, Any]]]:
-    """Yield variant, value of the sweep and config tables of every run, based on `base`."""
+    """Yield, for every run, its variant, its value of the sweep, and its config tables."""
     for name, own in suite.variants.items():
         values = suite.sweep.values if suite.sweep and suite.sweeps(name) else [None]
         for x, seed in itertools.product(values, suite.seeds):
@@ -295,7 +295,7 @@ class WorkOfRuns(Work):
         return self._marked([_settings(one) for one in self.cells])
 
     def seal(self, cell: Cell) -> str:
-        """Return the mark of this cell only, which does not depend on the number of seeds."""
+        """Return a text that identifies the run. It does not depend on the number of seeds."""
         assert isinstance(cell, TrainingRun)
         return files.digest(json.dumps(self._marked(_settings(cell))).encode())
 
@@ -303,7 +303,7 @@ class WorkOfRuns(Work):
         return [self.kind, self.request.stem, self.request.scale, "a seal a cell", settings]
 
     def joined(self, lock: bytes) -> bytes | None:
-        """Return the longer lock if the folder has more or fewer runs, such as other seeds."""
+        """Return the lock of the larger suite if one suite contains all runs of the other."""
         *head, own = self.decisive
         with contextlib.suppress(ValueError, TypeError):  # the lock is damaged
             *other, cells = json.loads(lock)
@@ -315,7 +315,7 @@ class WorkOfRuns(Work):
         return None
 
     def require_sound(self, cells: Sequence[Cell]) -> None:
-        """Raise an error for damaged run folders of finished cells."""
+        """Raise InputError if the run folder of a finished cell is damaged."""
         for one in cells:
             if isinstance(one, TrainingRun) and one.folder and one.folder.exists():
                 try:
@@ -334,20 +334,21 @@ class WorkOfRuns(Work):
 
 @dataclass(frozen=True)
 class Training(WorkOfRuns):
-    """Runs of variants. `suite` is the content of the file."""
+    """A suite of kind `training`. `suite` is the checked content of its file."""
 
     suite: Suite
 
     @property
     def published(self) -> dict[str, dict[str, float]]:
-        """The published numbers to compare with, by variant."""
+        """The published numbers for this data set, by variant."""
         held = self.suite.published
         return held.get(self.request.data) or held.get(PUBLISHED_FOR.get(self.request.data, ""), {})
 
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
-        """Return curves.csv, runs.csv and summary.csv.
+        """Return the rows of curves.csv, runs.csv and summary.csv.
 
-        Variants that are not swept appear at every value, or at nan without a sweep.
+        A variant that is not swept has rows for every value of the sweep. Without a sweep, the
+        value is nan.
         """
         placed = [
             one | {"head": one["head"] | {"x": x}}
@@ -369,7 +370,7 @@ class Training(WorkOfRuns):
         return spending.with_privacy_columns(found, [one["head"] for one in placed], placed)
 
     def _means(self, ends: list[Record], names: list[str]) -> list[Record]:
-        """Return means over seeds with standard deviations, and the published numbers."""
+        """Return rows of means over seeds with standard deviations, and the published numbers."""
         rows = []
         # compare as text, because nan is not equal to itself
         for _, group in itertools.groupby(ends, lambda row: (row["variant"], str(row["x"]))):
@@ -388,7 +389,7 @@ class Training(WorkOfRuns):
         return rows
 
     def summary(self, records: list[Record]) -> Record:
-        """Return what the report needs for verdicts and figures.
+        """Return the entries of suite.json that the report needs for verdicts and figures.
 
         `times` includes the published values for this data set.
         """

@@ -1,4 +1,4 @@
-"""Kind `training`: the report's text and figures for variants of a run over seeds."""
+"""Kind `training`: the text and figures of the report."""
 
 import contextlib
 import json
@@ -53,7 +53,7 @@ SAMPLINGS = {"poisson": "Poisson", "shuffle": "shuffled", "cyclic": "cyclic", "n
 
 
 def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
-    """Return the findings of a folder of this kind, whose suite.json is `about`."""
+    """Return the findings of a suite folder of this kind. `about` is its suite.json."""
     require(about, KEYS, folder / "suite.json")
     curves = read_table(folder / "curves.csv", (*HEAD, *MEASURES), ("variant",))
     runs = read_table(folder / "runs.csv", (*HEAD, *MEASURES), ("variant", "note"))
@@ -104,7 +104,7 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
 
 
 def _pending(folder: Path, about: Mapping[str, Any]) -> str:
-    """Return a note and a command if more seeds were requested than these tables contain."""
+    """Return a note with a command if more seeds were requested than the tables contain, or ""."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # --resume reports them
         cells = json.loads(read_text(folder / "suite.lock"))[-1]
         if len(cells) > about["runs"]:
@@ -119,7 +119,7 @@ def _pending(folder: Path, about: Mapping[str, Any]) -> str:
 
 
 def _every(runs: Columns, label: str) -> Titled:
-    """Return a table of all runs with their final measures."""
+    """Return a table of the final measures of all runs."""
     names = ("seed", "round", *MEASURES, "train_seconds")
     head = ("run", *([label] if label else []), *(name_of(name) for name in names))
     lines: Rows = []
@@ -130,14 +130,14 @@ def _every(runs: Columns, label: str) -> Titled:
 
 
 def sampling_in_words(clients: Columns) -> str:
-    """Return how the lots of samples, or the cohorts of whole clients, are drawn, in words."""
+    """Return a text on how samples, or whole clients, are chosen at random in a round."""
     what = "cohorts" if (clients["client"] == EVERYONE).all() else "lots"
     ways = dict.fromkeys(map(str, clients.get("sampling", ["poisson"])))
     return ", ".join(f"{SAMPLINGS.get(one, one)} {what}" for one in ways if one)
 
 
 def budget_claims(runs: Columns, clients: Columns) -> list[Claim]:
-    """Return the claim about the clients' epsilon, or [] if the runs have no target epsilon."""
+    """Return the claim that clients keep their target epsilon, or [] if there is no target."""
     if not (clients["target"] > 0).all():
         return []
     sentence = (
@@ -159,7 +159,7 @@ def budget_claims(runs: Columns, clients: Columns) -> list[Claim]:
 def _require_matching(
     curves: Columns, runs: Columns, about: Mapping[str, Any], folder: Path
 ) -> None:
-    """Raise an error unless both tables have the suite's variants and the same last rounds."""
+    """Raise InputError if the tables do not match each other or the suite."""
     ends = [
         curves["round"][rows_of(curves, variant, x) & (curves["seed"] == seed)].max(initial=-1)
         for variant, x, seed in zip(runs["variant"], runs["x"], runs["seed"], strict=True)
@@ -174,7 +174,7 @@ def _require_matching(
 
 
 def _numbers(runs: Columns, about: Mapping[str, Any]) -> tuple[tuple[str, ...], Rows]:
-    """Return a row for each variant and value, with the published row below it."""
+    """Return a table row for each variant and value of the sweep, with published rows below."""
     swept = bool(about["sweep"])
     names = (*MEASURES, "train_seconds", *(["epsilon"] if "epsilon" in runs else []))
     named = {"epsilon": f"{name_of('epsilon')} ({adjacency_of(runs)})"}
@@ -196,8 +196,8 @@ def _numbers(runs: Columns, about: Mapping[str, Any]) -> tuple[tuple[str, ...], 
 def _pictures(curves: Columns, runs: Columns, about: Mapping[str, Any]) -> list[Picture]:
     """Return figures of final values along the sweep, and curves by round and by seconds.
 
-    With a sweep, curves show a single value. The curves of the variant that the suite follows show
-    every value.
+    In a suite with a sweep, the curves show a single value of the sweep. There may be another
+    figure that shows every value, for one variant.
     """
     variants, sweep, at = about["variants"], about["sweep"], _drawn_at(about)
     rows = {name: column[at_level(curves, at)] for name, column in curves.items()}
@@ -225,7 +225,7 @@ def _pictures(curves: Columns, runs: Columns, about: Mapping[str, Any]) -> list[
 
 
 def _drawn_at(about: Mapping[str, Any]) -> float:
-    """Return the value of the sweep whose curves are drawn, or nan without a sweep."""
+    """Return the value of the sweep that the figures of curves show, or nan without a sweep."""
     sweep = about["sweep"]
     if not sweep:
         return np.nan
@@ -243,7 +243,7 @@ APART = 2.5  # points between the bars of two variants at one value
 
 @dataclass(frozen=True)
 class Look:
-    """How a variant is drawn. `added` marks a variant that adds something to a solid one."""
+    """Colour and style of a variant. `added` is True for a variant `A + B` of a variant `A`."""
 
     colour: str
     marker: str
@@ -251,9 +251,10 @@ class Look:
 
 
 def looks(variants: Sequence[str]) -> dict[str, Look]:
-    """Return a look for each variant.
+    """Return a colour and style for each variant.
 
-    If there is exactly one "A + B" for an "A", it gets the look of A, but hollow and dotted.
+    If there is exactly one variant "A + B" for a variant "A", both have the same colour. The marks
+    of "A + B" are hollow and its lines are dotted.
     """
     heads = [name.rpartition(" + ")[0] for name in variants]
     base = {name: head if head in variants and heads.count(head) == 1 else name
@@ -269,10 +270,10 @@ def draw_curves(
 ) -> Figure:
     """Draw held-out and train loss, and accuracy, by round or by seconds of training.
 
-    Held-out loss is solid and train loss is dashed. For a variant that adds something to another
-    one, they are dotted and dash-dotted. A line is the mean over seeds, and its band is the range
-    from minimum to maximum. With more than `MOST` variants, there are no bands and no train losses.
-    `x` is a value of the sweep.
+    Held-out loss is a solid line and train loss is a dashed line. For a variant "A + B" of a
+    variant "A", the lines are dotted and dash-dotted. A line is the mean over seeds, and its band
+    is the range from minimum to maximum. With more than `MOST` variants, there are no bands and no
+    train losses. `x` is a value of the sweep.
     """
     figure, (loss, accuracy) = style.canvas(2, narrow, 2.9)
     few = len(variants) <= MOST
@@ -298,7 +299,7 @@ def draw_curves(
 
 
 def in_words(rows: Columns, figure: Figure) -> str:
-    """Explain the lines of these curves, from the figure and from the rows of its variants."""
+    """Return a text that explains the lines of `draw_curves`."""
     loss, accuracy = figure.axes
     held = {
         kind: [str(line.get_label()) for line in accuracy.lines if line.get_linestyle() == kind]
@@ -330,7 +331,7 @@ def in_words(rows: Columns, figure: Figure) -> str:
 
 
 def ends_in_words(figure: Figure) -> str:
-    """Explain the marks and bars of final values, from the drawn figure."""
+    """Return a text that explains the marks and bars of `terminal`."""
     axes = figure.axes[-1]
     several, bars = len(axes.lines) > 1, bool(axes.collections)
     said = [
@@ -345,9 +346,9 @@ def ends_in_words(figure: Figure) -> str:
 
 
 def _means(rows: Columns, variant: str, x: float, by: str, measure: str) -> np.ndarray:
-    """Return place, mean, minimum and maximum over seeds at evaluated rounds [rounds, 4].
+    """Return x, and the mean, minimum and maximum over seeds, for each round [rounds, 4].
 
-    The line ends at the first round that some run did not reach or where it had diverged.
+    The result ends before the first round that some run did not reach, or in which it diverged.
     """
     mine = rows_of(rows, variant, x)
     seeds, found = len(np.unique(rows["seed"][mine])), []
@@ -381,7 +382,7 @@ def _band(axes: Axes, points: np.ndarray, look: Look) -> None:
 def _with_bars(axes: Axes, points: np.ndarray, shift: float, look: Look, label: str) -> None:
     """Draw means on a line, with bars from minimum to maximum.
 
-    They are shifted sideways, so that they do not cover those of other variants.
+    Marks and bars are shifted sideways, so that they do not cover those of other variants.
     """
     figure, varies = axes.get_figure(root=True), points[:, 3] > points[:, 2]
     assert figure is not None
@@ -422,7 +423,7 @@ def terminal(
 
 @style.styled
 def by_epsilon(runs: Columns, variants: Sequence[str], narrow: bool = False) -> Figure:
-    """Draw final accuracy against the epsilon that the noise of the sweep spends."""
+    """Draw final accuracy against the epsilon of each noise level of the sweep."""
     figure, (axes,) = style.canvas(1, narrow, 2.9)
     values = levels(runs)
     for place, (name, look) in enumerate(looks(variants).items()):
@@ -439,14 +440,14 @@ def by_epsilon(runs: Columns, variants: Sequence[str], narrow: bool = False) -> 
 
 
 def _ends(runs: Columns, variant: str, values: np.ndarray, measure: str) -> np.ndarray:
-    """Return value, mean, minimum and maximum over seeds [values, 4]."""
+    """Return each value of the sweep, with the mean, minimum and maximum over seeds [values, 4]."""
     every = [(x, runs[measure][rows_of(runs, variant, x)]) for x in values]
     found = [(x, of.mean(), of.min(), of.max()) for x, of in every if len(of)]
     return np.array(found).reshape(-1, 4)
 
 
 def adjacency_of(rows: Columns) -> str:
-    """Return the adjacency of the epsilons in these rows; zero-out for tables of old versions."""
+    """Return the adjacency of the epsilons in these rows. Tables of old versions use zero-out."""
     named = dict.fromkeys(map(str, rows.get("adjacency", ["zero-out"])))
     return ", ".join(one for one in named if one)
 
@@ -457,8 +458,8 @@ def by_client(
 ) -> Figure:
     """Draw the clients' epsilons in increasing order, below their target, with a line per seed.
 
-    The epsilon does not depend on the optimizer, so the lines of variants coincide unless they clip
-    differently.
+    Epsilon does not depend on the optimizer, so the lines of two variants coincide unless the
+    variants clip differently.
     """
     figure, (axes,) = style.canvas(1, narrow, 2.9)
     for place, seed in enumerate(np.unique(rows["seed"])):

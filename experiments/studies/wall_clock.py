@@ -1,12 +1,13 @@
 """Study `wall-clock`: how much longer an SVD takes than Newton–Schulz steps.
 
-The study tests Lemma 11 of Newton–Schulz convergence on this machine, and analyzes the published
-losses by seconds. The cell of a shape times three computations in float32, in turn and several
-times: an SVD with U V^T, Newton–Schulz steps of degree 2, and a square product of the longer side.
-Times are geometric means over the repetitions. A quotient of two times has Student's interval of
-the paired differences of logarithms. The predictions use Lemma 11 with the measured throughputs of
-the product and the SVD. One prediction uses the paper's count of products for Newton–Schulz. The
-other uses the products that fedmuon computes, which are fewer.
+The study tests Lemma 11 of Newton–Schulz convergence on this machine, and analyzes the paper's
+table of losses by seconds. A cell is one shape of a matrix. It measures the time of three
+computations in float32: an SVD followed by U V^T, Newton–Schulz steps of degree 2, and a product of
+two square matrices with the longer side. The three computations alternate, and are repeated several
+times. Times are geometric means over the repetitions. The ratio of two times has Student's interval
+for paired differences of logarithms. The predictions use Lemma 11 with the measured speeds of the
+product and of the SVD. One prediction counts the products of Newton–Schulz as the paper does. The
+other prediction counts the products that fedmuon computes, which are fewer.
 """
 
 import math
@@ -41,7 +42,7 @@ METHODS = ("sgd", "svd", *MUON)
 
 
 class Printed(Table):
-    """A table of the paper: train losses at these seconds."""
+    """A published table: the train losses of several methods at given seconds."""
 
     seconds: Annotated[list[float], Field(min_length=2)]
     sgd: list[float]
@@ -99,14 +100,15 @@ def printed_rows(name: str, table: Printed) -> Record:
 def measure(settings: Settings, shape: tuple[int, int]) -> Record:
     """Return a row for each number of steps.
 
-    `to_svd` and `to_product` are factors for intervals. The interval of the time divided by that of
-    an SVD (or a product) ranges from the quotient divided by the factor to quotient times factor.
+    `to_svd` and `to_product` define intervals of ratios. The ratio is the time of the steps divided
+    by the time of an SVD (or of a product). Its interval is from ratio / factor to ratio * factor,
+    where the factor is `to_svd` (or `to_product`).
     """
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     square = torch.randn(max(shape), max(shape), generator=torch.Generator().manual_seed(1))
 
     def polar() -> torch.Tensor:
-        """Return U V^T as in the paper."""
+        """Return the polar factor U V^T from an SVD, as in the paper."""
         left, _, right = torch.linalg.svd(matrix, full_matrices=False)
         return left @ right
 
@@ -130,9 +132,9 @@ def measure(settings: Settings, shape: tuple[int, int]) -> Record:
 
 
 def in_turn(calls: Sequence[Callable[[], object]], repeats: int) -> np.ndarray:
-    """Return the seconds of each call in each round [repeats, calls], after one warm-up round.
+    """Measure the seconds of each call, `repeats` times after one warm-up [repeats, calls].
 
-    If the machine is slow for a while, all calls of a round are slow together.
+    The calls alternate, so that a period in which the machine is slow affects all of them.
     """
     found = np.empty((repeats + 1, len(calls)))
     for row in found:
@@ -158,15 +160,15 @@ STANDS_ON = (
 
 
 def claims(rows: Columns, times: Columns) -> Sequence[Claim]:
-    """Make the claims about Lemma 11 on this machine and about the published tables."""
+    """Return the claims about Lemma 11 on this machine, and about the published tables."""
     return [*_time_claims(times), *_table_claims(rows)]
 
 
 def _time_claims(times: Columns) -> Sequence[Claim]:
-    """Claim that Lemma 11 with the computed products predicts the measured ratio within a factor.
+    """Return the claims that Lemma 11 predicts the measured ratio up to a factor.
 
-    The SVD's own time cancels in predicted / measured. This ratio is the time of q steps divided by
-    the time of a product with the same number of flops.
+    The time of the SVD cancels in predicted / measured. So predicted / measured is the time of q
+    Newton–Schulz steps divided by the time of a product with the same number of operations.
     """
     measured = times["svd_seconds"] / times["seconds"]
     off, lemma, fast = times["made"] / measured, times["lemma"] / measured, times["efficiency"]
@@ -193,7 +195,7 @@ def _time_claims(times: Columns) -> Sequence[Claim]:
 
 
 def _quotient(name: str, ratio: np.ndarray, times: Columns, reach: str) -> Effect:
-    """Return a quotient of times with its interval; tables of old versions have no interval."""
+    """Return a ratio of times as an effect with its interval, if the table contains intervals."""
     by = times.get(reach, np.full(len(ratio), np.nan))
     shapes = [
         f"{m:.0f} × {n:.0f}, q = {q:.0f}"
@@ -203,7 +205,7 @@ def _quotient(name: str, ratio: np.ndarray, times: Columns, reach: str) -> Effec
 
 
 def _table_claims(rows: Columns) -> Sequence[Claim]:
-    """Make the claims about the published tables: leads, the SVD's slowdown, linear curves."""
+    """Return the claims about the published tables of losses by seconds."""
     ahead, shown, slower, straight = [], [], {}, []
     for name in distinct(rows, "table"):
         table = where(rows, table=name)
@@ -249,9 +251,9 @@ def _table_claims(rows: Columns) -> Sequence[Claim]:
 
 
 def slowdown(table: Columns) -> tuple[float, bool]:
-    """Return SVD's last second / the second at which q = 3 reaches the same loss.
+    """Return the time that SVD needs for its last loss, divided by the time that q = 3 needs.
 
-    The second value is True if q = 3 has this loss before the first second of the table.
+    The second value is True if q = 3 has reached this loss before the first second of the table.
     """
     seconds, losses, goal = table["seconds"], table["q3"], table["svd"][-1]
     if losses[0] <= goal:
@@ -263,7 +265,7 @@ def slowdown(table: Columns) -> tuple[float, bool]:
 
 
 def numbers(rows: Columns, times: Columns) -> Rows:
-    """Return a row for each shape, and then a row for each published table."""
+    """Return a table row for each shape, and then a row for each published table."""
     counts = "Lemma 11, our counts", "Lemma 11, its counts"
     lines: Rows = [("shape or table", "q", "SVD / NS", *counts)]
     for k in range(len(times["m"])):
