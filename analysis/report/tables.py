@@ -78,7 +78,7 @@ def read_json(file: Path, names: Sequence[str]) -> dict[str, Any]:
 def require(record: Mapping[str, Any], names: Sequence[str], file: Path) -> None:
     """Raise InputError if a name is missing in the record that was read from the file."""
     if missing := [name for name in names if name not in record]:
-        raise InputError(f"{file} lacks {missing[0]}: {MEND}")
+        raise InputError(f"{file} does not contain {missing[0]}: {MEND}")
 
 
 def read_table(file: Path, names: Sequence[str] = (), words: Sequence[str] = ()) -> Table:
@@ -119,7 +119,10 @@ def require_consistent(runs: Table, neighbours: Table, folder: Path) -> None:
     gap, bound, within = runs["gap"], runs["bound"], runs["within"] == "True"
     outside = (gap < runs["gap_low"]) | (gap > runs["gap_high"])
     if outside.any() or (within != (gap <= bound))[~np.isnan(gap + bound)].any():
-        raise InputError(f"{folder / 'runs.csv'} contradicts itself: {MEND}")
+        raise InputError(
+            f"{folder / 'runs.csv'} contains a gap outside its interval, or a wrong value of "
+            f"`within`: {MEND}"
+        )
 
 
 def _whole(file: Path, names: Sequence[str]) -> list[list[str]]:
@@ -137,7 +140,7 @@ def _whole(file: Path, names: Sequence[str]) -> list[list[str]]:
         raise InputError(f"{file} is truncated: {MEND}")
     header, *rows = found
     if missing := [name for name in names if name not in header]:
-        raise InputError(f"{file} lacks the column {missing[0]}: {MEND}")
+        raise InputError(f"{file} does not contain the column {missing[0]}: {MEND}")
     if not rows:
         raise InputError(f"{file} contains no rows: {MEND}")
     for number, row in enumerate(rows, 2):

@@ -130,8 +130,14 @@ def rounds_of(schedule: ArrayLike, clients: int) -> np.ndarray:
             "the schedule must be an integer array of shape [rounds, participants per round]."
         )
     if array.min() < 0 or array.max() >= clients:
-        raise InputError(f"the schedule contains a client outside 0 to {clients - 1}.")
+        raise InputError(
+            f"the schedule contains numbers outside 0 to {clients - 1}, but the {clients} clients "
+            "are counted from 0."
+        )
     ordered = np.sort(array, axis=1)
     if (ordered[:, 1:] == ordered[:, :-1]).any():
-        raise InputError("the schedule contains the same client twice in one round.")
+        raise InputError(
+            "the schedule contains a client twice in one round, but the participants of a round "
+            "must be different."
+        )
     return array

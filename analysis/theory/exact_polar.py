@@ -195,7 +195,7 @@ def tube_certificate(
         gamma = float(run.gaps.min()) / 2
         l_orth = 2 / gamma
         left = run.propagate(l_orth)[0] > gamma
-        run.refuse_where(left, f"a neighbour leaves the tube of {gamma:.3g}")
+        run.refuse_where(left, f"a neighbour may have a singular value below {gamma:.3g}")
     else:
         gamma = _sharp_gap(run)
         l_orth = 1 / gamma
@@ -293,8 +293,8 @@ class SignRun:
         if failing.any():
             r, k, position = np.argwhere(failing)[0]
             raise Uncertified(
-                f"There is no tube. At round {r}, local step {k}, client "
-                f"{self.schedule[r, position]}, {why} (smallest singular value s_q = "
+                f"There is no tube, so the run has no certificate. At round {r}, local step {k}, "
+                f"client {self.schedule[r, position]}, {why} (smallest singular value s_q = "
                 f"{self.gaps[r, k, position]:.3g})."
             )
 
@@ -313,7 +313,7 @@ def _sharp_gap(run: SignRun) -> float:
     found = top * math.exp(least(lambda log: violation(top * math.exp(log)), -30, 0))
     good, bad = min((found, top), key=violation), top
     outside = run.propagate(1 / good)[0] + good > run.gaps
-    run.refuse_where(outside, "a neighbour may leave the tube, whatever gamma is")
+    run.refuse_where(outside, "a neighbour may have a singular value below every possible gap")
     if violation(bad) <= 0:
         return bad
     for _ in range(60):  # bisection; `good` always remains valid
@@ -375,8 +375,8 @@ def scalar_obstruction(
     """
     if whole("samples", samples) % 2 == 0:
         raise InputError(
-            f"samples is {samples}, but the two majorities differ only for an odd number. Use an "
-            "odd number."
+            f"samples is {samples}, but it must be odd, so that +1 is in the majority in one data "
+            "set and -1 in the other."
         )
     if not 0 < slope <= loss_bound / 2:
         raise InputError(

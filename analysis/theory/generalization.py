@@ -276,8 +276,8 @@ def by_variance(
     most = at_least("most", deviations.most)
     if (squares > most**2 * (1 + ROUNDING)).any():
         raise InputError(
-            f"a mean square exceeds most^2 = {most**2:g}. Set most to the root of the largest "
-            "mean square."
+            f"deviations.squares has a number above {most**2:g}, the square of deviations.most. "
+            "Set most to an upper bound of |loss - c| for every possible sample."
         )
     n_eff, shares = effective_size(sizes, weights), weights / sizes  # w_a
     of_tree, of_sum, of_variance = (math.log(1 / (part * delta)) for part in DEVIATIONS)
@@ -445,7 +445,9 @@ def bound(
     stable = _checked(eps, sizes, weights, loss_bound)
     delta = checks.probability("delta", delta)
     if not all(0 < share <= 1 for share in shares):
-        raise InputError(f"shares is {shares}, but H and G each need a part of delta in (0, 1].")
+        raise InputError(
+            f"shares is {shares}, but the parts of delta for H and G must be above 0 and at most 1."
+        )
     if c_hp == "variance" and sum(shares) > 1:
         raise InputError(
             f"shares is {shares}, but with c_hp='variance' their sum must be at most 1."
@@ -573,7 +575,10 @@ def measured_gap(
     if table.ndim != 2 or len(table) != len(chances) or not (table >= 0).all():
         raise InputError("shares must be numbers >= 0 in an array of shape [clients, classes].")
     if (abs(table.sum(axis=1) - 1) > 1e-9).any():
-        raise InputError("the label shares of each client must sum to 1.")
+        raise InputError(
+            "shares has a row that does not sum to 1, but the label shares of each client must "
+            "sum to 1. Compute shares with label_shares."
+        )
     losses, labels = values("test_losses", test_losses), np.asarray(test_labels)
     if labels.shape != losses.shape:
         raise InputError("test_losses and test_labels must have the same length.")
@@ -582,7 +587,8 @@ def measured_gap(
     groups = [losses[labels == y] for y in present]
     if not all(len(group) for group in groups):
         raise InputError(
-            "the clients have samples of a class without a held-out sample. Hold out more samples."
+            "the clients train on samples of a class that has no held-out sample, so the loss of "
+            "the class cannot be estimated. Hold out more samples."
         )
     top = at_least("loss_bound", loss_bound)
     if interval != "normal" and np.ptp(test_losses) > top * (1 + ROUNDING):

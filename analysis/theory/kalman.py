@@ -114,7 +114,8 @@ def kalman_step(
     if model.spread is not None:
         if moment is None:
             raise InputError(
-                "the model has a spread of C, so eq. (5) of DiSK needs the moment S_t. Pass moment."
+                "model.spread is set, so eq. (5) of DiSK needs S_t, the second moment of the "
+                "estimate. Pass S_t as the argument `moment`."
             )
         inner = wide + model.spread @ _square("moment", moment, size)
     seen = model.noise + scale @ inner @ scale.T - (model.hessian if printed else 0.0)

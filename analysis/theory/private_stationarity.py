@@ -328,7 +328,8 @@ def largest_output(coefficients: Coefficients, steps: int, side: int) -> float:
     size = max_deviation(schedule(coefficients, steps), 0.0, 1.0, 0.0)
     if size is None:
         raise Uncertified(
-            "This coefficient schedule has no bound in double precision. Use fewer steps."
+            "The bound for these Newton-Schulz coefficients exceeds double precision. Use fewer "
+            "steps."
         )
     return min(math.sqrt(whole("side", side)) * size, _steep(coefficients, steps))
 
@@ -398,7 +399,10 @@ class Disk:
         positive("lr", self.lr)
         whole("steps", self.steps)
         if not 0 < self.gain <= 1 or self.reach == 0:
-            raise InputError("DiSK needs a gain above 0 and at most 1, and a reach that is not 0.")
+            raise InputError(
+                f"gain is {self.gain} and reach is {self.reach}, but DiSK needs a gain above 0 "
+                "and at most 1, and a reach that is not 0."
+            )
         at_least("sigma", self.sigma)
         at_least("batch", min(self.batch, 1e300), 1)
         at_least("noise", self.noise)
@@ -527,7 +531,10 @@ def corollary_4(steps: int, gap: float, smoothness: float, slope: float, noise: 
     room = 2 * positive("smoothness", smoothness) * positive("gap", gap)
     reduction = positive("slope", slope) ** 2 / room
     if reduction > 1 + 1e-12:
-        raise InputError(f"slope is {slope:g}, but smoothness implies slope <= sqrt(2 L D).")
+        raise InputError(
+            f"slope is {slope:g}, but smoothness implies slope <= sqrt(2 L D) = "
+            f"{math.sqrt(room):g}. Use a smaller slope, or a larger smoothness or gap."
+        )
     start = (1 + 1 / horizon) * spread
     eta = math.sqrt(6 * gap / (reduction * smoothness * start * horizon))
     if smoothness * eta > 0.5:

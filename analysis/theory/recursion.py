@@ -530,7 +530,8 @@ def batch_exposure(
     chosen = rounds_of(schedule, len(counts))
     if steps.ndim != 2 or len(steps) != len(chosen):
         raise InputError(
-            "the amplification a_{s,k} must have shape [rounds, local steps], like the schedule."
+            f"steps has shape {steps.shape}, but the amplification must have one row for each of "
+            f"the {len(chosen)} rounds of the schedule, and one column for each local step."
         )
     values("a", steps.ravel())
     loads: dict[int, np.ndarray] = {}

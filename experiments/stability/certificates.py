@@ -52,12 +52,12 @@ HEAVY = "heavy-tailed"  # during a run, constant steps replace this schedule
 WHY = {
     "adamw": (
         "AdamW divides by the root of a second moment, which the recursion of the Stability note "
-        "does not have"
+        "does not cover"
     ),
     "normalized-sgd": "the direction D / ||D|| jumps where the momentum D is 0",
 }
 OTHERS = "no theorem limits how far apart this recipe can move two models"
-PRIVATELY = "the recursion of the Stability note has no clipping and no Poisson lots"
+PRIVATELY = "the recursion of the Stability note does not cover clipping and Poisson lots"
 SCHULZ = {"steps", "coefficients", "eps", "normalization"}  # keys of Newton–Schulz
 
 FAR_ABOVE = 1000.0  # a certificate is sound in float64 if it exceeds the rounding by this factor
@@ -128,13 +128,13 @@ def method_of(config: Config) -> Method:
     if config.privacy.level == "client":
         raise Uncertified(
             "A run with [privacy] level = 'client' has no certificate, because the recursion of "
-            "the Stability note has no clipped updates and no noise. Set [privacy] level = "
+            "the Stability note does not cover clipped updates and noise. Set [privacy] level = "
             "'example'."
         )
     if config.compression.uplink != "none" or config.compression.downlink != "none":
         raise Uncertified(
             "A run with compressed messages has no certificate, because the recursion of the "
-            "Stability note averages exact models and momenta. Remove [compression] from the "
+            "Stability note does not cover compression. Remove [compression] from the "
             "config."
         )
     if has_map(config):
@@ -156,8 +156,8 @@ def method_of(config: Config) -> Method:
         )
     if config.task.name != "matrix" and local.weight_decay and has_map(config):
         raise Uncertified(
-            "With two step sizes, the parameters of a network decay differently, which the bound "
-            "does not cover. Set [local] weight-decay = 0."
+            "The bound does not cover weight decay in a network, because its parameters have two "
+            "step sizes. Set [local] weight-decay = 0."
         )
     if local.recipe in ("fedavg", "fedavgm"):
         server = local.server_momentum if local.recipe == "fedavgm" else 0.0
@@ -406,7 +406,7 @@ def map_constant(case: CertifiedSetting) -> float:
     if table.name == "gaussian-smoothed-sign" and case.shape is None:
         raise InputError(
             "The Lipschitz constant of the smoothed sign depends on the model's shape, which is "
-            "not known. Pass L_orth."
+            "not known. Set the constant with --l-orth, or pass a run folder."
         )
     federation = case.config.federation
     calls = federation.rounds * case.config.local.steps * federation.per_round  # T_sign = R E K

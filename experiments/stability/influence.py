@@ -1,7 +1,7 @@
 """Rank replacements of samples by the derivative of the final model in the sample weights.
 
-If sample z of a client is replaced by z', the weight of z falls by 1 and the weight of z' rises by
-1. To first order, the final model X^R changes by D = dX^R / dw_z' - dX^R / dw_z
+If sample z of a client is replaced by z', the weight of z changes from 1 to 0, and the weight of z'
+changes from 0 to 1. To first order, the final model X^R changes by D = dX^R / dw_z' - dX^R / dw_z
 (`fedmuon.federated.adjoint`). For k Gaussian directions V, reverse passes compute <V, D> for all
 pairs (z, z') at once. Each <V, D> is normal with variance ||D||_F^2, so the mean square of the k
 products estimates ||D||_F^2. The relative error of ||D||_F is about 1 / sqrt(2 k) (Johnson and

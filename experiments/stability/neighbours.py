@@ -229,7 +229,8 @@ def perturbations(run: FinishedRun, drawn: np.ndarray, engine: Engine) -> np.nda
         moved[taking_part] = distances(ends)[0]
     if not np.isfinite(moved).all():
         raise NonFinite(
-            "a model that was trained on a neighbouring data set is not finite. Lower [local] lr."
+            "a model that was trained on a neighbouring data set contains NaN or infinity. Lower "
+            "[local] lr."
         )
     return moved
 

@@ -74,8 +74,8 @@ def certificates(run: FinishedRun, certificate: Certificate, drawn: np.ndarray) 
         or not isinstance(task, MatrixTask)
     ):
         raise InputError(
-            "certificates after the run need the orthogonalizer's constant: "
-            + (certificate.refusal or "set [task] name = 'matrix'")
+            "[stability] realized needs a Lipschitz constant of the orthogonalizer, which is not "
+            "known: " + (certificate.refusal or "set [task] name = 'matrix'")
         )
     there = stack(run.source, drawn, config.data.normalize)
 

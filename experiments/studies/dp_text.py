@@ -181,7 +181,7 @@ class TextCell:
         if self.settings.needs_files and not (given and weights):
             raise InputError(
                 "This suite needs the real corpus and stored weights, and it downloads nothing. "
-                "Set --set data.folder=..., --set data.tokenizer=... and --set task.weights=..., "
+                "Pass --set data.folder=..., --set data.tokenizer=... and --set task.weights=..., "
                 "or use --scale small for synthetic text."
             )
         text = Path(given or self._make_text(folder, "restaurants", self.settings.made_tables))

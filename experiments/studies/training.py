@@ -191,8 +191,8 @@ class TrainingRun:
         assert self.folder is not None
         if why := RunDirectory(self.folder).lost():
             raise InputError(
-                f"{self.folder} {why}. Remove this folder and continue with --resume. The new "
-                "account will not contain what the removed run released."
+                f"{self.folder} {why}. Remove this folder and continue with --resume. The "
+                "privacy account of the new run will not include the releases of the removed run."
             )
         note = ""
         last: Record = dict.fromkeys(MEASURES, math.nan)

@@ -146,7 +146,9 @@ def _table(content: dict[str, Any], name: str, above: str = "") -> dict[str, Any
     """Remove the table of that name from the content and return it."""
     held, name = content.pop(name, {}), above + name
     if not isinstance(held, Mapping):
-        raise InputError(f"{name} = {shown(held)} must be a table: write [{name}] above it")
+        raise InputError(
+            f"{name} = {shown(held)} is not a table: write a line [{name}], and its keys below it"
+        )
     return dict(held)
 
 

@@ -320,12 +320,12 @@ DAMAGES = {
     "not a number": (cut("runs.csv", lambda t: t.replace("0.005", "abc")), "is not a number"),
     "a nan perturbation": (
         cut("neighbours.csv", lambda t: re.sub(r"[^,]+((,[^,]+){4})\n$", r"nan\1\n", t)), " NaN"),
-    "another verdict": (cut("runs.csv", lambda t: t.replace("True", "False", 1)), "contradicts"),
+    "another verdict": (cut("runs.csv", lambda t: t.replace("True", "False", 1)), "wrong value"),
     "no csv": (lambda folder: (folder / "neighbours.csv").unlink(), "missing"),
     "no json": (lambda folder: (folder / "suite.json").unlink(), "missing"),
     "broken json": (cut("suite.json", lambda t: t[:-5]), "not valid JSON"),
     "a list": (cut("suite.json", lambda t: "[]"), "not a JSON object"),
-    "a key is missing": (cut("suite.json", lambda t: t.replace('"delta"', '"d"')), "lacks delta"),
+    "a key is missing": (cut("suite.json", lambda t: t.replace('"delta"', '"d"')), "contain delta"),
 }  # fmt: skip
 
 
@@ -356,9 +356,9 @@ def test_a_damaged_suite_is_refused_in_one_sentence(name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("damage", "why"), [
-    (cut("neighbours.csv", without_last_line), "unfinished census"),
+    (cut("neighbours.csv", without_last_line), "does not contain all neighbours yet"),
     (cut("config.toml", lambda text: "["), "damaged"),
-    (cut("bound.json", lambda text: "{}"), "lacks value"),
+    (cut("bound.json", lambda text: "{}"), "contain value"),
     (lambda folder: (folder / "bound.json").unlink(), "missing"),
     (lambda folder: (folder / "partition.npz").unlink(), "damaged"),
 ])  # fmt: skip

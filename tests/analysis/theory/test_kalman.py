@@ -145,7 +145,7 @@ def test_a_random_c_needs_the_moment_that_widens_its_innovation() -> None:
     gain = 1.3 / (1 + 0.5 * 4 + 1.3)
     assert found.gain is not None and found.gain[0, 0] == pytest.approx(gain)
     assert found.gradient[0] == pytest.approx(2.5 + gain * (1 - 2.5))
-    with pytest.raises(InputError, match="needs the moment S_t"):
+    with pytest.raises(InputError, match="needs S_t, the second moment"):
         kalman_step(model, Estimate(np.array([2.0]), one), [1.0], [0.5])
 
 

@@ -239,7 +239,7 @@ def test_bleu_chooses_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_real_files_are_asked_for(tmp_path: Path) -> None:
     (cell, *_) = kinds.find("dp-text-gpt2", "e2e", "full", {}).within(tmp_path)
-    with pytest.raises(InputError, match=r"Set --set data\.folder"):
+    with pytest.raises(InputError, match=r"Pass --set data\.folder"):
         cell.compute()
     assert not [*tmp_path.rglob("*.safetensors")]
     rows = "mr,ref\n" + "name[A],A place.\n" * 9

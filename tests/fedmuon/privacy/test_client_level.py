@@ -387,7 +387,7 @@ def test_keys_of_client_level_are_not_read_elsewhere(key: str) -> None:
 
 
 def test_bounds_say_why_there_is_none() -> None:
-    with pytest.raises(Uncertified, match="clipped updates and no noise"):
+    with pytest.raises(Uncertified, match="clipped updates and noise"):
         method_of(clients("fedavg"))
 
 
