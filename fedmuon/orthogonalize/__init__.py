@@ -1,8 +1,7 @@
 """Orthogonalizers on stacks of matrices [..., m, n], and their Lipschitz constants.
 
-Each name is imported when it is first used (PEP 562), because orthogonalizers need torch and
-certificates need numpy. Coefficients, and therefore configs, need neither. Bounds do not need
-torch.
+Each public name is imported when it is first used (PEP 562). Orthogonalizers need torch and
+certificates need numpy, but configs and tables of coefficients need neither torch nor numpy.
 """
 
 from importlib import import_module
@@ -32,7 +31,7 @@ else:
     }
 
     def __getattr__(name: str) -> object:
-        """Import the object with this name, and store it for the next use."""
+        """Import the public object with this name, and store the object for its next use."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = import_module(f"{__name__}.{_MODULES.get(name, 'polar')}")

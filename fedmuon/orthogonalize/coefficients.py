@@ -21,7 +21,7 @@ Coefficients = str | Sequence[float] | Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class Table:
-    """Steps in order, and their source. After the last step, the last step repeats."""
+    """Coefficients of Newton–Schulz steps in order, and their source. The last step repeats."""
 
     steps: Schedule
     source: str
@@ -130,19 +130,20 @@ COEFFICIENTS: dict[str, Table] = {
 
 
 def schedule(coefficients: Coefficients, steps: int) -> Schedule:
-    """Return the polynomials of `steps` Newton–Schulz steps, each with at least (a, b, c).
+    """Return the coefficients of every Newton–Schulz step, at least (a, b, c) for each step.
 
     Args:
         coefficients: A name in `COEFFICIENTS`, one step (a, b, c, ...), or a list with one such
-            step per iteration. A list that is too short repeats its last step; a list that is too
-            long is cut.
+            step per iteration. If the list is shorter than `steps`, its last step repeats. If the
+            list is longer, the additional steps are ignored.
         steps: Number of steps, at least 0.
 
     Returns:
-        A tuple of `steps` tuples.
+        A tuple with one tuple of coefficients per step.
 
     Raises:
-        InputError: If the name is unknown, the list is empty, or a number is not finite.
+        InputError: If `steps` is not an integer >= 0, the name is unknown, the list is empty, or a
+            number is not finite.
 
     Example:
         >>> from fedmuon.orthogonalize import schedule
@@ -175,17 +176,19 @@ def schedule(coefficients: Coefficients, steps: int) -> Schedule:
 def with_safety(coefficients: Coefficients, factor: float = 1.01) -> Coefficients:
     """Return coefficients whose steps, except the last one, use x / factor instead of x.
 
-    A step that is optimal on [l, u] may grow, or change its sign, just above u. Rounding can
-    produce such singular values. The factor therefore divides them before each step, so the
-    coefficient of x^(2k+1) is divided by factor^(2k+1). The last step is unchanged, because it
-    moves singular values to 1. With the factor 1.01, the first seven steps of `polar-express-e3`
-    equal those of `polar-express` to four decimals.
+    A step that is optimal on [l, u] may increase steeply or change its sign just above u, and
+    rounding can produce singular values just above u. Singular values are therefore divided by
+    `factor` before each step, except before the last step. To do this, the coefficient of x^(2k+1)
+    is divided by factor^(2k+1). The last step is unchanged, because its results must be close to 1.
+    With the factor 1.01, the first seven steps of `polar-express-e3` equal those of `polar-express`
+    to four decimals.
 
     Source: Polar Express (arXiv:2505.16932), Implementation 1, which uses 1.01.
 
     Args:
         coefficients: A name in `COEFFICIENTS`, or a list of steps.
-        factor: The factor, at least 1. With 1, the coefficients are returned unchanged.
+        factor: The divisor of the singular values, at least 1. With 1, the coefficients are
+            returned unchanged.
 
     Returns:
         The steps, each a tuple of coefficients.
@@ -233,15 +236,15 @@ NORMALIZATIONS: "dict[str, Callable[[Tensor, Tensor | float], Tensor]]" = {
 
 
 def divisor_floor(eps: float, normalization: str) -> float:
-    """Return the floor of a normalization: 1 for `unit`, otherwise eps.
+    """Return the floor of a normalization, its smallest divisor: 1 for `unit`, otherwise eps.
 
-    The normalization is a 1/floor-Lipschitz map, except for `aol`.
+    Every normalization except `aol` is Lipschitz with the constant 1/floor.
     """
     names = ", ".join([*NORMALIZATIONS, AOL])
     if normalization not in names.split(", "):
         raise InputError(f"The normalization {normalization!r} is unknown. Use one of {names}.")
     if not 0 < eps < float("inf"):
         raise InputError(
-            f"eps is {eps}, but it must be positive and finite, or no Lipschitz constant exists."
+            f"eps is {eps}, but it must be positive and finite. Use a small number such as 1e-7."
         )
     return 1.0 if normalization == "unit" else float(eps)

@@ -1,25 +1,26 @@
 """Certificates of orthogonalizers: Lipschitz constants, output norms, approximation errors.
 
-This module does not need torch. If no constant is known to hold, it raises `Uncertified`.
+The functions raise `Uncertified` if no constant is known to hold. This module does not need torch.
 
 **Lipschitz constants** (`lipschitz`): ||Orth(M) - Orth(M')||_F <= L ||M - M'||_F for all M, M'.
-`paper` is the constant published in the Stability note. `sharp` is derived in this module and is
-never larger. All derivations use the following fact. For an odd f, consider the derivative of the
-map M = U S V^T -> U f(S) V^T in the bases U and V. It multiplies the symmetric part of the entry
-pair (i, j) by the divided difference f[s_i, s_j], and the antisymmetric part by f[s_i, -s_j]. For a
-rectangular M, it multiplies entries against the null space by f[s_i, 0] (Daleckii-Krein, on the
+The kind `paper` is the constant published in the Stability note. The kind `sharp` is a constant
+that is derived in this module and is never larger. All derivations use the following fact. For an
+odd f, consider the derivative of the map M = U S V^T -> U f(S) V^T in the bases U and V. This
+derivative multiplies the symmetric part of the entry pair (i, j) by the divided difference f[s_i,
+s_j], and the antisymmetric part by f[s_i, -s_j]. For a rectangular M, the derivative multiplies the
+entries that belong to the null space by f[s_i, 0] (theorem of Daleckii and Krein, applied to the
 dilation [[0, M], [M^T, 0]]). A divided difference is the slope of a chord of f. If f is L-Lipschitz
-on [-r, r], the map is therefore L-Lipschitz in Frobenius norm on the ball of operator norm r, which
-is convex.
+on [-r, r], the map is therefore L-Lipschitz in Frobenius norm on the ball of operator norm r,
+because this ball is convex.
 
 **Output norms** (`growth`): a function phi with ||Orth(M)||_op <= phi(s) for every ||M||_op <= s.
-The maps change only singular values, so phi(s) is a supremum over [0, s]. For increasing functions,
-it is the value at s. For signs it is 1, whatever noise was added before. Newton-Schulz divides by
-||M||_F + eps, max(||M||_F, eps) or max(||M||_F, 1), and ||M||_F >= ||M||_op. The argument of its
-polynomial p_T is therefore at most s / (s + eps), min(s / eps, 1) or min(s, 1). For `aol`, the
-argument is at most min(s / eps, 1), because its divisors are at least eps. phi is the running
-maximum of |p_T|, enclosed by intervals, or the steepest slope times the argument if that is
-smaller.
+The maps apply a function f to the singular values, so phi(s) is the supremum of |f| over [0, s]. If
+f is increasing, the supremum is f(s). For sign maps, phi(s) is 1, even if noise was added to M
+before. Newton-Schulz divides by ||M||_F + eps, max(||M||_F, eps) or max(||M||_F, 1), and ||M||_F >=
+||M||_op. The argument of its polynomial p_T is therefore at most s / (s + eps), min(s / eps, 1) or
+min(s, 1). For `aol`, the argument is at most min(s / eps, 1), because its divisors are at least
+eps. phi is the smaller of two bounds: the running maximum of |p_T|, computed with interval
+arithmetic, and the steepest slope of p_T times the argument.
 
 **Approximation errors** (`newton_schulz_error`, `residual` and others): the distance of a map from
 the polar factor (Stability note, Lemma D.3 and Proposition D.4; Newton–Schulz convergence).
@@ -50,7 +51,7 @@ def growth(
     eps: float = 1e-7,
     normalization: str = "plus",
 ) -> Growth | None:
-    """Return phi of an orthogonalizer, or None if no phi is known.
+    """Return the bound phi on an orthogonalizer's output norm, or None if no bound is known.
 
     Args:
         name: Name of the orthogonalizer, as in a config.
@@ -58,8 +59,8 @@ def growth(
         gamma: Clipping level of `clipped-sign`.
         steps: Number of steps of `newton-schulz`.
         coefficients: Coefficients of the `newton-schulz` steps.
-        eps: Floor of the divisor of `newton-schulz`.
-        normalization: Divisor of `newton-schulz`.
+        eps: Lower bound of the divisor in `newton-schulz`.
+        normalization: Name of the divisor in `newton-schulz`.
 
     Returns:
         The function s -> phi(s), with ||Orth(M)||_op <= phi(s) if ||M||_op <= s.
@@ -109,8 +110,8 @@ def lipschitz(name: str, kind: Kind, **parameters: Any) -> float:
 
     Args:
         name: Name of the orthogonalizer, as in a config.
-        kind: `paper` is the constant published in the Stability note. `sharp` is derived in this
-            package and is never larger.
+        kind: `paper` selects the constant published in the Stability note. `sharp` selects a
+            constant that this package derives and that is never larger.
         **parameters: `lam` of `smoothed-polar`; `gamma` of `clipped-sign` and `exact-sign`;
             `steps`, `coefficients`, `eps` and `normalization` of `newton-schulz`; `sigma`, `alpha`,
             `calls` and `shape` of `gaussian-smoothed-sign`.
@@ -144,18 +145,19 @@ def _newton_schulz(
     eps: float = 1e-7,
     normalization: str = "plus",
 ) -> float:
-    """Return Lambda_T of Lemma D.3, or the steepest slope of p_T on [0, 1] divided by the floor.
+    """Return the Lipschitz constant of Newton–Schulz after a normalization.
 
-    *sharp.* The normalization maps into the unit ball and is 1/floor-Lipschitz. For `plus`, the
+    *sharp.* The constant is the steepest slope of p_T on [0, 1], divided by the floor of the
+    divisor. The normalization maps into the unit ball and is 1/floor-Lipschitz. For `plus`, the
     derivative of M/(|M| + e) at M is (1/(|M| + e)) (I - (|M|/(|M| + e)) m m^T) with m = M/|M|. This
-    is a contraction times at most 1/e. For `max`, M/max(|M|, e) is the projection onto the ball of
-    radius e, divided by e. `unit` is the case e = 1. The iteration applies the odd p_T to the
-    singular values, which are in [0, 1]. Both factors can be attained together at 0, so the
-    constant is exact if |p_T'| has its maximum there.
+    derivative is a contraction times at most 1/e. For `max`, M/max(|M|, e) is the projection onto
+    the ball of radius e, divided by e. `unit` is the case e = 1. The iteration applies the odd p_T
+    to the singular values, which are in [0, 1]. If |p_T'| has its maximum at 0, the constant is
+    exact, because the normalization is also steepest at M = 0.
 
-    *paper.* The recurrence only needs a normalization that is Lambda_0-Lipschitz into the unit
-    ball. The paper states Lambda_0 = 2/eps for `plus`. Then 2/floor also holds for the other
-    normalizations.
+    *paper.* The constant is Lambda_T of Lemma D.3. Its recurrence holds for every normalization
+    that maps into the unit ball and is Lambda_0-Lipschitz. The paper states Lambda_0 = 2/eps for
+    `plus`. For `max` and `unit`, 2/floor is also valid.
     """
     polynomials = schedule(coefficients, steps)
     floor = divisor_floor(eps, normalization)
@@ -187,31 +189,31 @@ def _newton_schulz(
 def _gaussian_smoothed_sign(
     kind: Kind, *, sigma: float, alpha: float, calls: int, shape: tuple[int, int]
 ) -> float:
-    """Return 1/gamma, where s_q(M + sigma H) >= gamma in all `calls` with probability 1 - alpha.
+    """Return 1/gamma, where gamma is a probable lower bound of the smallest singular value.
 
-    On this event, the sign equals the clipped sign at gamma (Corollary D.11).
+    With probability 1 - alpha, the smallest singular value s_q(M + sigma H) is at least gamma in
+    all calls. On this event, the sign equals the clipped sign at gamma (Corollary D.11).
 
     *paper* (Lemma D.10): gamma = sigma alpha / (2.35 sqrt(q) calls).
 
-    *sharp*: the largest of three lower bounds, each valid on its own: the bound of the paper and
-    the two bounds below. Let M be d1 x q with d1 >= q (otherwise transpose it). Each bound fails at
-    one call with probability at most alpha / calls, for every M, because M is fixed before its call
-    draws H.
+    *sharp*: gamma is the largest of three lower bounds: the bound of the paper and the two bounds
+    below. Let M be d1 x q with d1 >= q (otherwise transpose it). Each bound fails at one call with
+    probability at most alpha / calls, for every M, because M is fixed before its call draws H.
 
     *By columns.* Given the other columns, column j of M + sigma H is Gaussian. Its distance to
     their span is sigma times a noncentral chi with at least d1 - q + 1 degrees of freedom. For
-    every t, a noncentral chi exceeds t at least as often as the central one. A unit vector x has an
-    entry with |x_j| >= 1/sqrt(q), and |(M + sigma H) x| >= |x_j| dist_j. Therefore s_q >= min_j
-    dist_j / sqrt(q), and P(s_q <= t) <= q P(chi^2_{d1-q+1} <= q t^2 / sigma^2). The bound is the t
-    for which this is alpha / calls.
+    every t, a noncentral chi exceeds t with at least the probability of a central chi. A unit
+    vector x has an entry with |x_j| >= 1/sqrt(q), and |(M + sigma H) x| >= |x_j| dist_j. Therefore
+    s_q >= min_j dist_j / sqrt(q), and P(s_q <= t) <= q P(chi^2_{d1-q+1} <= q t^2 / sigma^2). The
+    bound is the t for which the right-hand side is alpha / calls.
 
     *By rotation.* For some orthogonal Q, Q M = (R, 0) with R of shape q x q, and Q H has the same
     distribution as H. The last N = d1 - q rows of Q (M + sigma H) are therefore sigma H2, where H2
     is a standard normal N x q matrix. From |(M + sigma H) x| >= sigma |H2 x| follows
-    s_q >= sigma s_min(H2). By Gordon's inequality, E s_min(H2) >= sqrt(N) - sqrt(q). As s_min is
-    1-Lipschitz, it is below its mean by t or more with probability at most exp(-t^2 / 2) (Davidson
-    and Szarek 2001, Theorem II.13). With t = sqrt(2 ln(calls / alpha)), the bound is
-    sigma (sqrt(N) - sqrt(q) - t), if this is positive.
+    s_q >= sigma s_min(H2). By Gordon's inequality, E s_min(H2) >= sqrt(N) - sqrt(q). Because s_min
+    is 1-Lipschitz, s_min is below its mean by t or more with probability at most exp(-t^2 / 2)
+    (Davidson and Szarek 2001, Theorem II.13). With t = sqrt(2 ln(calls / alpha)), the bound is
+    sigma (sqrt(N) - sqrt(q) - t), if this number is positive.
     """
     _require_positive("sigma", sigma)
     if not 0 < alpha < 1 or calls < 1:
@@ -237,10 +239,10 @@ def _gaussian_smoothed_sign(
 
 
 def _exact_sign(kind: Kind, *, gamma: float | None = None) -> float:
-    """Return 2/gamma (*paper*, Lemma D.12) or 1/gamma (*sharp*) for pairs in the tube s_q >= gamma.
+    """Return the constant for matrices whose smallest singular value is at least gamma.
 
-    In the tube, the sign equals the clipped sign at gamma, which is 1/gamma-Lipschitz (also Lemma
-    D.7).
+    The constant is 2/gamma for *paper* (Lemma D.12) and 1/gamma for *sharp*. For these matrices,
+    the sign equals the clipped sign at gamma, which is 1/gamma-Lipschitz (also Lemma D.7).
     """
     if gamma is None:
         raise Uncertified(
@@ -285,10 +287,11 @@ _CERTIFICATES: dict[str, Callable[..., float]] = {
 
 
 def residual(initial: float, degree: int, steps: int) -> float:
-    """Return delta_q from delta_0 for Taylor steps (Newton–Schulz convergence, Lemma 2), exactly.
+    """Return the residual delta_q after q Taylor steps that start from the residual delta_0.
 
-    One step maps d to phi(d) = 1 - (1 - d) p(1 - d)^2. The power series of phi in d starts at
-    d^(k+1) and has positive coefficients, so small residuals lose no digits.
+    One step maps d to phi(d) = 1 - (1 - d) p(1 - d)^2 (Newton–Schulz convergence, Lemma 2). The
+    polynomial phi in d starts at d^(k+1) and has positive coefficients, so the result is also
+    accurate for small residuals.
 
     Args:
         initial: delta_0, in [0, 1].
@@ -303,23 +306,30 @@ def residual(initial: float, degree: int, steps: int) -> float:
 
 
 def polar_error_bound(residual: float) -> float:
-    """Return eps = 1 - sqrt(1 - delta), with equality for delta_q.
+    """Return the bound 1 - sqrt(1 - delta) on the polar error eps for a residual delta.
 
-    Source: Newton–Schulz convergence, Lemma 1.
+    For delta = delta_q, the polar error equals the bound. Source: Newton–Schulz convergence, Lemma
+    1.
     """
     share = _require_share("delta", residual)
     return share / (1 + math.sqrt(1 - share))
 
 
 def slowdown(polar_error: float) -> float:
-    """Return chi = 1 / (1 - eps) (Newton–Schulz convergence, Theorem 1); infinite for eps = 1."""
+    """Return the slowdown chi = 1 / (1 - eps), which is infinite for eps = 1.
+
+    Source: Newton–Schulz convergence, Theorem 1.
+    """
     share = _require_share("eps", polar_error)
     return 1 / (1 - share) if share < 1 else math.inf
 
 
 @lru_cache
 def _residual_powers(degree: int) -> tuple[tuple[int, float], ...]:
-    """Return the powers and coefficients of phi: sums of exact fractions, rounded once."""
+    """Return the pairs (j, coefficient of d^j) of the polynomial phi(d).
+
+    Each coefficient is a sum of exact fractions that is rounded once.
+    """
     if degree < 1 or degree != int(degree):
         raise InputError(f"degree is {degree!r}, but it must be an integer of 1 or more.")
     series = [Fraction(math.comb(2 * s, s), 4**s) for s in range(degree + 1)]
@@ -366,7 +376,9 @@ def _require_share(name: str, value: float) -> float:
 
 
 def newton_schulz_error(coefficients: Coefficients, steps: int, tau: float, rank: int) -> float:
-    """Return sqrt(rank) e, a bound on ||NS(M) - msign(M)||_F for M of this rank.
+    """Return a bound on the error ||NS(M) - msign(M)||_F for matrices M of this rank.
+
+    The bound is sqrt(rank) e, where e bounds the error of one singular value.
 
     Args:
         coefficients: Coefficients of the steps, as for `schedule`.
@@ -375,14 +387,14 @@ def newton_schulz_error(coefficients: Coefficients, steps: int, tau: float, rank
         rank: Rank of M.
 
     Raises:
-        InputError: If `rank` values of size tau do not fit into the unit ball.
-        Uncertified: If the schedule cannot be bounded in doubles.
+        InputError: If `rank` singular values of size tau have a Frobenius norm above 1.
+        Uncertified: If the error cannot be bounded in double precision.
     """
     if not (rank >= 1 and tau > 0 and rank * tau**2 <= 1 + 1e-12):
         raise InputError(
-            f"tau is {tau} and rank is {rank}, but this is impossible: {rank} equal singular "
-            f"values in the unit ball are above 0 and at most {1 / math.sqrt(max(rank, 1)):.6g}. "
-            "Use a rank of 1 or more, and a tau in this range."
+            f"tau is {tau} and rank is {rank}, but tau must be above 0 and at most 1/sqrt(rank) = "
+            f"{1 / math.sqrt(max(rank, 1)):.6g}, because the normalized matrix has a Frobenius "
+            "norm of at most 1. Use a rank of 1 or more, and a tau in this range."
         )
     top = math.sqrt(max(1 - (rank - 1) * tau**2, tau**2))
     found = max_deviation(schedule(coefficients, steps), tau, min(math.nextafter(top, 2), 1.0))
@@ -395,7 +407,7 @@ def newton_schulz_error(coefficients: Coefficients, steps: int, tau: float, rank
 
 
 def printed_cubic_error(steps: int, tau: float, rank: int = 1) -> float:
-    """Return sqrt(rank) (1 - tau^2)^(2^T), the Stability note's bound for the cubic step."""
+    """Return the Stability note's error bound for T cubic steps, sqrt(rank) (1 - tau^2)^(2^T)."""
     return math.sqrt(rank) * (1 - tau**2) ** (2**steps)
 
 
@@ -420,14 +432,13 @@ BOXES = 1 << 12  # number of boxes in `running_maxima`
 
 @lru_cache(maxsize=256)
 def max_slope(polynomials: Schedule) -> float | None:
-    """Return max |p_T'| over [0, 1], or None if it cannot be bounded.
+    """Return an upper bound of max |p_T'| over [0, 1], or None if no bound is found.
 
-    The result is never below the maximum. It exceeds the maximum by a relative error of at most
-    1e-9, or by the effect of rounding.
+    The bound exceeds the maximum by a relative error of at most 1e-9, or by the effect of rounding.
 
-    If |p_T'| has its maximum at 0 and the slopes of the steps decrease from there, the enclosure of
-    a small box [0, h] is already exact. The result then equals prod a_t to the last digits. A step
-    that is 0 makes the map constant: odd polynomials map 0 to 0, so p_T = 0.
+    If |p_T'| has its maximum at 0 and the slopes of the steps decrease near 0, the interval bound
+    on a small box [0, h] is already exact. The result then equals prod a_t up to the last digits.
+    If one step is the zero polynomial, p_T is 0, because odd polynomials map 0 to 0.
     """
     if not all(any(step) for step in polynomials):
         return 0.0
@@ -438,10 +449,11 @@ def max_slope(polynomials: Schedule) -> float | None:
 def max_deviation(
     polynomials: Schedule, low: float, high: float, centre: float = 1.0
 ) -> float | None:
-    """Return max |p_T - centre| over [low, high], within [0, 1], rounded up as in `max_slope`.
+    """Return an upper bound of max |p_T - centre| over [low, high], a part of [0, 1].
 
-    Where p_T is 1, only rounding errors remain. Boxes whose bound is within four times the widest
-    enclosure of a point are therefore not split.
+    The result is None if no bound is found. Where p_T equals `centre`, only rounding errors remain.
+    The search therefore ignores differences of up to four times the widest interval around the
+    value at a single point.
     """
 
     def distance(*box: Array) -> Interval:
@@ -455,12 +467,13 @@ def max_deviation(
 
 
 def _maximize(enclose: Enclose, first: float, last: float, least: float) -> float | None:
-    """Return max |f| over [first, last], from enclosures of f on boxes (low, middle, high).
+    """Return an upper bound of max |f| over [first, last], or None if no bound is found.
 
-    The method is branch and bound. A box is dropped if, by its enclosure, it cannot exceed the best
-    value at a point by more than the gap, or by `least`. Rounding can widen an enclosure by more
-    than the gap (6e-9 was observed). A box that is too narrow to split then keeps its own bound,
-    which is looser but also guaranteed.
+    `enclose` returns intervals that contain f on boxes (low, middle, high). The method is branch
+    and bound. It splits a box only if |f| on this box may exceed the best known value by more than
+    the relative gap plus `least`. Rounding can widen an interval by more than the gap (6e-9 was
+    observed). A box that is too narrow to split then keeps its own bound, which is less tight but
+    also guaranteed.
     """
     edges = np.linspace(first, last, _START + 1)
     low, high = edges[:-1], edges[1:]
@@ -488,10 +501,11 @@ def _maximize(enclose: Enclose, first: float, last: float, least: float) -> floa
 
 @lru_cache(maxsize=256)
 def running_maxima(polynomials: Schedule) -> Array:
-    """Return upper bounds of max |p_T| on [0, k / BOXES], k = 1 .. BOXES; infinite if unknown.
+    """Return upper bounds of max |p_T| on the intervals [0, k / BOXES] for k = 1 .. BOXES.
 
-    The enclosures of long schedules are wide. |p_T| is therefore also bounded by the maximum of the
-    last step over the range of the steps before it, with the coefficients scaled by this range.
+    A bound is infinite if no bound is found. Interval arithmetic overestimates the values of long
+    schedules. The function therefore also bounds the range of each step from the range of the step
+    before, and returns the smaller of the two bounds.
     """
     top = np.float64(1.0)
     for step in polynomials:
@@ -503,7 +517,7 @@ def running_maxima(polynomials: Schedule) -> Array:
 
 @lru_cache(maxsize=256)
 def _enclosed_maxima(polynomials: Schedule) -> Array:
-    """Return the same bounds from the enclosures of p_T alone."""
+    """Return upper bounds of max |p_T| on [0, k / BOXES] from interval arithmetic alone."""
     edges = np.linspace(0.0, 1.0, BOXES + 1)
     low, high = edges[:-1], edges[1:]
     with np.errstate(all="ignore"):
@@ -513,7 +527,7 @@ def _enclosed_maxima(polynomials: Schedule) -> Array:
 
 
 def _lower_bound(enclose: Enclose, points: Array) -> float:
-    """Return a number that |f| reaches at one of the points."""
+    """Return a lower bound of max |f|, from the intervals that contain f at these points."""
     with np.errstate(all="ignore"):
         low, high = enclose(points, points, points)
     reached = np.maximum(np.maximum(low, -high), 0.0)
@@ -523,13 +537,14 @@ def _lower_bound(enclose: Enclose, points: Array) -> float:
 def _enclose(
     polynomials: Schedule, low: Array, middle: Array, high: Array
 ) -> tuple[Interval, Interval]:
-    """Enclose p_T and p_T' on boxes [low, high], through p_t, p_t' and p_t'' step by step.
+    """Return intervals that contain p_T and p_T' on the boxes [low, high].
 
-    In every step, the chain rule on ranges adds an error of the width of a box. Each range is
-    therefore intersected with the mean value form around the middle: p_t(box) is in
-    p_t(middle) + p_t'(box) (box - middle). It uses the composed p_t and p_t', not those of single
-    steps. Its error is the square of the width, so the flat parts near 1 and the maxima inside (0,
-    1) need few boxes.
+    The function computes intervals for p_t, p_t' and p_t'' after each step t. In every step, the
+    chain rule on intervals adds an error proportional to the width of a box. Each interval is
+    therefore intersected with the mean value form around the middle: p_t(box) is in p_t(middle) +
+    p_t'(box) (box - middle). The mean value form uses the composed p_t and p_t', not the
+    polynomials of single steps. Its error is proportional to the square of the width, so the flat
+    parts near 1 and the maxima inside (0, 1) need few boxes.
     """
     one = np.ones_like(low)
     around = _outward(low - middle, high - middle)
@@ -553,11 +568,11 @@ def _enclose(
 
 
 def _horner(coefficients: list[float], u: Interval) -> Interval:
-    """Enclose sum_k c_k u^k for intervals u >= 0.
+    """Return intervals that contain sum_k c_k u^k for intervals u >= 0.
 
     The nested form c_0 + u (c_1 + ...) keeps c_0 as an exact upper end while the bracket is
-    negative. The integer factors in the coefficients round once, so the intervals of the
-    coefficients are extended by one unit in both directions.
+    negative. The coefficients were multiplied by integers and rounded once, so each coefficient
+    becomes an interval of one unit in the last place in both directions.
     """
     ends = [
         (np.nextafter(c, -np.inf), np.nextafter(c, np.inf)) if c else (c, c) for c in coefficients
@@ -590,5 +605,5 @@ def _square(a: Interval) -> Interval:
 
 
 def _intersect(a: Interval, b: Interval) -> Interval:
-    """Return the intersection of two enclosures. If one is NaN (overflow), return the other."""
+    """Return the intersection of two intervals. An end that is NaN (overflow) is ignored."""
     return np.fmax(a[0], b[0]), np.fmin(a[1], b[1])

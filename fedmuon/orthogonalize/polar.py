@@ -30,7 +30,7 @@ def smoothed_polar(matrix: Tensor, lam: float | Tensor) -> Tensor:
     """Apply s -> s / sqrt(s^2 + lam) to the singular values: M (M^T M + lam I)^(-1/2).
 
     Guarantee: 1/sqrt(lam)-Lipschitz in the Frobenius norm. No smaller constant holds, because the
-    slope at s = 0 attains it. The limit lam -> 0 is `exact_sign`.
+    slope at s = 0 is 1/sqrt(lam). The limit lam -> 0 is `exact_sign`.
 
     Source: Stability note, Lemma D.1.
 
@@ -61,7 +61,8 @@ def clipped_sign(matrix: Tensor, gamma: float | Tensor) -> Tensor:
     """Apply s -> min(s / gamma, 1) to the singular values.
 
     Guarantee: 1/gamma-Lipschitz in the Frobenius norm. No smaller constant holds, because the map
-    is M / gamma for small M. It equals `exact_sign` where all singular values are at least gamma.
+    is M / gamma for small M. The result equals `exact_sign` if all singular values are at least
+    gamma.
 
     Source: Stability note, Lemma D.9.
 
@@ -91,12 +92,12 @@ def clipped_sign(matrix: Tensor, gamma: float | Tensor) -> Tensor:
 def exact_sign(matrix: Tensor) -> Tensor:
     """Apply s -> 1 to the positive singular values and keep zeros: M -> U V^T, the polar factor.
 
-    Singular values up to max(m, n) eps s_max count as zero, where eps belongs to M's dtype.
-    Rounding leaves values of this size in place of exact zeros.
+    Singular values up to max(m, n) eps s_max count as zero, where eps is the machine epsilon of M's
+    dtype. Rounding turns exact zeros into values of this size.
 
-    Guarantee: none on all matrices, because the map jumps where a singular value crosses 0. It is
-    1/gamma-Lipschitz between matrices whose smallest singular value is at least gamma. The paper
-    states 2/gamma (Lemma D.12).
+    Guarantee: none on all matrices, because the map jumps where a singular value crosses 0. The map
+    is 1/gamma-Lipschitz between matrices whose smallest singular value is at least gamma. The
+    Stability note states the larger constant 2/gamma (Lemma D.12).
 
     Source: Stability note, section 3.
 
@@ -132,12 +133,12 @@ def exact_sign(matrix: Tensor) -> Tensor:
 
 
 def quotient_sign(matrix: Tensor) -> Tensor:
-    """Return the exact sign of matrices whose rows sum to 0, without a false direction.
+    """Return the exact sign of matrices whose rows sum to 0, without directions from rounding.
 
     The columns of Q [n, n-1] are an orthonormal basis of the vectors with sum 0. Then M equals (M
     Q) Q^T, and U V^T equals sign(M Q) Q^T. In floating point, the rows of M sum to 0 only up to
-    rounding. If M is small compared with the gradients in its sum, `exact_sign` would treat this
-    rounding error as a direction.
+    rounding. If M is a small sum of large gradients, `exact_sign` would treat the rounding error as
+    a direction of M.
 
     Guarantee: the same as for `exact_sign`.
 
@@ -178,8 +179,8 @@ def gaussian_smoothed_sign(matrix: Tensor, sigma: float | Tensor, noise: Tensor)
         matrix: The stack M `[..., m, n]`.
         sigma: Noise level σ >= 0: one number, or a tensor that broadcasts over the leading axes.
             With 0, the result is `exact_sign`.
-        noise: H `[m, n]`, or with leading axes that broadcast. A run and its neighbours share one
-            H.
+        noise: H `[m, n]`, or with leading axes that broadcast. A run and its neighbour runs use the
+            same H.
 
     Returns:
         The polar factors `[..., m, n]`, with the dtype and device of M.
@@ -202,7 +203,10 @@ def gaussian_smoothed_sign(matrix: Tensor, sigma: float | Tensor, noise: Tensor)
 
 
 def _drop_below(cut: float) -> Divisor:
-    """Map s above the cut to s, and other values to infinity, so that their weight is 0."""
+    """Return a divisor that is s for s > cut max(s), and infinite for smaller s.
+
+    Smaller singular values therefore have the weight 0.
+    """
 
     def divisor(s: Tensor, _: Tensor) -> Tensor:
         return torch.where(s > cut * s.amax(-1, keepdim=True), s, torch.inf)
@@ -214,9 +218,9 @@ def _by_gram(view: Tensor, cut: float) -> Tensor | None:
     """Return U V^T of [..., q, d] through the float64 Gram matrix G, or None if it is not accurate.
 
     Eigenvalues of G have errors of about noise = eps tr G, so the relative error of an eigenvalue w
-    is noise / w. For each eigenvalue, this error must be within the target, or the eigenvalue must
-    lie below the cut by a margin that noise cannot produce. Float32 inputs have this margin,
-    because their cut is far above the noise of float64.
+    is noise / w. The result is accurate if each relative error is within the target. An error may
+    be larger if the eigenvalue is below the cut and the cut is far above the noise. For float32
+    inputs, the cut is far above the noise of float64.
     """
     product = gram(view, torch.float64)
     trace = product.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)

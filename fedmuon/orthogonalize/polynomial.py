@@ -1,8 +1,8 @@
 """Newton–Schulz iterations: odd polynomials of a normalized matrix, using only matrix products.
 
 In half precision (bfloat16, float16), the iteration is that of torch.optim.Muon: operands and
-results of every product are rounded to this dtype, and sums are float32. A CPU without such
-products emulates them by float32 products that are rounded at the same places. This is a hundred
+results of every product are rounded to this dtype, and sums are float32. On a CPU without
+half-precision products, float32 products with the same roundings replace them, which is a hundred
 times faster than torch's own fallback.
 """
 
@@ -51,12 +51,14 @@ def newton_schulz(
 ) -> Tensor:
     """Iterate Z <- a Z + b (Z Z^T) Z + c (Z Z^T)^2 Z + ... from Z = M / divisor.
 
-    The result is U p_T(S) V^T, where M / divisor = U S V^T and p_T is the composed polynomial. It
-    is near U V^T if the coefficients converge and no positive singular value is very small.
+    The result is U p_T(S) V^T, where M / divisor = U S V^T and p_T is the composed polynomial. The
+    result is close to U V^T if the coefficients converge and no positive singular value is very
+    small.
 
     Guarantee: L-Lipschitz in the Frobenius norm, where L is the steepest slope of p_T on [0, 1]
-    divided by the floor of the divisor (eps, or 1 for `unit`). The paper states a larger constant,
-    Lambda_T. For `aol`, no constant exists, and U and V belong to the preconditioned matrix.
+    divided by the floor of the divisor (eps, or 1 for `unit`). The Stability note states a larger
+    constant, Lambda_T. For `aol`, no constant exists, and U and V belong to the preconditioned
+    matrix.
 
     Source: Stability note, Lemma D.3. Each table in `COEFFICIENTS` names its own source.
 
@@ -65,7 +67,7 @@ def newton_schulz(
         steps: Number of steps T, at least 0.
         coefficients: A name in `COEFFICIENTS`, one step (a, b, c, ...), or a list with one such
             step per iteration. If the list is shorter than `steps`, its last step repeats.
-        eps: Floor of the divisor, > 0. `unit` does not use it.
+        eps: Lower bound of the divisor, > 0. `unit` ignores eps.
         normalization: The divisor: `plus` is ||M||_F + eps, `max` is max(||M||_F, eps), `unit` is
             max(||M||_F, 1). `aol` is Turbo-Muon's preconditioning.
         products: The dtype of the iterates after the division, such as torch.bfloat16. The result
@@ -103,12 +105,12 @@ def precondition(matrix: Tensor, floor: float) -> Tensor:
     G = M^T M, as in the paper. The result has ||.||_op <= 1. To see this, let D be the diagonal
     matrix of the divisors. The Gram matrix D^-1 G D^-1 is similar to D^-2 G, whose rows have
     absolute sums of at most 1. The singular values of the result are usually nearer to 1 than those
-    of M / ||M||_F. Its polar factor differs from that of M, unless G is diagonal or all divisors
-    are equal.
+    of M / ||M||_F. The polar factor of the result differs from the polar factor of M, unless G is
+    diagonal or all divisors are equal.
 
     Source: Turbo-Muon (arXiv:2512.04632), based on almost-orthogonal layers (arXiv:2208.03160).
-    Their code applies the floor eps to sum_j |G_ij|. This function applies it to the root, so eps
-    has the unit of M.
+    The authors' code applies the lower bound eps to sum_j |G_ij|. This function applies eps to the
+    square root of this sum, so eps has the unit of M.
 
     Args:
         matrix: The stack M [..., m, n].
@@ -189,7 +191,10 @@ def _in_range(divisor: Tensor) -> bool:
 
 
 def native_half(dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether the hardware multiplies in this half precision. On a CPU, oneDNN is asked."""
+    """Return whether the device multiplies matrices of this half-precision dtype.
+
+    On a CPU, oneDNN reports the answer.
+    """
     if device.type != "cpu":
         return True
     return dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -200,7 +205,8 @@ def _iterate_on_matrix(
 ) -> Tensor:
     """Return Z_T [B, q, d]. One step is Z <- a Z + U Z with U = b G + c G^2 + ..., G = Z Z^T.
 
-    A stack with one matrix is iterated as a matrix, because plain products are faster.
+    A stack of one matrix is iterated as a single matrix, because plain products are faster than
+    batched products.
     """
     if len(z) == 1 and z.ndim == 3:
         return _iterate_on_matrix(polynomials, z[0], rounded)[None]
@@ -217,7 +223,7 @@ def _iterate_on_matrix(
 def _bracket(
     step: Step, g: Tensor, rounded: Callable[[Tensor], Tensor] = lambda x: x
 ) -> tuple[Tensor, float]:
-    """Return U [B, q, q] and s with s U = b G + c G^2 + ..., by Horner's rule, for degree >= 1."""
+    """Return U [B, q, q] and a number s with s U = b G + c G^2 + ..., for a degree >= 1."""
     top = degree(step)
     if top == 1:
         return g, step[1]
@@ -236,7 +242,10 @@ def degree(step: Step) -> int:
 
 
 def _sum(beta: float, c: Tensor, alpha: float, a: Tensor, b: Tensor) -> Tensor:
-    """Return beta C + alpha A B for matrices or stacks; plain products are faster than stacks."""
+    """Return beta C + alpha A B for matrices or stacks of matrices.
+
+    A stack of one matrix uses the plain product, which is faster than a batched product.
+    """
     if a.ndim == 2:
         return torch.addmm(c, a, b, beta=beta, alpha=alpha)
     if len(a) == 1:
@@ -245,13 +254,14 @@ def _sum(beta: float, c: Tensor, alpha: float, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _iterate_on_gram(view: Tensor, polynomials: Schedule, divide: Divide) -> Tensor | None:
-    """Iterate only on G = Z Z^T [B, q, q], with two large products in total, or return None.
+    """Return Z_T from an iteration on G = Z Z^T, or None if the iteration on Z is better.
 
-    Z_T = P Z_0, where P is the product of the small matrices Q_t = a I + b G_t + c G_t^2 + ... All
-    of them are polynomials of one matrix, and G_{t+1} = Q_t G_t Q_t. The slope of p_T at 0 is
-    gain = prod a_t. Rounding changes the small eigenvalues of G_0 by eps, and every step multiplies
-    this error by a_t^2. The final error is therefore eps gain^2, compared with eps gain for the
-    direct iteration. The function uses the first dtype for which eps gain^2 is within tolerance.
+    Only two products have the size of M. Z_T = P Z_0, where P is the product of the small matrices
+    Q_t = a I + b G_t + c G_t^2 + ... [B, q, q]. All Q_t are polynomials of G_0, and G_{t+1} = Q_t
+    G_t Q_t. The slope of p_T at 0 is gain = prod a_t. Rounding changes the small eigenvalues of G_0
+    by eps, and every step multiplies this error by a_t^2. The final error is therefore eps gain^2,
+    compared with eps gain for the direct iteration. The function uses the first dtype for which eps
+    gain^2 is within tolerance.
     """
     for work in gram_dtypes(view.shape[-2], view.shape[-1], view.dtype, polynomials):
         product = gram(view, work)
@@ -272,12 +282,13 @@ def _iterate_on_gram(view: Tensor, polynomials: Schedule, divide: Divide) -> Ten
 def gram_dtypes(
     short: int, long: int, dtype: torch.dtype, polynomials: Schedule
 ) -> tuple[torch.dtype, ...]:
-    """Return the dtypes in which to iterate on the Gram matrix of [short, long], best first.
+    """Return the dtypes for the iteration on the Gram matrix of [short, long], best first.
 
     The result is empty if the iteration on Z itself is better. The Gram iteration is faster if it
     needs less arithmetic, or if the matrices are so small that reading Z takes most of the time.
-    Let d = r q. For quintic steps, the Gram iteration costs 2 r + 4 T - 3, in units of 2 q^3 flop,
-    times `_WIDER` in a wider dtype. The iteration on Z costs T (2 r + 1).
+    Let r be the ratio of the longer side to the shorter side q. For quintic steps, the Gram
+    iteration costs 2 r + 4 T - 3, in units of 2 q^3 flop, times `_WIDER` in a wider dtype. The
+    iteration on Z costs T (2 r + 1).
     """
     if dtype in _HALF or not polynomials:
         return ()
@@ -297,7 +308,7 @@ def _gain(polynomials: Schedule) -> float:
 
 
 def _tolerance(dtype: torch.dtype) -> float:
-    """Return the relative error that a reordered computation may add, by dtype of the input."""
+    """Return the relative error that the iteration on the Gram matrix may add."""
     return 1e-10 if dtype == torch.float64 else 1e-5
 
 

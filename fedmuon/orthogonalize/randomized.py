@@ -1,9 +1,9 @@
 """Randomized low-rank polar maps (Nesterov Muon, Algorithms 1 and 2).
 
 If Q is an orthonormal basis of the range of Y = (M M^T)^h M Omega, the map is Q p_T(Q^T M / delta).
-It depends on Y only through the range of Y. Between the products, Y may therefore be replaced by
-any well-conditioned basis of its range. In exact arithmetic the result is the same, and in floating
-point powers lose no digits.
+The map depends on Y only through the range of Y. Between the products, Y may therefore be replaced
+by any well-conditioned basis of its range. In exact arithmetic, the result is the same. In floating
+point, the powers then lose no digits.
 """
 
 from collections.abc import Callable, Sequence
@@ -69,8 +69,8 @@ def randomized_polar(
         axis: The axis that the sketch mixes or samples: `columns` as in the paper, or `rows`, which
             is the same map applied to M^T.
         delta: The divisor of B = Q^T M: `frobenius` is ||M||_F, `operator` is ||B||_op. A number,
-            or numbers `[...]`, must be at least ||M||_op. None selects the divisor of the sketch's
-            algorithm.
+            or numbers `[...]`, must be at least ||M||_op. None selects the divisor of the paper's
+            algorithm for this sketch.
 
     Returns:
         The low-rank polar factors `[..., m, n]`, with the dtype and device of M.
@@ -119,7 +119,7 @@ def randomized_polar(
 
 
 def _scale_into_range(stack: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale matrices so that they can be squared; also return the divisors [B]."""
+    """Return matrices that can be squared without overflow, and the divisors [B] of the input."""
     size = torch.linalg.vector_norm(stack, dim=(-2, -1))
     if holds(((size >= _LOW) & (size <= _HIGH)).all()):
         return stack, torch.ones_like(size)
@@ -131,7 +131,7 @@ def _scale_into_range(stack: Tensor) -> tuple[Tensor, Tensor]:
 def _divisor(
     delta: Delta | float | Tensor, M: Tensor, stack: Tensor, reduced: Tensor, scale: Tensor
 ) -> Tensor:
-    """Return delta [B] in the units of the scaled stack; 1 for a zero matrix."""
+    """Return the divisors delta [B] that apply to the scaled matrices."""
     if isinstance(delta, str):
         if delta not in ("frobenius", "operator"):
             raise InputError(
@@ -149,19 +149,19 @@ def _divisor(
 
 
 def orthonormal(samples: Tensor) -> Tensor:
-    """Return Q [B, m, l] with the range of tall `samples` [B, m, l]; columns beyond its rank are 0.
+    """Return an orthonormal basis Q [B, m, l] of the range of tall `samples` [B, m, l].
 
-    The method is Cholesky QR, applied twice. A Gram matrix and its Cholesky factor cost a few
-    matrix products, whereas Householder QR works column by column. They square the condition
-    number, so the Gram matrix is float64. If rounding dominates the pivots of a matrix, a QR that
-    detects the rank is used instead. After the first pass, columns are orthonormal up to eps cond,
-    and after the second pass up to eps.
+    If the rank is below l, the additional columns of Q are 0. The method is Cholesky QR, applied
+    twice. Cholesky QR costs a few matrix products, whereas Householder QR works column by column.
+    Cholesky QR squares the condition number, so the Gram matrix is float64. If rounding dominates
+    the pivots of a matrix, a QR that detects the rank is used instead. After the first pass,
+    columns are orthonormal up to eps cond, and after the second pass up to eps.
     """
     return _condition(_condition(samples))
 
 
 def _condition(samples: Tensor) -> Tensor:
-    """Make one pass: the same range, with columns orthonormal up to eps cond, far below 1."""
+    """Return a basis of the same range whose columns are orthonormal up to eps cond."""
     product = gram(samples.mT, torch.float64)
     size = product.diagonal(dim1=-2, dim2=-1).sqrt()  # norms of the columns, [B, l]
     empty = size == 0
@@ -182,7 +182,10 @@ def _condition(samples: Tensor) -> Tensor:
 
 
 def _rank_revealing(samples: Tensor, size: Tensor) -> Tensor:
-    """Make the same pass by QR and an SVD of the small factor; rounding directions become 0."""
+    """Return the result of `_condition`, computed by QR and an SVD of the small factor.
+
+    Columns that contain only rounding errors become 0.
+    """
     q, r = torch.linalg.qr(samples.double() / size.unsqueeze(-2))
     u, s, _ = torch.linalg.svd(r)
     cut = 10 * samples.shape[-2] * torch.finfo(torch.float64).eps
@@ -194,8 +197,9 @@ def _numpy_generators(generator: Generators, count: int) -> list[np.random.Gener
     """Return NumPy generators for a stack of `count` matrices.
 
     A torch generator supplies one seed per call. Each generator draws one sketch, with the same
-    numbers for every dtype and device. With k generators, each serves one of k groups of
-    consecutive matrices of equal size, so that coupled replicas share a sketch.
+    numbers for every dtype and device. With k generators, the stack is cut into k groups of
+    consecutive matrices, all with the same number of matrices. The matrices of a group share the
+    generator's sketch, as coupled replicas must.
     """
     alone = generator is None or isinstance(generator, Generator)
     asked: list[Generator | None] = [generator] if alone else list(generator)  # pyright: ignore
@@ -208,8 +212,9 @@ def _numpy_generators(generator: Generators, count: int) -> list[np.random.Gener
         found.append(one)
     if not found or count % len(found):
         raise InputError(
-            f"{len(found)} generators cannot be divided evenly among {count} matrices. Pass one "
-            "generator, or one generator for each group of equally many matrices."
+            f"generator contains {len(found)} generators, but {count} matrices cannot be divided "
+            f"into {len(found)} groups of equal size. Pass one generator, or a number of "
+            f"generators that divides {count}."
         )
     return found
 
@@ -226,9 +231,9 @@ def _gaussian(stack: Tensor, width: int, generators: list[np.random.Generator]) 
 def _kaczmarz(stack: Tensor, width: int, generators: list[np.random.Generator]) -> Tensor:
     """Draw l columns with probabilities pi_j = ||M_j||^2 / ||M||_F^2.
 
-    This is Algorithm 2, lines 1-3, of Nesterov Muon. Matrices that share a generator invert their
-    own distributions at the same uniform numbers. Only the range of the samples is used. The factor
-    1/sqrt(l pi_j) is therefore omitted, and a column that is drawn again becomes 0.
+    This is Algorithm 2, lines 1-3, of Nesterov Muon. Matrices that share a generator use the same
+    uniform numbers, each with its own distribution. Only the range of the drawn columns matters.
+    The factor 1/sqrt(l pi_j) is therefore omitted, and a column that is drawn again becomes 0.
     """
     # Blocks of rows fit into a cache. On a CPU, this is several times faster than one reduction.
     blocks = [rows.square().sum(-2).double() for rows in stack.split(256, dim=-2)]

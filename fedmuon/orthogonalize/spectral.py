@@ -1,9 +1,9 @@
 """The shared core: apply an odd function f to the singular values of a stack of matrices.
 
-O = U diag(f(s)) V^T is f(s)/s, applied to the smaller Gram matrix, times M. This takes two large
-products and a q x q eigenproblem, where q is the smaller side. The Gram matrix squares the
-condition number. This path is therefore used only if a bound shows that no digits are lost.
-Otherwise, an SVD in float64 is used.
+The result is O = U diag(f(s)) V^T. The module applies f(s)/s to the smaller Gram matrix of M, and
+multiplies the result by M. This takes two large products and a q x q eigenproblem, where q is the
+smaller side. The Gram matrix squares the condition number. The module therefore uses it only if a
+bound shows that no digits are lost. Otherwise, an SVD in float64 is used.
 """
 
 import math
@@ -56,8 +56,9 @@ QUINTICS = (
 def wide(matrix: Tensor) -> tuple[Tensor, bool]:
     """Return a view [..., q, d] of M [..., m, n] with q <= d, and whether it is transposed.
 
-    Square matrices are transposed if this makes the last axis contiguous. A batch is copied if
-    neither it nor its transpose is packed, because no matrix product can read it in place.
+    Square matrices are transposed if this makes the last axis contiguous. A stack is copied if
+    neither the stack nor its transpose is contiguous, because matrix products need contiguous
+    matrices.
     """
     rows, columns = matrix.shape[-2:]
     flipped = rows > columns or (rows == columns and matrix.stride(-1) != 1)
@@ -67,14 +68,14 @@ def wide(matrix: Tensor) -> tuple[Tensor, bool]:
 
 
 def left(small: Tensor, stack: Tensor, template: Tensor | None = None) -> Tensor:
-    """Multiply [..., q, k] by [..., k, d], with the memory layout of `stack` or `template`."""
+    """Return the product `small` times `stack`, in the memory layout of `stack` or `template`."""
     if (stack if template is None else template).stride(-1) == 1:
         return small @ stack
     return (stack.mT @ small.mT).mT
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply stacks A and B [B, ., .]. One matrix uses the plain product, which is faster."""
+    """Return the products of two stacks. Stacks of one matrix use the faster plain product."""
     return (a[0] @ b[0])[None] if len(a) == len(b) == 1 else a @ b
 
 
@@ -86,7 +87,7 @@ def gram(view: Tensor, work: torch.dtype) -> Tensor:
 
 
 def apply(small: Tensor, view: Tensor, work: torch.dtype) -> Tensor:
-    """Multiply [..., q, q] by M [..., q, d] in the dtype `work`; return M's dtype and layout."""
+    """Return `small` times M, computed in the dtype `work`, with the dtype and layout of M."""
     if view.dtype == work:
         return left(small.to(work), view)
     out = torch.empty_like(view)
@@ -98,9 +99,9 @@ def apply(small: Tensor, view: Tensor, work: torch.dtype) -> Tensor:
 
 
 def _pieces(view: Tensor, work: torch.dtype) -> tuple[Tensor, ...]:
-    """Split M into stacks [k, q, d]: pieces of 1 MiB if M must be converted on a CPU.
+    """Split M into stacks [k, q, d] of 1 MiB if a CPU must convert M to another dtype.
 
-    New memory for a converted copy of the whole stack would take more time than the arithmetic.
+    To allocate a converted copy of the whole M would take more time than the arithmetic.
     """
     flat = view.view(-1, *view.shape[-2:])
     whole = view.dtype == work or view.device.type != "cpu"
@@ -108,12 +109,12 @@ def _pieces(view: Tensor, work: torch.dtype) -> tuple[Tensor, ...]:
 
 
 def norm(stack: Tensor) -> Tensor:
-    """Return Frobenius norms [...] as float64; infinite if the input's own dtype overflows."""
+    """Return Frobenius norms [...] as float64. A norm that overflows in M's dtype is infinite."""
     return torch.linalg.vector_norm(stack, dim=(-2, -1)).double()
 
 
 def peak(stack: Tensor) -> Tensor:
-    """Return max|M| [...] of matrices, which must be finite."""
+    """Return the largest absolute entry [...] of each matrix. All entries must be finite."""
     largest = stack.abs().amax((-2, -1))
     if not holds(largest.isfinite().all()):
         raise NonFinite(
@@ -125,7 +126,7 @@ def peak(stack: Tensor) -> Tensor:
 def per_matrix(
     name: str, value: float | Tensor, matrix: Tensor, mend: str, zero: bool = False
 ) -> Tensor:
-    """Convert `value` to float64 [...] or []; it must be finite, positive and broadcastable."""
+    """Return `value` as float64, after a check that `value` is positive and broadcastable."""
     if isinstance(value, int | float):  # created on the device, so nothing is copied
         parameter = torch.full((), value, dtype=torch.float64, device=matrix.device)
         sound = (value >= 0 if zero else value > 0) and value < math.inf
@@ -141,8 +142,8 @@ def per_matrix(
     )
     if not fits:
         raise InputError(
-            f"{name} has shape {tuple(own)}, which does not match the matrices. Pass one value, "
-            f"or one value for each of the matrices {tuple(lead)}."
+            f"{name} has shape {tuple(own)}, which does not match the matrices. Pass one number, "
+            f"or a tensor of shape {tuple(lead)} with one number per matrix."
         )
     return parameter
 
@@ -151,8 +152,8 @@ def spectral_map(matrix: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
     """Return U diag(s / divisor(s, root)) V^T for M [..., m, n], where divisor >= root.
 
     The Gram matrix has an error of about eps ||M||_F^2. As a function of the Gram matrix, 1/divisor
-    has divided differences (times the factor s from M) of at most 1/root^2. The relative error of
-    the output is therefore about eps ||M||_F^2 / root^2, which determines the working dtype.
+    has divided differences of at most 1/root^2, including the factor s from M. The relative error
+    of the output is therefore about eps ||M||_F^2 / root^2, which determines the working dtype.
 
     Args:
         matrix: The stack M [..., m, n].
@@ -182,8 +183,8 @@ def spectral_map(matrix: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
 def _accurate_dtype(size: Tensor, root: Tensor, dtype: torch.dtype) -> torch.dtype | None:
     """Return the cheapest dtype whose Gram matrix is accurate for the whole stack, or None.
 
-    The largest norm is compared with the smallest root, as Python numbers. If reading them would
-    synchronize a GPU, only the widest dtype is considered.
+    The function compares the largest norm with the smallest root. If reading these two numbers
+    would synchronize a GPU, it considers only the widest dtype.
     """
     largest: Any = size.detach().max()
     floor: Any = root.detach().min()
@@ -209,14 +210,15 @@ def _products_are_faster(view: Tensor) -> bool:
 def inverse_root(product: Tensor, root: Tensor) -> Tensor:
     """Return (G + root^2 I)^(-1/2) with matrix products only, without synchronizing a GPU.
 
-    R = (G + root^2 I) / c with c = tr G + root^2 has eigenvalues in [root^2 / c, 1]. A quintic x
-    q(x^2) that moves sqrt(R) towards 1 defines R <- q R q and Z <- Z q, so Z approaches R^(-1/2).
-    Rounding changes the smallest eigenvalue of R by eps, relative to 1. The relative error is
-    therefore about eps c / root^2, as with an eigensolver.
+    R = (G + root^2 I) / c with c = tr G + root^2 has eigenvalues in [root^2 / c, 1]. In each step,
+    a quintic x q(x^2) moves the singular values of sqrt(R) towards 1. With q = q(R), the step is R
+    <- q R q and Z <- Z q, so Z approaches the inverse root of the first R. Rounding changes the
+    smallest eigenvalue of R by eps, relative to 1. The relative error is therefore about eps c /
+    root^2, as with an eigensolver.
 
     Args:
         product: G [..., q, q] in float64, positive semi-definite.
-        root: [...] or [], with root^2 >= REACH^2 c.
+        root: The number root [...] or [], with root^2 >= REACH^2 c.
 
     Returns:
         The inverse roots [..., q, q].
@@ -243,7 +245,10 @@ def inverse(s: Tensor, vectors: Tensor, root: Tensor, divisor: Divisor) -> Tenso
 
 
 def by_svd(view: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
-    """Apply f through a float64 SVD of M / max(max|M|, root), which cannot overflow."""
+    """Return U diag(f(s)) V^T from a float64 SVD of M / max(max|M|, root).
+
+    The division prevents overflow.
+    """
     stack = view.double()
     scale = torch.maximum(peak(stack), root)
     scale = torch.where(scale > 0, scale, 1.0)
@@ -272,7 +277,7 @@ def by_svd(view: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
 
 
 class Spectral(torch.autograd.Function):
-    """A spectral map of M, computed by `compute`, with the derivative described above."""
+    """A spectral map F(M), computed by `compute`, with the exact derivative DF(M)[H]."""
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, root: Tensor, divisor: Divisor, compute: Any) -> Tensor:
@@ -282,12 +287,12 @@ class Spectral(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
-        """Return DF(M)[H] for the cotangent H."""
+        """Return the derivative DF(M)[H], where H is the cotangent of the result."""
         return derivative(ctx.saved_tensors, cotangents[0]), None, None, None
 
 
 def factors(matrix: Tensor, root: Tensor, divisor: Divisor) -> tuple[Tensor, ...]:
-    """Return U, V^T, w, A and B of M."""
+    """Return the factors U, V^T, w, A and B, from which `derivative` computes DF(M)[H]."""
     u, s, vh = torch.linalg.svd(matrix.detach().double(), full_matrices=False)
     h = divisor(s, root.detach().double().unsqueeze(-1))
     w = h.reciprocal()
