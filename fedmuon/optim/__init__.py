@@ -54,7 +54,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the public object with this name. Schedules can thus be imported without torch."""
+    """Import the public object with this name at its first use.
+
+    Schedules can therefore be imported without torch.
+    """
     for module, names in _MODULES.items():
         if name in names:
             found = getattr(import_module(f"{__name__}.{module}"), name)

@@ -1,15 +1,15 @@
 """Aggregators: how the server combines the replies of a round, by name or with a custom function.
 
-A function sees one model at a time. Each reply has `.client`, `.params` and `.states` (name ->
-tensor), `.samples` (n_i) and `.loss`. Replies are in the order of the clients. The function returns
-a mapping of names to tensors like `.params`, and must not store anything between calls. It is also
-used to combine the states that clients return.
+A custom function receives the replies of one replica at a time. Each reply has `.client`, `.params`
+and `.states` (name -> tensor), `.samples` (n_i) and `.loss`. Replies are in the order of the
+clients. The function returns a mapping of names to tensors like `.params`, and must not store
+anything between calls. The same function also combines the states that clients return.
 
 If an aggregator needs a state that lasts from round to round, declare it: `Aggregator(apply,
 init=init)`, with `init(params) -> state` and `apply(replies, state) -> (params, state)`. States are
-mappings of names to tensors. The server stores the state in every checkpoint. For each returned
-state, the aggregator has a separate state. The theory of the Stability note assumes the plain mean,
-so no other aggregator has a certificate.
+mappings of names to tensors. The server stores the state in every checkpoint. The aggregator has a
+separate state for each client state that it combines. The theory of the Stability note assumes the
+plain mean, so no other aggregator has a certificate.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,12 +38,13 @@ class Aggregator:
         apply: Function from replies to params; with `init`, from `(replies, state)` to
             `(params, state)`.
         stacked: Whether `apply` accepts the replies of all replicas `[replicas, ...]` at once.
-        averages: Whether this is the plain mean, with weight 1/K per reply, as the theory assumes.
+        averages: Whether the aggregator is the plain mean, with weight 1/K per reply, as the theory
+            assumes.
         shares: Function from replies to weights with sum 1, for a weighted mean.
         init: Function from params to the first state. Every checkpoint stores the state.
 
     Raises:
-        InputError: If a part cannot be called, or a plain mean declares a state.
+        InputError: If `apply`, `shares` or `init` is not a function, or a plain mean has a state.
 
     Example:
         >>> import fedmuon
@@ -73,7 +74,7 @@ class Aggregator:
             )
 
     def __call__(self, replies: Sequence[Any], *state: Mapping[str, Tensor]) -> Any:
-        """Combine the replies. With a state, return the next state too."""
+        """Combine the replies. If a state is passed, also return the next state."""
         return self.apply(replies, *state)
 
     def combine(self, replies: Sequence[Any], state: Params | None = None) -> tuple[Params, Params]:
@@ -126,7 +127,7 @@ class Aggregator:
 
 
 def _check_result(found: Any, like: Params, what: str = "each parameter") -> Params:
-    """Reject a result that differs in form from the clients' models, or from the last state."""
+    """Reject a result whose names, shapes, dtypes or devices differ from those in `like`."""
     if not isinstance(found, Mapping) or set(found) != set(like):
         raise InputError(
             f"[federation] aggregate must return one tensor for {what}, but its result has other "
@@ -155,10 +156,10 @@ def _check_result(found: Any, like: Params, what: str = "each parameter") -> Par
 
 
 def as_aggregator(found: Any, guard: Guard | None = None) -> Aggregator:
-    """Convert a value or a function of replies to an aggregator.
+    """Convert a function of replies, or an `Aggregator`, to an aggregator.
 
-    With a guard, the functions are called within it. An aggregator is then rejected if it stores
-    something between calls.
+    The guard names your object in errors. With a guard, an aggregator that stores something between
+    calls is rejected.
     """
     if not isinstance(found, Aggregator):
         if not callable(found):
@@ -177,11 +178,14 @@ def as_aggregator(found: Any, guard: Guard | None = None) -> Aggregator:
         if found.init is None:
             made = dict(made) if isinstance(made, Mapping) else None
         elif not isinstance(made, tuple | list) or len(made) != 2:
-            raise TypeError(f"it returned a {type(made).__name__}, not a pair (params, state)")
+            raise TypeError(
+                f"the function returns a {type(made).__name__}, but a pair (params, state) is "
+                "required"
+            )
         if name := held.changed():
             raise InputError(
                 f"your aggregate {object_name(apply)} changes {name} when it is called, but a "
-                "resumed run would not have this change. Use fedmuon.Aggregator(apply, "
+                "resumed run would lose this change. Use fedmuon.Aggregator(apply, "
                 "init=init) with init(params) -> state and apply(replies, state) -> (params, "
                 "state), or store the value in a state of the recipe that the server's rule "
                 "updates."
@@ -205,7 +209,9 @@ AGGREGATORS: Registry[Aggregator] = Registry()
 
 @AGGREGATORS.add("mean")
 def mean() -> Aggregator:
-    """Return the plain mean: weight 1/K per reply (Stability note, eqs. (4) and (5)).
+    """Return the aggregator for the plain mean, with weight 1/K per reply.
+
+    Source: Stability note, eqs. (4) and (5).
 
     Returns:
         The aggregator. It is the only one with a certificate.
@@ -232,7 +238,7 @@ def mean() -> Aggregator:
 
 @AGGREGATORS.add("by-samples")
 def by_samples() -> Aggregator:
-    """Return the mean weighted by the number of samples n_i, as in FedAvg (McMahan et al. 2017).
+    """Return the aggregator for the mean weighted by sample counts n_i (McMahan et al. 2017).
 
     Returns:
         The aggregator, with weight n_i over the sum of the participants' n_j.
@@ -262,7 +268,7 @@ def by_samples() -> Aggregator:
 
 @AGGREGATORS.add("median")
 def median() -> Aggregator:
-    """Return the median of every entry.
+    """Return the aggregator for the median of every entry.
 
     With an even number of replies, the median is the mean of the two middle values.
 
@@ -287,7 +293,9 @@ def median() -> Aggregator:
 
 @AGGREGATORS.add("trimmed-mean")
 def trimmed_mean(trim: float = 0.2) -> Aggregator:
-    """Return the mean of every entry without its smallest and largest values (Yin et al. 2018).
+    """Return the aggregator for the trimmed mean of every entry (Yin et al. 2018).
+
+    The trimmed mean leaves out the smallest and the largest values of the entry.
 
     Args:
         trim: Share of the K values to leave out at each end, 0 <= trim < 0.5. At each end,
@@ -322,7 +330,10 @@ def trimmed_mean(trim: float = 0.2) -> Aggregator:
 
 @AGGREGATORS.add("krum")
 def krum(faulty: int = 1) -> Aggregator:
-    """Return the reply closest to its K - faulty - 2 nearest others (Blanchard et al. 2017).
+    """Return the aggregator Krum, which chooses one reply (Blanchard et al. 2017).
+
+    The chosen reply has the smallest sum of squared distances to its K - faulty - 2 nearest other
+    replies.
 
     Args:
         faulty: Number of faulty clients to tolerate. A round then needs at least faulty + 3

@@ -28,8 +28,8 @@ PERSONAL = "personal"  # name of the state with a client's own model, or its per
 
 def _no_release(points: Points, bounds: Tensor | None = None) -> Released:
     raise InputError(
-        "this chain is private, but its step received no release. Pass the function that "
-        "Mechanism.releases returns as `released` of the Context."
+        "this chain is private, but its Context has no function `released`. Set `released` of the "
+        "Context to the function that Mechanism.releases returns."
     )
 
 
@@ -45,8 +45,8 @@ class Context:
         params: The model X.
         gradient: Function from params to (loss `[K S]`, gradient).
         draws: `draws[k](what, block=...)` is a random generator of client k for this step.
-        released: Function from points to the privacy mechanism's release of the lot's gradients at
-            these points. With quantile clipping, it also accepts clipping bounds `[K S]`.
+        released: Function that returns a private release of the lot's gradients at given points.
+            With quantile clipping, the function also accepts clipping bounds `[K S]`.
         factor: Factor of all step sizes in this round.
         clients: Numbers of the K clients. Only links with `knows_client` receive them.
         received: The model that the client received at the start of the round.
@@ -79,13 +79,13 @@ class Link:
         init: Function from params to the first state.
         update: Function from `(direction, state, context)` to `(direction, state)`. It must return
             new tensors.
-        lasting: Whether the state is useful in the next round.
-        averaged: Only for a link that tracks how averaging reduces noise. A function from (mean of
-            the clients' states, sum of their squared weights) to the server's state.
+        lasting: Whether the state should continue in the next round.
+        averaged: Only for a link that tracks how averaging reduces noise: a function from (mean of
+            the clients' states, sum of the squared weights of the clients) to the server's state.
         knows_client: Whether the link receives `context.clients`.
 
     Raises:
-        InputError: If a part has the wrong type, or the name is empty or contains a dot.
+        InputError: If an attribute has the wrong type, or the name is empty or contains a dot.
 
     Example:
         >>> import fedmuon
@@ -160,8 +160,8 @@ class Chain:
 
         Args:
             params: The model, name -> tensor `[replicas, ...]`.
-            given: States that were sent or stored, by link name. All other links start with a
-                fresh state.
+            given: Mapping of link name to a state that the server sent or the client stored. All
+                other links start with a new state.
 
         Returns:
             Mapping of link name to state.
@@ -180,7 +180,8 @@ class Chain:
             context: The values that links may read.
 
         Returns:
-            The params plus the last direction, and the next states.
+            The next model, which is the model plus the update of the last link, and the next
+                states.
         """
         direction: Params = {}
         after: States = {}
@@ -229,19 +230,25 @@ def zeros(params: Params) -> State:
 
 
 def forbidden_gradient(at: Params) -> tuple[Tensor, Params]:
-    """Raise an error: a link of a private chain must not request the gradient."""
-    raise AssertionError("a link of a private chain asked for a gradient that is not released")
+    """Raise an error, because links of a private chain must not read the gradient itself."""
+    raise AssertionError(
+        "a link of a private chain calls context.gradient, but it may read only private releases. "
+        "Call context.released instead."
+    )
 
 
 def per_client(number: Number, template: Tensor) -> Number:
-    """Repeat a value per replica [S] for the K blocks of a template [K S, ...]; keep floats."""
+    """Repeat one value per replica [S] for all K clients of a template [K S, ...].
+
+    A single number is returned as a float.
+    """
     if isinstance(number, float | int):
         return float(number)
     return to_device(number, template.device, template.dtype).repeat(len(template) // len(number))
 
 
 def per_replica(number: Number, template: Tensor) -> Number:
-    """Repeat a value as in `per_client`, with a shape that broadcasts against the template."""
+    """Return the values of `per_client` in a shape that broadcasts against the template."""
     number = per_client(number, template)
     return (
         number if isinstance(number, float | int) else number.view(-1, *[1] * (template.ndim - 1))
@@ -249,6 +256,6 @@ def per_replica(number: Number, template: Tensor) -> Number:
 
 
 def gaussian_like(matrix: Tensor, context: Context, what: Draw, block: int) -> Tensor:
-    """Draw a normal tensor [K S, ...], with one draw per client that its replicas share."""
+    """Draw a normal tensor [K S, ...]. All S replicas of a client share one draw."""
     draws = [draw(what, block=block) for draw in context.draws]
     return to_device(normal(draws, tuple(matrix.shape)), matrix.device, matrix.dtype)

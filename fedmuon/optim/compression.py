@@ -1,10 +1,10 @@
 """Compressors: how a client's update is written in its message, and the bytes this takes.
 
 A `Compressor` converts one tensor to the small tensors of a message, and back. C(x) is the tensor
-that the receiver reads. All compressors except `identity` lose information. A contractive
-compressor satisfies E||C(x) - x||^2 <= e ||x||^2 with e < 1. An unbiased one satisfies
-E C(x) = x. `Compression` combines the compressors of a run's clients and server with the clients'
-feedback for the lost part.
+that the receiver decodes. All compressors except `identity` lose information. A contractive
+compressor satisfies E||C(x) - x||^2 <= e ||x||^2 with e < 1. An unbiased one satisfies E C(x) = x.
+`Compression` defines the compressors of the clients and of the server in a run. It also defines the
+feedback with which clients correct for lost information.
 
 Tensors have a leading axis of replicas [S, ...]. Each replica is compressed separately. All
 replicas share the random draws, which come from the generator passed to the compressor.
@@ -38,14 +38,15 @@ class Compressor:
     """A method for writing tensors in messages.
 
     Attributes:
-        name: Name in [compression].
-        encode: Function from (tensor [S, ...], generator) to its parts. If the sender stores a
-            part, `encode` also accepts this part of the sender's last message.
+        name: Name of the compressor in the config table [compression].
+        encode: Function from (tensor [S, ...], generator) to the parts of its message. If `kept`
+            names a part, `encode` also accepts this part of the sender's last message.
         decode: Function from (parts, a tensor like the original) to C(x).
-        template: Function from a tensor to tensors like its parts.
+        template: Function from a tensor to parts with the shapes and dtypes of its message.
         error: Function from a tensor to e, the bound on E||C(x) - x||^2 / ||x||^2 for its shape.
         unbiased: Whether E C(x) = x.
-        kept: The part that a sender stores for its next message, if any.
+        kept: Name of the part that a sender stores for its next message; empty if no part is
+            stored.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Compressor:
 
 
 def identity() -> Compressor:
-    """Send tensors uncompressed."""
+    """Return a compressor that sends tensors uncompressed."""
     return Compressor(
         "none",
         lambda value, rng: {WHOLE: value},
@@ -72,7 +73,7 @@ def identity() -> Compressor:
 
 
 def _count(share: float, size: int) -> int:
-    """Return the number of pieces in a share of `size` pieces, at least one."""
+    """Return how many of `size` entries or rows are sent for this share, at least one."""
     return max(1, min(size, round(share * size)))
 
 
@@ -82,18 +83,18 @@ def _index_type(size: int) -> torch.dtype:
 
 
 def _pays(like: Tensor, taken: int, of: int) -> bool:
-    """Return whether `taken` of `of` pieces with positions need fewer bytes than the tensor."""
+    """Return whether `taken` entries or rows with positions need fewer bytes than all `of`."""
     piece = like[0].numel() // of * like.element_size()
     return taken * (piece + _index_type(of).itemsize) < of * piece
 
 
 def _positions(indices: Tensor, size: int) -> Tensor:
-    """Return the positions in a message, after a check, because a message may contain anything."""
+    """Return the positions in a message, after a check that they are below `size`."""
     found = indices.long()
     if found.numel() and not (int(found.min()) >= 0 and int(found.max()) < size):
         raise InputError(
-            f"a compressed tensor in a message has positions outside the {size} entries of the "
-            "tensor"
+            f"a compressed tensor in a message has positions outside the range 0 to {size - 1}. "
+            "Use the same model and the same [compression] on the server and on all clients."
         )
     return found
 
@@ -107,9 +108,9 @@ def _require_share(name: str, share: float) -> None:
 
 
 def _largest(sizes: Tensor, count: int) -> Tensor:
-    """Return the positions [S, k] of the largest of sizes [S, d], in ascending order.
+    """Return the positions [S, k] of the k largest sizes [S, d], in ascending order.
 
-    Among equal sizes, the first positions are chosen, on every machine.
+    Among equal sizes, the first positions are chosen, so every machine chooses the same ones.
     """
     order = sizes.sort(dim=1, descending=True, stable=True).indices
     return order[:, :count].sort(dim=1).values
@@ -124,12 +125,12 @@ def _sparse(
 ) -> Compressor:
     """Make a compressor that sends k of d entries with their positions.
 
-    It sends the whole tensor if this needs no more bytes.
+    The compressor sends the whole tensor if the whole tensor needs no more bytes.
     """
     _require_share(name, share)
 
     def count(like: Tensor) -> int:
-        """Return k, or 0 if the whole tensor is sent."""
+        """Return the number k of sent entries, or 0 if the whole tensor is sent."""
         k, size = _count(share, like[0].numel()), like[0].numel()
         return k if _pays(like, k, size) else 0
 
@@ -156,9 +157,10 @@ def _sparse(
 
 
 def top_k(share: float) -> Compressor:
-    """Send a share of the entries, those with the largest absolute value, with their positions.
+    """Return a compressor that sends the entries with the largest absolute values.
 
-    A tensor is sent uncompressed if this needs no more bytes.
+    The message contains these entries and their positions; `share` is their share of all entries.
+    The compressor sends the whole tensor if the whole tensor needs no more bytes.
     """
 
     def encode(value: Tensor, rng: np.random.Generator) -> Parts:
@@ -173,9 +175,10 @@ def top_k(share: float) -> Compressor:
 
 
 def random_k(share: float) -> Compressor:
-    """Send k of the d entries, drawn uniformly and multiplied by d / k, with their positions.
+    """Return a compressor that sends k random entries of d, multiplied by d / k.
 
-    A tensor is sent uncompressed if this needs no more bytes.
+    The message contains these entries and their positions. The compressor sends the whole tensor if
+    the whole tensor needs no more bytes.
     """
 
     def encode(value: Tensor, rng: np.random.Generator) -> Parts:
@@ -197,16 +200,17 @@ def _is_matrix(like: Tensor) -> bool:
 
 
 def rows(share: float) -> Compressor:
-    """Send a share of the rows, those with the largest Euclidean norm, with their numbers.
+    """Return a compressor that sends the rows with the largest Euclidean norms.
 
-    A tensor [S, m, ...] is a stack of matrices with m rows. Vectors are sent uncompressed, and so
-    are matrices if this needs no more bytes. Dion2 (arXiv:2512.16928) selects rows of the momentum
-    in the same way. It keeps the other rows for later steps, as error feedback does.
+    A tensor [S, m, ...] is a stack of matrices with m rows. The message contains the rows and their
+    positions; `share` is their share of all rows. Vectors are sent uncompressed. A whole matrix is
+    sent if it needs no more bytes. Dion2 (arXiv:2512.16928) selects rows of the momentum in the
+    same way, and keeps the other rows for later steps, as error feedback does.
     """
     _require_share("rows", share)
 
     def count(like: Tensor) -> int:
-        """Return k, or 0 if the whole tensor is sent."""
+        """Return the number k of sent entries, or 0 if the whole tensor is sent."""
         k = _count(share, like.shape[1]) if _is_matrix(like) else 0
         return k if k and _pays(like, k, like.shape[1]) else 0
 
@@ -252,7 +256,7 @@ def _pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def _unpack(packed: Tensor, bits: int, size: int) -> Tensor:
-    """Return the packed integers [S, size]."""
+    """Return the integers [S, size] that `_pack` has packed into bytes."""
     places = torch.arange(8, device=packed.device)
     planes = ((packed.long().unsqueeze(-1) >> places) & 1).flatten(1)[:, : size * bits]
     weights = 1 << torch.arange(bits, device=packed.device)
@@ -267,7 +271,7 @@ def _scaled_codes(
     error: Callable[[Tensor], float],
     unbiased: bool,
 ) -> Compressor:
-    """Make a compressor that sends one scale [S, 1], and a code of `bits` bits per entry."""
+    """Make a compressor that sends one scale [S, 1] per tensor and `bits` bits per entry."""
 
     def decode(parts: Parts, like: Tensor) -> Tensor:
         codes = _unpack(parts["codes"].to(like.device), bits, like[0].numel())
@@ -285,7 +289,7 @@ def _norms(flat: Tensor) -> Tensor:
     """Return the norms [S, 1] of rows [S, d].
 
     If the squares of finite numbers overflow or underflow, the norm is computed from scaled
-    numbers. It is then at most the largest number of the dtype.
+    numbers. A norm that is too large for the dtype becomes the largest number of the dtype.
     """
     norm = torch.linalg.vector_norm(flat, dim=1, keepdim=True)
     if (sound := (norm > 0) & norm.isfinite()).all():
@@ -301,9 +305,10 @@ def _norms(flat: Tensor) -> Tensor:
 def qsgd(levels: int) -> Compressor:
     """QSGD: send the norm, and for each entry its sign and a randomly rounded level.
 
-    |x_j| / ||x|| lies between two multiples of 1/s. One of them is drawn so that the mean is exact
-    (Alistarh et al. 2017, section 3.1). An entry needs ceil(log2(2 s + 1)) bits. A norm that
-    overflows is replaced by the largest number of the dtype, which preserves the means.
+    |x_j| / ||x|| lies between two multiples of 1/s. The compressor sends one of these two
+    multiples, drawn such that its mean is |x_j| / ||x|| (Alistarh et al. 2017, section 3.1). An
+    entry needs ceil(log2(2 s + 1)) bits. A norm that overflows is replaced by the largest number of
+    the dtype, which preserves the means.
 
     Args:
         levels: The number s of levels.
@@ -334,7 +339,7 @@ def qsgd(levels: int) -> Compressor:
 
 
 def sign() -> Compressor:
-    """Send the signs, with the mean absolute value as their common scale.
+    """Return a compressor that sends the signs and the mean absolute value, their common scale.
 
     ||C(x) - x||^2 = ||x||^2 - ||x||_1^2 / d (Karimireddy et al. 2019, arXiv:1901.09847).
     """
@@ -351,9 +356,9 @@ def sign() -> Compressor:
 
 
 def svd(rank: int) -> Compressor:
-    """Send a matrix as two factors, whose product is the nearest matrix of rank r.
+    """Return a compressor that sends two factors of the nearest matrix of rank r.
 
-    Vectors are sent uncompressed, and so are matrices whose factors would not be smaller.
+    Vectors, and matrices whose factors would not be smaller, are sent uncompressed.
 
     Args:
         rank: The rank r.
@@ -371,12 +376,12 @@ def svd(rank: int) -> Compressor:
 def power(rank: int, iterations: int = 1) -> Compressor:
     """PowerSGD: send a matrix as two factors of rank r, found by power iteration.
 
-    One iteration computes L = orth(M R^T) and R = L^T M. The receiver reads L R, a projection of M.
-    The first R of a message is the R of the sender's last message. If a matrix changes little, L R
-    therefore approaches the nearest matrix of rank r from round to round (Vogels et al. 2019,
+    One iteration computes L = orth(M R^T) and R = L^T M. The receiver computes L R, a projection of
+    M. The first R of a message is the R of the sender's last message. If a matrix changes little, L
+    R therefore approaches the nearest matrix of rank r from round to round (Vogels et al. 2019,
     arXiv:1905.13727). In the first round, R is drawn from a normal distribution. Later, rows of R
-    that are 0 up to rounding are drawn again, because they contain no information about M. Vectors
-    are sent uncompressed, and so are matrices whose factors would not be smaller.
+    that are 0 up to rounding are drawn again, because they contain no information about M. Vectors,
+    and matrices whose factors would not be smaller, are sent uncompressed.
 
     Args:
         rank: The rank r.
@@ -433,7 +438,10 @@ def _factored(name: str, rank: int, encode: Callable[..., Parts]) -> Compressor:
 def compressor(
     name: str, share: float = 0.1, levels: int = 7, rank: int = 4, iterations: int = 1
 ) -> Compressor:
-    """Return the compressor with this name in [compression]; each uses its own argument."""
+    """Return the compressor with this name in [compression].
+
+    Each compressor uses its own option, and ignores the options of other compressors.
+    """
     makers: dict[str, Callable[[], Compressor]] = {
         "none": identity,
         "top-k": lambda: top_k(share),
@@ -459,10 +467,11 @@ def _flat_name(name: str, part: str) -> str:
 def encoded(
     compressor: Compressor, trees: Trees, like: Params, draw: DrawOf, memory: Params = NO_MEMORY
 ) -> dict[str, Params]:
-    """Return the tensors of a message for these trees, given the sender's memory.
+    """Compress trees (a model and states) to the tensors of a message.
 
-    Tensors with the names and shapes of `like` are compressed. All others are sent uncompressed,
-    such as running statistics of BatchNorm, step counts and scalars.
+    `memory` contains the parts that the sender stored from its last message. Tensors with the names
+    and shapes of `like` are compressed. All others are sent uncompressed, such as running
+    statistics of BatchNorm, step counts and scalars.
     """
     found: dict[str, Params] = {}
     for number, (tree, held) in enumerate(sorted(trees.items())):
@@ -479,7 +488,7 @@ def encoded(
 
 
 def decoded(compressor: Compressor, trees: Trees, like: Params) -> dict[str, Params]:
-    """Return the trees that a message contains."""
+    """Decompress the trees (a model and states) that a message contains."""
     found: dict[str, Params] = {}
     for tree, held in trees.items():
         rest = dict(held)
@@ -496,7 +505,7 @@ def decoded(compressor: Compressor, trees: Trees, like: Params) -> dict[str, Par
 
 
 def templates(compressor: Compressor, trees: Trees, like: Params) -> dict[str, Params]:
-    """Return tensors with the shapes of a message for trees like these."""
+    """Return tensors with the names and shapes of the message for trees like these."""
     found: dict[str, Params] = {}
     for tree, held in trees.items():
         found[tree] = {}
@@ -507,14 +516,14 @@ def templates(compressor: Compressor, trees: Trees, like: Params) -> dict[str, P
 
 
 def compressible(value: Tensor, name: str, like: Params) -> bool:
-    """Return whether a tensor belongs to a learned parameter, and has axes and entries."""
+    """Return whether a tensor matches a learned parameter and is neither scalar nor empty."""
     if name not in like or value.ndim < 2 or not value.numel():
         return False
     return value.shape == like[name].shape and value.dtype == like[name].dtype
 
 
 def draws_of(seed: int, what: Draw, round: int, client: int = 0) -> DrawOf:
-    """Return the random draws of a message; each tensor has its own generator."""
+    """Return a function that makes the random generator of each tensor in a message."""
     return lambda tree, block: generator(
         seed, what, round=round, client=client, step=tree, block=block
     )
@@ -529,12 +538,13 @@ class Compression:
 
     A client's update u is the difference between a returned tensor and the received one. This
     applies to the model, and to each state that is sent and returned. A state that is only returned
-    is an update itself. The server adds C(u) to the tensor that it sent, and its rule sees the sum.
-    With feedback, a client stores a memory e with the same shapes, which starts at 0:
+    is an update itself. The server adds C(u) to the tensor that it sent, and passes the sum to its
+    rule. With feedback, a client stores a memory e with the same shapes, which starts at 0:
 
     - "error" (EF14): the message is c = C(u + e), and e <- u + e - c.
     - "ef21": the message is c = C(u - e), and e <- e + c. The server stores g, the mean of e over
-      all N clients: g <- g + (1/N) sum of c. Its rule sees the tensor that it sent, plus g.
+      all N clients: g <- g + (1/N) sum of c. The server's rule receives the tensor that was sent,
+      plus g.
 
     A client also stores the part that its compressor needs for the next message, such as the right
     factors of `power`.
@@ -549,7 +559,8 @@ class Compression:
         feedback: "none", "error" or "ef21".
         seed: Seed of the random draws.
         clients: The number N of all clients, which "ef21" needs.
-        direction: Whether clients return a direction instead of a model; it is an update itself.
+        direction: Whether clients return a direction instead of a model. A direction is itself an
+            update.
     """
 
     uplink: Compressor = field(default_factory=identity)
@@ -571,7 +582,7 @@ class Compression:
 
     @property
     def keeps(self) -> bool:
-        """Whether clients store something between their messages."""
+        """Whether clients store tensors between their messages."""
         return self.feedback != "none" or bool(self.uplink.kept)
 
     @property
@@ -580,13 +591,13 @@ class Compression:
         return self.feedback == "ef21"
 
     def _base(self, sent: Trees, tree: str) -> Params:
-        """Return the base of a tree's update; empty if the tree is itself an update."""
+        """Return the tensors to which updates are added; empty if the tree is an update."""
         return {} if self.direction and tree == MODEL else sent.get(tree, {})
 
     def message(
         self, returned: Trees, received: Trees, memory: Params, round: int, client: int
     ) -> tuple[dict[str, Params], Params]:
-        """Return the trees of a client's message, and the client's memory after it.
+        """Return a client's compressed message, and the client's memory after the message.
 
         The memory is empty if the run has no feedback and the compressor stores no part.
 
@@ -632,12 +643,12 @@ class Compression:
     def replies(
         self, messages: Sequence[Trees], sent: Trees, mean: Trees
     ) -> tuple[list[dict[str, Params]], dict[str, Params]]:
-        """Return the clients' models and states as the server reads them, and g after the round.
+        """Return the clients' decompressed models and states, and the server's g after the round.
 
         Args:
             messages: The clients' messages, in the order of the clients.
             sent: The model and states that the clients received.
-            mean: g before the round, by tree; empty without "ef21".
+            mean: The server's g before the round, for each tree; empty without feedback "ef21".
         """
         like = split_statistics(sent[MODEL])[0]
         share = len(messages) / self.clients if self.estimates else 1.0
@@ -658,6 +669,6 @@ class Compression:
         return found, after
 
     def broadcast(self, trees: Trees, round: int) -> dict[str, Params]:
-        """Return the trees of the server's message."""
+        """Return the server's compressed message for this model and these states."""
         like = split_statistics(trees[MODEL])[0]
         return encoded(self.downlink, trees, like, draws_of(self.seed, Draw.BROADCAST, round))

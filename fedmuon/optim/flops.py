@@ -1,4 +1,4 @@
-"""The arithmetic of one optimizer step per parameter: published formulas, and performed products.
+"""Count the flop of one optimizer step: by published formulas, and as performed products.
 
 The formulas of Nesterov Muon (section 2.2), for a matrix with d1 >= d0 and q steps of degree 2
 (quintic):
@@ -6,10 +6,10 @@ The formulas of Nesterov Muon (section 2.2), for a matrix with d1 >= d0 and q st
     full        q (4 d1 d0^2 + 2 d0^3)
     randomized  (4 h + 6) m n l + q (4 n l^2 + 2 l^3)        l = rank + oversample
 
-With degree k, a step computes k - 1 squares of the Gram matrix, hence 2 (k - 1) d0^3. The second
-formula does not include the QR factorization, which takes 2 m l^2 - 2/3 l^3 (its reflections, as in
-Table 2). A Kaczmarz sketch replaces the product of the sketch, 2 m n l, by column norms and a
-scaling, 2 m n + m l.
+With degree k, a step computes k - 1 products of Gram matrices, which take 2 (k - 1) d0^3. In the
+second formula, h is the number of power iterations. This formula does not include the QR
+factorization, which takes 2 m l^2 - 2/3 l^3 (Householder reflections, as in Table 2). A Kaczmarz
+sketch replaces the product of the sketch, 2 m n l, by column norms and a scaling, 2 m n + m l.
 
 This package performs fewer products. For a long matrix, Newton-Schulz iterates on the Gram matrix
 only. If l is at least the shorter side of the matrix, no sketch is used. Performed products count 2
@@ -39,7 +39,7 @@ _MOMENTUM = ("sgd", "normalized-sgd", "muon")
 
 
 class Part(NamedTuple):
-    """A parameter, or `copies` of it. `matrices` is (count, m, n) if it may be orthogonalized."""
+    """A parameter, counted `copies` times. If Muon may update it, `matrices` is (count, m, n)."""
 
     name: str
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class Part(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """The flop of one step for one `Part`, with all its copies."""
+    """The flop of one step for one `Part`, multiplied by its number of copies."""
 
     part: Part
     optimizer: str
@@ -59,13 +59,13 @@ class Cost(NamedTuple):
 
     @property
     def total(self) -> float:
-        """The flop that the paper's formulas count."""
+        """The flop of the step by the paper's formulas."""
         return self.products + self.factorization + self.entries
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """Settings of `randomized_polar`: l = rank + oversample, h = power, gaussian or kaczmarz."""
+    """Settings of `randomized_polar`. The sketch has rank + oversample columns."""
 
     rank: int
     oversample: int = 2
@@ -89,7 +89,7 @@ class Sketch:
 
 @dataclass(frozen=True)
 class Rule:
-    """One optimizer for all parameters, or muon with `aux` for parameters it does not update."""
+    """An optimizer for all parameters, or Muon with the optimizer `aux` for other parameters."""
 
     name: str = "muon"
     nesterov: bool = True
@@ -136,17 +136,21 @@ def costs(model: Iterable[Part], rule: Rule) -> list[Cost]:
 
 
 def newton_schulz_flops(m: int, n: int, polynomials: Schedule) -> float:
-    """Return the paper's count: each step has two long products and `degree - 1` small ones."""
+    """Return the flop of Newton–Schulz by the paper's formula.
+
+    Each step has two products of the size of the matrix and `degree - 1` products of the size of
+    its Gram matrix.
+    """
     short, long = sorted((m, n))
     large, small = 4 * long * short**2, 2 * short**3
     return float(sum(large + (degree(one) - 1) * small for one in polynomials if degree(one)))
 
 
 def randomized_flops(m: int, n: int, polynomials: Schedule, sketch: Sketch) -> float:
-    """Return the paper's count for Algorithms 1 and 2, without the factorization.
+    """Return the flop of Algorithms 1 and 2 by the paper's formula, without the factorization.
 
-    These algorithms sketch the n columns. Q has k = min(m, l) columns. If the sketch is wider than
-    m, the count includes its full width, although Q is then cut.
+    These algorithms sketch the n columns. Q has k = min(m, l) columns. If l exceeds m, the formula
+    still counts all l columns of the sketch.
     """
     width, kept = sketch.width, min(m, sketch.width)
     first = 2 * m * n * width if sketch.kind == "gaussian" else 2 * m * n + m * width
@@ -161,7 +165,10 @@ def factorization_flops(m: int, width: int) -> float:
 
 
 def performed_newton_schulz(m: int, n: int, polynomials: Schedule, dtype: torch.dtype) -> float:
-    """Return the flop of `newton_schulz` on a matrix of ordinary size (on Z or the Gram matrix)."""
+    """Return the flop that `newton_schulz` performs on a matrix m x n, with its faster method.
+
+    The method is the iteration on the Gram matrix or on the matrix itself.
+    """
     short, long = sorted((m, n))
     large, small = 2 * long * short**2, 2 * short**3
     squares = sum(max(0, degree(one) - 1) for one in polynomials)
@@ -171,7 +178,7 @@ def performed_newton_schulz(m: int, n: int, polynomials: Schedule, dtype: torch.
 
 
 def _matrix(m: int, n: int, rule: Rule) -> tuple[float, float, float, float]:
-    """Return the numbers of a `Cost` for one orthogonalized matrix."""
+    """Return (products, factorization, entries, performed) for one orthogonalized matrix."""
     sketch, steps = rule.sketch, rule.polynomials
     entries = m * n * (_an_entry(rule) + rule.extra)
     if sketch is None:
@@ -195,11 +202,11 @@ def _matrix(m: int, n: int, rule: Rule) -> tuple[float, float, float, float]:
 
 
 def _an_entry(rule: Rule) -> float:
-    """Return the flop per entry."""
+    """Return the flop of entrywise operations per entry of a parameter."""
     ahead = _NESTEROV * (rule.nesterov and rule.name in _MOMENTUM)
     return ENTRYWISE[rule.name] + ahead + _DECAY * rule.decay
 
 
 def total(found: Sequence[Cost]) -> float:
-    """Return the flop of the step, as the paper counts it."""
+    """Return the flop of the step by the paper's formulas, summed over all parts."""
     return sum(one.total for one in found)

@@ -78,7 +78,10 @@ def gradient() -> Link:
 
 
 def private_gradient() -> Link:
-    """Return a first link: the mechanism's release of the lot's gradient, without a loss."""
+    """Return the first link of a private chain: a private release of the lot's gradient.
+
+    This link does not compute a loss.
+    """
 
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
         return context.released([(1.0, context.params)]).gradient, state
@@ -103,7 +106,7 @@ def disk_filter(gain: float, reach: float) -> Link:
             low-pass filter, as in DOPPLER (DiSK, A.5).
 
     Returns:
-        A first link. Its state contains g~, the last x and the number of steps [S].
+        The first link of a chain. Its state contains g~, the last x and the number of steps [S].
     """
     share = (1 - gain) / (gain * reach)
 
@@ -140,8 +143,8 @@ def disk_filter(gain: float, reach: float) -> Link:
 def adaptive_bound(link: Link, quantile: Quantile, bound: float) -> Link:
     """Make the clipping bound of a first link follow a quantile of the gradient norms.
 
-    The bound starts at `bound`. Its logarithm [S] is part of the state, so it is averaged over the
-    clients.
+    The bound starts at `bound`. The logarithm of the bound [S] is part of the link's state, so the
+    server averages it over the clients.
     """
 
     def init(params: Params) -> State:
@@ -180,14 +183,14 @@ def momentum(memory: Number, form: str = "ema") -> Link:
     | polyak       | beta C + G            | C                     | DP-Muon, Nesterov Muon        |
     | nesterov     | beta C + G            | beta C + G            | Nesterov Muon, Algorithm 3    |
 
-    The paper Newton–Schulz convergence also uses `polyak`. In the third column, C is the new state.
-    An `ema` form equals 1 - beta times the corresponding other form if both start from the same
-    state. An orthogonalizer that ignores scale therefore returns the same step for both. An
-    orthogonalizer with `lam` or `eps` does not.
+    The paper Newton–Schulz convergence also uses `polyak`. In the column "direction", C is the new
+    state. If the first state is zero, `ema` equals (1 - beta) times `polyak`, and `ema-nesterov`
+    equals (1 - beta) times `nesterov`. An orthogonalizer that ignores scale therefore returns the
+    same step for both forms. An orthogonalizer with `lam` or `eps` does not ignore scale.
 
     Args:
         memory: beta, one number or one per replica `[replicas]`.
-        form: A row of the table.
+        form: Name of a form in the table.
 
     Returns:
         A link with a lasting state C that has the shapes of the model.
@@ -221,8 +224,8 @@ def momentum(memory: Number, form: str = "ema") -> Link:
 def adamw(decay: float = ADAM_DECAY) -> Link:
     """Return AdamW's direction: m / (sqrt(v) + eps) + decay X, with bias-corrected moments.
 
-    The next link, `descend`, multiplies it by -lr. The constants are those of torch.optim.AdamW.
-    Source: Loshchilov and Hutter 2019.
+    The next link, `descend`, multiplies this direction by -lr. The constants are those of
+    torch.optim.AdamW. Source: Loshchilov and Hutter 2019.
 
     Args:
         decay: Decoupled weight decay.
@@ -264,9 +267,10 @@ def adamw(decay: float = ADAM_DECAY) -> Link:
 
 
 def align(share: float) -> Link:
-    """Return the mix (1 - share) O + share D of a direction O and the last global direction D.
+    """Return a link that mixes a direction O with the last global direction D.
 
-    The server sets the state D. Source: Stability note, Remark 3.2.
+    The result is (1 - share) O + share D. The server sets the state D. Source: Stability note,
+    Remark 3.2.
 
     Args:
         share: alpha, the weight of the global direction, from 0 to 1.
@@ -288,7 +292,10 @@ def align(share: float) -> Link:
 
 
 def proximal(weight: float) -> Link:
-    """FedProx: return G + weight (x - X), where X is the model that the client received."""
+    """Return FedProx's link, which maps a gradient G to G + weight (x - X).
+
+    X is the model that the client received.
+    """
 
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
         if weight == 0:
@@ -305,12 +312,12 @@ def proximal(weight: float) -> Link:
 def personal_model(lr: Number, weight: float, decay: float = 0.0) -> Link:
     """Ditto's model of a client: v <- v - lr (G(v) + weight (v - X) + decay v).
 
-    X is the model that the client received. G uses the batch of the step. The direction passes
-    unchanged.
+    X is the model that the client received. G is the gradient on the batch of the step. The link
+    does not change the direction.
 
     Args:
         lr: Step size, one number or one per replica [S].
-        weight: lambda, the strength of the attraction to X.
+        weight: lambda, the strength of the pull to X.
         decay: Decoupled weight decay.
     """
 
@@ -327,7 +334,10 @@ def personal_model(lr: Number, weight: float, decay: float = 0.0) -> Link:
 
 
 def shift(name: str, sign: float) -> Link:
-    """Return D + sign C, where C is the state with this name, which only the rules change."""
+    """Return a link that maps a direction D to D + sign C.
+
+    C is the state with this name. Only the recipe's client and server rules change C.
+    """
 
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
         moved = {one: value.add(state[one], alpha=sign) for one, value in direction.items()}
@@ -337,7 +347,9 @@ def shift(name: str, sign: float) -> Link:
 
 
 def normalize() -> Link:
-    """Return G / ||G||_F, with one norm per replica over all its parameters. Zero stays zero.
+    """Return a link that divides a direction G by its Frobenius norm: G / ||G||_F.
+
+    Each replica has one norm over all its parameters. A zero direction stays zero.
 
     Returns:
         A link without a state.
@@ -430,7 +442,7 @@ def only(chosen: Callable[[str], bool], link: Link) -> Link:
 
 
 def _only_where(chosen: Callable[[str, Tensor], bool], link: Link) -> Link:
-    """Apply a link as `only` does, with a choice that depends on name and value [S, ...]."""
+    """Apply a link to the parameters for which `chosen(name, value)` is true."""
 
     def part(values: Params) -> Params:
         return {name: value for name, value in values.items() if chosen(name, value)}
@@ -451,7 +463,7 @@ def orthogonalize(
     routes: Mapping[str, int] | None = None,
     shards: int = 1,
 ) -> Link:
-    """Orthogonalize each matrix, and multiply it by s(m, n).
+    """Orthogonalize each matrix, and multiply the result by the scale s(m, n).
 
     Args:
         orthogonalizer: A `fedmuon.Orthogonalizer`, or a function on stacks `[..., m, n]`.
@@ -497,7 +509,8 @@ def map_matrices(
 ) -> Link:
     """Apply a map to every matrix, and multiply the result by s(m, n) (Stability note, eq. (2)).
 
-    A tensor [S, out, ...] is the stack of matrices [S, out, -1], or several matrices side by side.
+    A parameter [S, out, ...] is a stack of matrices [S, out, -1]. Each of them may contain several
+    matrices side by side.
 
     Args:
         apply: The map.
@@ -506,12 +519,12 @@ def map_matrices(
             (arXiv:2502.16982). "scion" is sqrt(m/n), the spectral ball of Scion (arXiv:2502.07529).
             "polargrad" is <M, Orth(M)> of the momentum M, which is the nuclear norm of M if Orth is
             exact (PolarGrad, arXiv:2505.21799, in the form that averages gradients first).
-        grouped: Whether the map may receive small matrices of equal shape as one stack. A map with
-            random draws may not, because every matrix has its own draws.
+        grouped: Whether the map may receive small matrices of equal shape as one stack. Use False
+            for a map with random draws, because every matrix has its own draws.
         blocks: Mapping of parameter name to its number of matrices, if this is more than one. The
             matrices lie side by side along the longer side.
-        shards: Number of pieces into which each matrix is cut along the same side. Each piece is
-            mapped separately.
+        shards: Number of pieces into which each matrix is cut along its longer side. The map is
+            applied to each piece separately.
     """
     counts = blocks or {}
 
@@ -548,7 +561,7 @@ def map_matrices(
 
 
 def _matrices(value: Tensor, count: int, shards: int = 1) -> tuple[int, list[Tensor]]:
-    """Return a parameter [S, out, ...] as matrices [S, m, n], and the axis along which they lie."""
+    """Cut a parameter [S, out, ...] into matrices [S, m, n]; also return the axis of the cuts."""
     axis = 1 if value.shape[1] >= value.shape[2:].numel() else 2
     whole = value.flatten(2).chunk(count, axis)
     if shards == 1:
@@ -562,7 +575,7 @@ def block_periodic(whole: Link, sharded: Link, period: int) -> Link:
     The first step uses whole matrices. On model-parallel devices, only steps with whole matrices
     need communication. In this package, all pieces are on one device, so this link shows only the
     effect of MuonBP on training. The paper uses two step sizes that match root mean squares. To
-    follow it, pass adjust="match-rms" to both links.
+    follow the paper, pass adjust="match-rms" to both links.
 
     Source: MuonBP (arXiv:2510.16981), Algorithm 1.
 
@@ -604,14 +617,14 @@ def block_periodic(whole: Link, sharded: Link, period: int) -> Link:
 def normalize_rows(
     orthogonal: Link, memory: float, blocks: Mapping[str, int] | None = None
 ) -> Link:
-    """Divide the rows (neurons) of orthogonalized matrices by their running size (NorMuon).
+    """Divide the rows (neurons) of orthogonalized matrices by their running root mean squares.
 
         v <- memory v + (1 - memory) mean of the squares of each row of O
         N = O / (sqrt(v) + 1e-10),   step = N ||O||_F / (||N||_F + 1e-10)
 
-    A tensor [out, ...] has `out` rows. The step has the Frobenius norm of O, as in the authors'
-    code. The paper instead sets the root mean square to 0.2. Both agree for an exact orthogonalizer
-    of full rank with the scale "match-rms".
+    A tensor [out, ...] has `out` rows. The step has the same Frobenius norm as O, as in the
+    authors' code. The paper instead sets the root mean square of the step to 0.2. Code and paper
+    agree for an exact orthogonalizer of full rank with the scale "match-rms".
 
     Source: NorMuon (arXiv:2510.05491), Algorithm 1, without bias correction of v, because a common
     factor of v cancels in the last equation.
@@ -669,7 +682,8 @@ def normalize_rows(
 def even_rows(matrices: Tensor, squares: Tensor) -> Tensor:
     """Return NorMuon's step for matrices [..., m, n] with mean squares [..., m, 1] of their rows.
 
-    Each row is divided by the root of its mean square. Then each matrix is scaled to its old norm.
+    Each row is divided by the root of its mean square. Then each matrix is scaled back to the norm
+    that it had before the division.
     """
     even = matrices / (squares.sqrt() + ROW_EPS)
     size, new = (torch.linalg.matrix_norm(x, keepdim=True) for x in (matrices, even))
@@ -723,14 +737,16 @@ def bias_correction(
     average: bool = False,
     gain: float = 1.0,
 ) -> Link:
-    """Orthogonalize a momentum with the startup scale and the bias correction described above.
+    """Return a link that orthogonalizes a momentum and corrects the bias that noise causes.
+
+    The comment before this function describes the correction (DP-MuonBC).
 
     Args:
         orthogonal: The orthogonalizer, a link without a state.
         probes: Number of probe pairs U_j.
         noise: Standard deviation of the noise in an entry of a released gradient.
         memory: mu, of M <- mu M + g~.
-        average: Whether the momentum is (1 - mu) times this M.
+        average: Whether the link receives (1 - mu) M instead of M.
         gain: kappa of a Kalman filter before the momentum.
 
     Returns:
@@ -757,7 +773,10 @@ def bias_correction(
 def unbiased(
     orthogonal: Link, unit: Params, width: Tensor, context: Context, probes: int
 ) -> Params:
-    """Return O for every matrix M^ [S, m, n], with noise rho [S]."""
+    """Return the bias-corrected result O for every matrix M^ [S, m, n].
+
+    `width` [S] is rho, the standard deviation of the noise in an entry of M^.
+    """
 
     def mapped(matrices: Params) -> Params:
         return orthogonal.update(matrices, {}, context)[0]
@@ -783,10 +802,11 @@ def probe(matrix: Tensor, context: Context, block: int, number: int) -> Tensor:
 
 
 def noise_moments(state: State, memory: float, gain: float) -> State:
-    """Advance (E f^2, E f m, E m^2), divided by the variance of w, by a step (1) of a client.
+    """Return the noise moments (E f^2, E f m, E m^2) after one more local step of a client.
 
-    Without a filter, E m^2 of a single client is (1 - mu^(2t)) / (1 - mu^2). Divided by s_t^2, it
-    is DP-Muon's (1 - mu) / (1 + mu) (1 + mu^t) / (1 - mu^t).
+    The moments are divided by the variance of w. The comment before `bias_correction` defines f, m
+    and w. Without a filter, E m^2 of a single client is (1 - mu^(2t)) / (1 - mu^2). Divided by
+    s_t^2, this number is DP-Muon's (1 - mu) / (1 + mu) (1 + mu^t) / (1 - mu^t).
     """
     weight = 1 + has_stepped(state) * (gain - 1)
 
@@ -800,11 +820,15 @@ def noise_moments(state: State, memory: float, gain: float) -> State:
 
 
 def average_noise(state: State, squares: float) -> State:
-    """Apply (2): in the next round, all clients share the noise of the server's state."""
+    """Return the noise moments after the server has averaged the clients' states.
+
+    `squares` is the sum of the clients' squared weights. In the next round, all clients share the
+    noise of the averaged state.
+    """
     common = state["common"] + squares * state["own"]
     return {**state, "common": common, "own": torch.zeros_like(common)}
 
 
 def has_stepped(state: State) -> Tensor:
-    """Return 1 for each replica [S] if a state with `steps` [S] has seen a step, else 0."""
+    """Return 1 for each replica [S] whose number of `steps` is above 0, else 0."""
     return (state["steps"] > 0).to(state["steps"].dtype)

@@ -52,10 +52,10 @@ def factors_fit(value: Tensor, rank: int) -> tuple[int, int] | None:
 
 
 def low_rank(rank: int) -> Codec:
-    """Send the matrices of a state as two factors of the given rank.
+    """Return a codec that sends each matrix of a state as two factors of the given rank.
 
-    A tensor [S, m, ...] is a stack of matrices [S, m, n]. Vectors are sent uncompressed, and so are
-    matrices whose factors would have at least as many entries: r (m + n) >= m n.
+    A tensor [S, m, ...] is a stack of matrices [S, m, n]. Vectors are sent uncompressed. A matrix
+    is also sent uncompressed if its factors would have at least as many entries: r (m + n) >= m n.
     """
 
     if not isinstance(rank, int) or rank < 1:

@@ -63,8 +63,9 @@ _ALONE = 256  # from this side length on, oneDNN is faster for half-precision ma
 
 
 class PortableOptimizer(Optimizer):
-    """An optimizer whose groups may contain functions. They are not saved, and loading keeps them.
+    """An optimizer whose parameter groups may contain functions as options.
 
+    Saved states do not contain these functions, and loading a state keeps the current functions.
     Options that a saved group lacks keep their current values. You can therefore also load the
     state of an optimizer with fewer options.
     """
@@ -74,8 +75,8 @@ class PortableOptimizer(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Take one step. Parameters without a gradient do not change.
 
-        Inside `torch.autocast`, the closure runs with autocast. The update itself uses its own
-        precision.
+        Inside `torch.autocast`, the closure runs with autocast. The update of the parameters runs
+        without autocast.
 
         Args:
             closure: Function that computes the loss and its gradients again, as for any torch
@@ -93,7 +94,7 @@ class PortableOptimizer(Optimizer):
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, as in torch. A rejected group is not added.
+        """Add a parameter group, as in torch. A group that raises an error is not added.
 
         Args:
             param_group: The parameters and their options.
@@ -121,7 +122,7 @@ class PortableOptimizer(Optimizer):
         return {**whole, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state, as in torch. Options that the saved groups lack keep their values.
+        """Load a state, as in torch. Options that the saved groups lack keep their current values.
 
         Args:
             state_dict: The result of `state_dict()`.
@@ -138,14 +139,14 @@ class PortableOptimizer(Optimizer):
 class Muon(PortableOptimizer):
     """torch.optim.Muon for tensors with two or more axes, and with any orthogonalizer.
 
-    The first nine arguments, their defaults and the trajectory are those of torch.optim.Muon. That
-    optimizer iterates in bfloat16, which is `ns_dtype=torch.bfloat16` in this class. A tensor
-    [out, ...] is the matrix [out, -1]. A group with `blocks: k` cuts each of its matrices into k
-    pieces along the longer side. torch.compile runs `step` uncompiled, also next to compiled
-    models.
+    The first nine arguments, their defaults and the trajectory are those of torch.optim.Muon.
+    torch.optim.Muon iterates in bfloat16. To do the same, set `ns_dtype=torch.bfloat16`. A tensor
+    [out, ...] is the matrix [out, -1]. If a group has `blocks: k`, Muon cuts each matrix of the
+    group into k pieces along the longer side. `step` always runs uncompiled, also if torch.compile
+    compiles the model.
 
-    On a CPU, NaN in a gradient raises an error. On a GPU, it results in NaN parameters, as with
-    torch's optimizers, because a check would have to wait for the GPU.
+    On a CPU, NaN in a gradient raises an error. On a GPU, NaN in a gradient makes the parameters
+    NaN, as with torch's optimizers, because a check would have to wait for the GPU.
 
     Args:
         params: Parameters or groups, as for any torch optimizer.
@@ -155,10 +156,10 @@ class Muon(PortableOptimizer):
         nesterov: Whether the momentum looks one step ahead.
         ns_coefficients: Newton–Schulz coefficients: (a, b, c), a list with one such step per
             iteration, or a name in `fedmuon.orthogonalize.COEFFICIENTS`.
-        eps: Floor of the divisor of Newton–Schulz.
+        eps: Lower bound of the divisor in Newton–Schulz.
         ns_steps: Number of Newton–Schulz steps.
-        adjust_lr_fn: Scale s(m, n) of a step. "original", "match_rms_adamw" and None are torch's;
-            "scion" is sqrt(m/n) (arXiv:2502.07529), and "polargrad" is <M, Orth(M)>
+        adjust_lr_fn: Scale s(m, n) of a step. "original", "match_rms_adamw" and None mean the same
+            as in torch; "scion" is sqrt(m/n) (arXiv:2502.07529), and "polargrad" is <M, Orth(M)>
             (arXiv:2505.21799).
         ns_dtype: The dtype in which the orthogonalizer computes.
         ns_normalization: "max" as in torch, "plus", "unit", or "aol" (Turbo-Muon), as for
@@ -166,7 +167,7 @@ class Muon(PortableOptimizer):
         orthogonalizer: Replacement for Newton–Schulz: a function on stacks `[B, m, n]`, or one of
             the names "newton-schulz", "smoothed-polar", "clipped-sign", "exact-sign" and
             "randomized-polar". A function must not change its argument, which may be the momentum.
-        momentum_form: "ema" or "polyak".
+        momentum_form: "ema" averages gradients, and "polyak" sums them.
         row_memory: beta_2 of NorMuon (arXiv:2510.05491), as in `fedmuon.links.normalize_rows`. 0
             leaves rows unchanged.
         rank: Target rank, only for randomized-polar.
@@ -176,7 +177,8 @@ class Muon(PortableOptimizer):
         seed: Seed of the sketches. The state dictionary stores the number of the next sketch.
 
     Raises:
-        InputError: If an option is out of range, or a parameter is not a real matrix.
+        InputError: If an option is out of range, or a parameter is complex or has fewer than two
+            axes.
 
     Example:
         >>> import torch
@@ -279,7 +281,7 @@ class Muon(PortableOptimizer):
             if param.is_complex():
                 raise InputError(
                     f"A parameter of shape {shape} is complex, but Muon accepts only real "
-                    "parameters."
+                    "parameters. Pass this parameter to another optimizer."
                 )
             if blocks < 1 or max(shape[0], param.shape[1:].numel()) % blocks:
                 raise InputError(
@@ -322,9 +324,10 @@ class Muon(PortableOptimizer):
 
 
 class MuonWithAux(PortableOptimizer):
-    """Muon for the hidden matrices and another optimizer for the rest, as one torch optimizer.
+    """Muon for hidden matrices and another optimizer for other parameters, as one torch optimizer.
 
-    Schedulers, GradScaler and state dictionaries treat it as one optimizer with all groups.
+    Schedulers, GradScaler and state dictionaries treat MuonWithAux as one optimizer with all
+    groups.
 
     Args:
         groups: The result of `param_groups_for_muon(model)`, or your own groups. Groups with
@@ -335,7 +338,7 @@ class MuonWithAux(PortableOptimizer):
         auxiliary: Class of the auxiliary optimizer.
 
     Raises:
-        InputError: If no group goes to Muon, or a group does not name its optimizer.
+        InputError: If no group has `use_muon: True`, or a group has no valid `use_muon`.
 
     Example:
         >>> import torch
@@ -367,7 +370,10 @@ class MuonWithAux(PortableOptimizer):
         super().__init__(own, {})
 
     def _accept(self, group: dict[str, Any]) -> None:
-        """Pass the group itself, not a copy, to its optimizer, which shares this object's state."""
+        """Add the group, not a copy, to Muon or to the auxiliary optimizer.
+
+        Both optimizers use the state of this object.
+        """
         which = _for_muon(group)
         if which in self._parts:
             self._parts[which].add_param_group(group)
@@ -384,7 +390,7 @@ class MuonWithAux(PortableOptimizer):
         return {**super().__getstate__(), "_parts": self._parts, "_make": self._make}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Pass the new groups and the new state, which loading creates, to both optimizers."""
+        """Pass the loaded groups and the loaded state to Muon and to the auxiliary optimizer."""
         super().__setstate__(state)
         for which, part in self._parts.items():
             part.state = self.state
@@ -403,7 +409,7 @@ def _for_muon(group: Mapping[str, Any]) -> bool:
 
 
 def _direction(members: list["Member"], group: Mapping[str, Any]) -> Tensor:
-    """Update the momenta, and return the directions M [B, m, n]."""
+    """Update the momenta of the members, and return their directions M [B, m, n]."""
     memory, blocks = group["momentum"], group["blocks"]
     momenta, gradients = [one.momentum for one in members], [one.gradient for one in members]
     if group["momentum_form"] == "polyak":
@@ -420,7 +426,7 @@ def _direction(members: list["Member"], group: Mapping[str, Any]) -> Tensor:
 
 
 def _map_of(group: Mapping[str, Any]) -> Orthogonalizer:
-    """Return the orthogonalizer of a group."""
+    """Return the orthogonalizer that the options of a parameter group select."""
     given = group["orthogonalizer"]
     if isinstance(given, str) and given == RANDOMIZED:
         return partial(_randomized, group=group)
@@ -452,11 +458,11 @@ def _newton_schulz(stack: Tensor, group: Mapping[str, Any]) -> Tensor:
 
 
 def _randomized(stack: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """Apply Algorithms 1 and 2 of Nesterov Muon, and sketch the shorter side, so the work is small.
+    """Orthogonalize with a sketch of the shorter side (Nesterov Muon, Algorithms 1 and 2).
 
-    If the sketch is at least as wide as this side, Q spans the whole space, and the full map
-    returns the same result. The sketch depends on the seed, the step and the shape, but not on the
-    grouping of matrices. A resumed run therefore repeats it.
+    If the sketch is at least as wide as the shorter side, the function uses Newton–Schulz without a
+    sketch. The sketch depends on the seed, the step and the shape, but not on the grouping of
+    matrices. A resumed run therefore uses the same sketches.
     """
     short, long = sorted(stack.shape[-2:])
     if group["rank"] + group["oversample"] >= short:
@@ -473,10 +479,10 @@ def _randomized(stack: Tensor, group: Mapping[str, Any]) -> Tensor:
 
 
 def _even_rows(found: Tensor, states: list[dict[str, Any]], memory: float) -> Tensor:
-    """Return NorMuon's step [B, m, n] from O [B, m, n]. It preserves the norm of each matrix.
+    """Return NorMuon's step [B, m, n] from orthogonalized matrices O [B, m, n].
 
-    The matrices of one parameter are consecutive. The state of a parameter contains v [matrices, m,
-    1].
+    The step preserves the norm of each matrix. The matrices of one parameter are consecutive in the
+    stack. The state of a parameter contains the mean squares v [matrices, m, 1] of its rows.
     """
     squares = found.square().mean(-1, keepdim=True)
     for state, seen in zip(states, squares.chunk(len(states)), strict=True):
@@ -555,7 +561,7 @@ def stack_matrices(tensors: list[Tensor], blocks: int) -> Tensor:
 
 
 def group_by_shape(members: Iterable[Member], work: torch.dtype) -> Iterator[list[Member]]:
-    """Yield groups of equal shape, dtype and device, which are stacked and computed in `work`."""
+    """Yield groups of members with equal shape, dtype and device, for products in `work`."""
     alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[Member]] = {}
     for one in members:
         alike.setdefault((one.param.shape, one.gradient.dtype, one.gradient.device), []).append(one)

@@ -1,7 +1,8 @@
 """Orthogonalizers as values with a Lipschitz constant, such as `smoothed_polar(lam=0.1)`.
 
-A custom orthogonalizer is `Orthogonalizer(function, lipschitz)`. Its first call in a run is checked
-on random matrices. The check rejects a constant that is visibly wrong, but it is not a proof.
+A custom orthogonalizer is `Orthogonalizer(function, lipschitz)`. The first step of a run checks it
+on random matrices. The check rejects a constant that is visibly wrong, but the check is not a
+proof.
 """
 
 import itertools
@@ -48,7 +49,8 @@ class Orthogonalizer:
         apply: A function on stacks of matrices `[..., m, n]`. It maps each matrix separately, and
             returns a stack of the same shape and dtype.
         lipschitz: L with ||apply(M) - apply(M')||_F <= L ||M - M'||_F for all M and M'. You must
-            ensure that it is true. Without it, perturbations are measured but bounds are rejected.
+            ensure that this inequality holds. With None, perturbations can be measured, but bounds
+            cannot be computed.
 
     Raises:
         InputError: If `apply` cannot be called, or `lipschitz` is not a number >= 0.
@@ -92,7 +94,7 @@ def smoothed_polar(lam: float = 1e-4) -> Orthogonalizer:
         lam: Smoothing λ > 0.
 
     Returns:
-        The orthogonalizer with the constant of the lemma.
+        The orthogonalizer with the Lipschitz constant of the lemma.
 
     Raises:
         InputError: If `lam` is not positive.
@@ -120,15 +122,15 @@ def newton_schulz(
         steps: Number of steps T, at least 0.
         coefficients: A name in `fedmuon.orthogonalize.COEFFICIENTS`, one step (a, b, c, ...), or a
             list with one such step per iteration.
-        eps: Floor of the divisor, > 0.
+        eps: Lower bound of the divisor, > 0.
         normalization: The divisor: "plus", "max", "unit" or "aol", as for
             `fedmuon.orthogonalize.newton_schulz`.
         products: The dtype of the matrix products, such as torch.bfloat16. With None, it is the
             dtype of the input.
 
     Returns:
-        The orthogonalizer with the constant of the lemma. With "aol", or if `products` is set, it
-            has no constant.
+        The orthogonalizer with the Lipschitz constant of the lemma. With "aol", or if `products` is
+            set, the orthogonalizer has no constant.
 
     Raises:
         InputError: If an option is out of range or a name is unknown.
@@ -158,7 +160,7 @@ def clipped_sign(gamma: float = 0.1) -> Orthogonalizer:
         gamma: Clipping level γ > 0.
 
     Returns:
-        The orthogonalizer with the constant of the lemma.
+        The orthogonalizer with the Lipschitz constant of the lemma.
 
     Raises:
         InputError: If `gamma` is not positive.
@@ -179,10 +181,10 @@ def clipped_sign(gamma: float = 0.1) -> Orthogonalizer:
 def map_of_table(
     table: OrthogonalizerTable, regularization: Number | None = None, centred: bool = False
 ) -> Map:
-    """Return the map that the table names.
+    """Return the map that the config table [orthogonalizer] selects.
 
     Args:
-        table: Name and options.
+        table: Name and options of the map.
         regularization: lambda, one value or one per replica [S]. It overrides the value in the
             table.
         centred: Whether the rows of all matrices sum to 0, up to rounding.
@@ -218,9 +220,10 @@ def map_of_table(
 
 
 def value_of_table(table: OrthogonalizerTable) -> Orthogonalizer:
-    """Return the map that the table names, as a value for a custom recipe with this parameter.
+    """Return the orthogonalizer that the config table selects, for a custom recipe.
 
-    Maps that draw random numbers at every step are rejected, because a value cannot draw.
+    Maps that draw random numbers in each step are rejected, because a custom recipe cannot pass
+    random numbers to its orthogonalizer.
     """
     made: dict[str, Callable[[], Orthogonalizer]] = {
         "smoothed-polar": partial(smoothed_polar, table.lambda_),
@@ -237,8 +240,8 @@ def value_of_table(table: OrthogonalizerTable) -> Orthogonalizer:
     }
     if table.name not in made:
         raise InputError(
-            f"[orthogonalizer] name = '{table.name}' needs random numbers in each step, but an "
-            f"orthogonalizer of a custom recipe has none. Choose one of {', '.join(made)}."
+            f"[orthogonalizer] name = '{table.name}' needs random numbers in each step, but a "
+            f"custom recipe cannot provide them. Choose one of {', '.join(made)}."
         )
     return made[table.name]()
 
@@ -247,7 +250,10 @@ def value_of_table(table: OrthogonalizerTable) -> Orthogonalizer:
 
 
 def as_orthogonalizer(found: Any, guard: Guard | None = None) -> Orthogonalizer:
-    """Convert a value or a function on stacks to an orthogonalizer, called within its guard."""
+    """Convert a function on stacks, or an `Orthogonalizer`, to an orthogonalizer.
+
+    The guard names your object in errors.
+    """
     guard = guard or Guard("orthogonalizer", found)
     with guard:
         made = as_map(found)
@@ -260,7 +266,7 @@ def as_orthogonalizer(found: Any, guard: Guard | None = None) -> Orthogonalizer:
 
 
 def as_map(found: Any) -> Orthogonalizer:
-    """Convert as `as_orthogonalizer` does, but without a guard, for a custom recipe."""
+    """Convert a function on stacks to an orthogonalizer, without a guard."""
     if isinstance(found, Orthogonalizer):
         return found
     mend = "a function on matrices [..., m, n], or a fedmuon.Orthogonalizer(apply, lipschitz)"
@@ -268,10 +274,11 @@ def as_map(found: Any) -> Orthogonalizer:
 
 
 def map_of_value(value: Orthogonalizer) -> Map:
-    """Return the map of an orthogonalizer, which draws no random numbers.
+    """Return a map that calls an orthogonalizer and checks its results.
 
-    It receives a copy of its argument, because it may work in place. Its result must have the same
-    shape and dtype. The first matrix of each shape is used to check the map (`require_sound`).
+    The orthogonalizer receives a copy of the matrices, because it may change them in place. Its
+    result must have the same shape and dtype. For each new shape, `require_sound` also checks the
+    orthogonalizer on random matrices.
     """
     checked: set[object] = set()
 
@@ -292,7 +299,7 @@ def map_of_value(value: Orthogonalizer) -> Map:
 
 
 def require_sound(value: Orthogonalizer, like: Tensor) -> None:
-    """Reject a map that draws, that mixes the matrices of a stack, or that exceeds its constant.
+    """Reject an orthogonalizer that draws random numbers, mixes matrices or exceeds its constant.
 
     Args:
         value: The orthogonalizer.

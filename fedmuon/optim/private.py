@@ -6,8 +6,9 @@
         private.step(lot, inputs[lot.rows], labels[lot.rows])
     private.epsilon(delta=1e-5)  # joint, with both ends of the bracket
 
-The simulator's links clip, add noise and orthogonalize, so both give the same trajectory. `.grad`
-is not used: gradients of single examples exist only inside a release.
+These optimizers clip, add noise and orthogonalize with the links of the simulator, so they follow
+the same trajectory as a simulated run. They do not use `.grad`, because gradients of single
+examples exist only inside a release.
 """
 
 import secrets
@@ -64,8 +65,8 @@ class Lot(NamedTuple):
 class Private(Optimizer):
     """A private optimizer over all trainable parameters of a module.
 
-    Hidden matrices are routed as in `routing_table`. For learning-rate schedulers, there is one
-    group.
+    `routing_table` shows which parameters are hidden matrices. The optimizer has one parameter
+    group, which learning-rate schedulers can change.
 
     Args:
         model: The module.
@@ -79,10 +80,11 @@ class Private(Optimizer):
         orthogonalizer: Keys of the table `[orthogonalizer]`.
         privacy: Keys of the table `[privacy]`, such as `{"bound": 0.1, "noise": 2.0, "lot":
             256.0}`.
-        seed: Seed of the lots, and of the noise if it is reproducible.
+        seed: Seed of the lots, and of the noise if the noise is reproducible.
 
     Raises:
-        InputError: If an option has no effect in a custom loop, or privacy cannot be accounted for.
+        InputError: If an option has no effect in a custom loop, or is not supported by the privacy
+            accountant.
 
     Example:
         >>> import torch
@@ -151,7 +153,7 @@ class Private(Optimizer):
             An iterator over the lots.
 
         Raises:
-            InputError: If the last lot was not used.
+            InputError: If the last lot was not passed to `step`.
         """
         mechanism = self._mechanism()
         for _ in range(steps):
@@ -182,8 +184,8 @@ class Private(Optimizer):
             labels: Labels `[lot, ...]` of the lot's examples.
 
         Raises:
-            InputError: If the lot was used before, or the number of examples differs from that of
-                the lot.
+            InputError: If the lot was used before, or the number of examples differs from the size
+                of the lot.
         """
         if lot.number != self._open_lot:
             raise InputError(
@@ -193,7 +195,7 @@ class Private(Optimizer):
             )
         if not len(lot.rows) == len(inputs) == len(labels):
             raise InputError(
-                f"lot {lot.number} has {len(lot.rows)} rows, but step() received {len(inputs)} "
+                f"lot {lot.number} has {len(lot.rows)} examples, but step() received {len(inputs)} "
                 f"inputs and {len(labels)} labels. Pass exactly the examples of lot.rows."
             )
         self._open_lot, self._recipe = None, self._current_recipe()
@@ -215,15 +217,16 @@ class Private(Optimizer):
                 self._parameters[name].copy_(value[0])
 
     def epsilon(self, delta: float) -> Answer:
-        """Return the privacy spent on all lots drawn so far, with the noise at each draw.
+        """Return the privacy ε spent on all lots drawn so far.
 
-        All lots count, even if they were not used.
+        Each lot counts with the noise that was set when the lot was drawn, even if the lot was not
+        used.
 
         Args:
             delta: Privacy parameter δ.
 
         Returns:
-            ε with both ends of its bracket, and the assumptions of the guarantee.
+            A lower and an upper bound of ε, and the assumptions of the guarantee.
         """
         named = self._mechanism().adjacency
         # Removing one sample would move others to other rows, and change their dropout masks.
@@ -234,7 +237,7 @@ class Private(Optimizer):
         return uncertified(answer, doubt) if doubt else answer
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as in torch, with the chain's states and the account of all lots."""
+        """Return the state as in torch, with the link states and the record of drawn lots."""
         spent = {mine: [[*astuple(one)[:3]] for one in lots] for mine, lots in self._events.items()}
         held = {
             "chain": self._chain_states,
@@ -245,10 +248,9 @@ class Private(Optimizer):
         return {**super().state_dict(), **held}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state, as in torch. Lots that were drawn stay spent.
+        """Load a state, as in torch. This never lowers the privacy ε that was spent.
 
-        This includes the lots of this object and of the loaded state. Loading an earlier state of
-        this object therefore does not lower ε.
+        If this object has drawn more lots than the loaded state, these lots still count.
 
         Args:
             state_dict: The result of `state_dict()`.
@@ -296,7 +298,7 @@ def _is_whole(value: Any, least: int) -> bool:
 
 
 def _table(name: str, given: Any) -> Mapping[str, Any]:
-    """Return the keys of a table, after a check."""
+    """Return a table of the config after a check that it is a dictionary; empty for None."""
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
@@ -312,9 +314,9 @@ def _require_sound(privacy: Privacy, local: Local, population: int) -> None:
     problems = [*mechanism_problems(privacy, local)]
     if privacy.epsilon:
         problems.append(
-            "privacy epsilon is a target for a known number of steps, but a custom loop has no "
-            "known number. Leave epsilon out, and set privacy noise. `fedmuon privacy sigma` "
-            "finds the noise for an epsilon."
+            "privacy epsilon requires a known number of steps, but the number of steps of a custom "
+            "loop is unknown in advance. Leave epsilon out, and set privacy noise. `fedmuon "
+            "privacy sigma` finds the noise for an epsilon."
         )
     elif "noise" not in privacy.model_fields_set:
         problems.append(
@@ -340,7 +342,7 @@ def _require_sound(privacy: Privacy, local: Local, population: int) -> None:
 
 
 class _Named(Private):
-    """A private optimizer with its own name."""
+    """A private optimizer with a fixed recipe."""
 
     _name = ""
 
@@ -372,7 +374,8 @@ class _Named(Private):
 class DPSGD(_Named):
     """DP-SGD: SGD with momentum on clipped gradients with noise (Abadi et al. 2016).
 
-    It is `Private` with the optimizer "dp-sgd", and has the methods `lots`, `step` and `epsilon`.
+    This class is `Private` with `recipe="dp-sgd"`, and has the same methods `lots`, `step` and
+    `epsilon`.
 
     Args:
         model: The module.
@@ -385,10 +388,11 @@ class DPSGD(_Named):
         orthogonalizer: Has no effect on this optimizer.
         privacy: Keys of the table `[privacy]`, such as `{"bound": 0.1, "noise": 2.0, "lot":
             256.0}`.
-        seed: Seed of the lots, and of the noise if it is reproducible.
+        seed: Seed of the lots, and of the noise if the noise is reproducible.
 
     Raises:
-        InputError: If an option has no effect in a custom loop, or privacy cannot be accounted for.
+        InputError: If an option has no effect in a custom loop, or is not supported by the privacy
+            accountant.
 
     Example:
         >>> import torch
@@ -409,7 +413,8 @@ class DPSGD(_Named):
 class DPAdam(_Named):
     """DP-Adam: Adam on clipped gradients with noise.
 
-    It is `Private` with the optimizer "dp-adam", and has the methods `lots`, `step` and `epsilon`.
+    This class is `Private` with `recipe="dp-adam"`, and has the same methods `lots`, `step` and
+    `epsilon`.
 
     Args:
         model: The module.
@@ -422,10 +427,11 @@ class DPAdam(_Named):
         orthogonalizer: Has no effect on this optimizer.
         privacy: Keys of the table `[privacy]`, such as `{"bound": 0.1, "noise": 2.0, "lot":
             256.0}`.
-        seed: Seed of the lots, and of the noise if it is reproducible.
+        seed: Seed of the lots, and of the noise if the noise is reproducible.
 
     Raises:
-        InputError: If an option has no effect in a custom loop, or privacy cannot be accounted for.
+        InputError: If an option has no effect in a custom loop, or is not supported by the privacy
+            accountant.
 
     Example:
         >>> import torch
@@ -446,7 +452,8 @@ class DPAdam(_Named):
 class DPMuon(_Named):
     """DP-Muon: Muon on clipped gradients with noise (DP-Muon, Algorithm 1).
 
-    It is `Private` with the optimizer "dp-muon", and has the methods `lots`, `step` and `epsilon`.
+    This class is `Private` with `recipe="dp-muon"`, and has the same methods `lots`, `step` and
+    `epsilon`.
 
     Args:
         model: The module.
@@ -459,10 +466,11 @@ class DPMuon(_Named):
         orthogonalizer: Keys of the table `[orthogonalizer]`.
         privacy: Keys of the table `[privacy]`, such as `{"bound": 0.1, "noise": 2.0, "lot":
             256.0}`.
-        seed: Seed of the lots, and of the noise if it is reproducible.
+        seed: Seed of the lots, and of the noise if the noise is reproducible.
 
     Raises:
-        InputError: If an option has no effect in a custom loop, or privacy cannot be accounted for.
+        InputError: If an option has no effect in a custom loop, or is not supported by the privacy
+            accountant.
 
     Example:
         >>> import torch
@@ -484,7 +492,7 @@ class DPMuon(_Named):
 class DPMuonBC(_Named):
     """DP-MuonBC: DP-Muon with a correction of the bias that noise causes (DP-Muon, Algorithm 2).
 
-    It is `Private` with the optimizer "dp-muonbc", and has the methods `lots`, `step` and
+    This class is `Private` with `recipe="dp-muonbc"`, and has the same methods `lots`, `step` and
     `epsilon`.
 
     Args:
@@ -498,10 +506,11 @@ class DPMuonBC(_Named):
         orthogonalizer: Keys of the table `[orthogonalizer]`.
         privacy: Keys of the table `[privacy]`, such as `{"bound": 0.1, "noise": 2.0, "lot":
             256.0}`.
-        seed: Seed of the lots, and of the noise if it is reproducible.
+        seed: Seed of the lots, and of the noise if the noise is reproducible.
 
     Raises:
-        InputError: If an option has no effect in a custom loop, or privacy cannot be accounted for.
+        InputError: If an option has no effect in a custom loop, or is not supported by the privacy
+            accountant.
 
     Example:
         >>> import torch

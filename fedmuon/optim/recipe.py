@@ -2,8 +2,9 @@
 
 A recipe names three groups of link states. The server sends the states in `sent` to the clients.
 Clients return the states in `returned`, and the server averages them. A client stores the states in
-`persistent` until it takes part again. The server's rule computes the next model from the old one.
-The rest of a federated round is the same for all recipes. `recipes.py` defines the named recipes.
+`persistent` until the client takes part again. The server's rule computes the next model from the
+old model. All other parts of a federated round are the same for all recipes. `recipes.py` defines
+the named recipes.
 """
 
 import dataclasses
@@ -51,33 +52,38 @@ class Recipe:
             next states)`.
         sent: Names of the states that clients receive.
         returned: Names of the states that clients return. The server averages them. If no link has
-            such a state, the rule `client` creates it, with the shapes of the model.
+            a state with a listed name, the rule `client` creates this state, with the shapes of the
+            model.
         kept: Names of the states that the server stores between rounds.
         mechanism: The privacy mechanism of a private chain. The chain can read the data only
             through this mechanism.
         aggregate: The aggregator, which combines the replies.
         scaled: Whether the rules also accept `factor`, the step-size factor of the round.
-        steps: The number of local steps that the rule assumes; 0 if it assumes none.
+        steps: The number of local steps that the server's rule assumes. With 0, the rule works with
+            any number of steps.
         thread_safe: Whether several threads may train clients at once.
-        client_level: The client-level release of whole updates, which replaces their mean.
-        persistent: Names of the links whose state belongs to the client. The client stores it
-            between the rounds in which it takes part, and never sends it. The state of a link named
-            `personal` is the client's own model.
+        client_level: The client-level private release. It replaces the mean of the clients'
+            updates.
+        persistent: Names of the links whose state belongs to the client. The client stores this
+            state between the rounds in which it takes part, and never sends the state. The state of
+            a link named `personal` is the client's own model.
         client: Function from `(received model, model after the local steps, states, number of local
             steps)` to `(model to return, states)`, which runs at the end of a client's round.
         counted: Whether the server's rule also accepts `answered`: for each reply, its weight in
             the mean and its number of local steps.
-        initial: Mapping of state name to a function of the model that returns the server's first
-            state. Other states start with zeros.
+        initial: Mapping of state name to a function. This function receives the model and returns
+            the server's first state. Other states start with zeros.
         personal: Name patterns, such as `head.*`, of parameters that never leave the client.
         codecs: Mapping of state name to its encoding in messages. Other states are sent
             uncompressed.
-        clients: The number N of all clients that the rule assumes; 0 if it assumes none.
+        clients: The total number N of clients that the server's rule assumes. With 0, the rule
+            works with any number of clients.
         compression: The compression of messages. The table `[compression]` sets it.
-        direction: Whether clients return a direction instead of a model, with the same shapes.
+        direction: Whether clients return a direction, with the shapes of the model, instead of a
+            model.
 
     Raises:
-        InputError: If a part has the wrong type, or the parts contradict each other.
+        InputError: If an attribute has the wrong type, or attributes contradict each other.
 
     Example:
         >>> import fedmuon
@@ -116,7 +122,8 @@ class Recipe:
             states: Mapping of state name to state.
 
         Returns:
-            The same states; those with an entry in `codecs` are encoded.
+            The states for the message. A state with an entry in `codecs` is encoded, and other
+                states are unchanged.
         """
         if not self.codecs:
             return states
@@ -162,12 +169,12 @@ class Recipe:
 
     @property
     def private(self) -> bool:
-        """Whether the recipe makes private releases, which an accountant covers."""
+        """Whether the recipe has a privacy mechanism, whose releases an accountant counts."""
         return self.mechanism is not None or self.client_level is not None
 
     @property
     def masked(self) -> bool:
-        """Whether clients return masked integers, of which only the sum has a meaning."""
+        """Whether clients return masked integers, so that the server can read only their sum."""
         return self.client_level is not None and self.client_level.shared
 
     def __post_init__(self) -> None:
@@ -209,17 +216,17 @@ class Recipe:
                 )
             if self.personal and (self.sent or self.returned or PERSONAL in self.persistent):
                 raise InputError(
-                    f"the recipe has personal = {', '.join(self.personal)}, but it also sends or "
-                    "returns states, or has a link `personal`. These states may contain data "
-                    "that must not leave a client. Remove `personal`, or `sent`, `returned` and "
-                    "the link."
+                    f"the recipe has personal = {', '.join(self.personal)}, but the recipe also "
+                    "sends or returns states, or has a link `personal`. These states may contain "
+                    "data that must not leave a client. Remove `personal`, or remove `sent`, "
+                    "`returned` and the link `personal`."
                 )
         for link in self.chain.links:
             lost = [key for key in ("sent", "kept") if link.name not in getattr(self, key)]
             if link.lasting and link.name in self.returned and lost:
                 raise InputError(
                     f"the link {link.name} has lasting=True, but its state is reset in every "
-                    f"round because {' and '.join(lost)} does not list {link.name}. Add "
+                    f"round because {link.name} is missing in {' and '.join(lost)}. Add "
                     f"{link.name} to {' and '.join(lost)}, or set lasting=False."
                 )
         follows = [one.name for one in self.chain.links if one.averaged is not None]
@@ -235,14 +242,14 @@ class Recipe:
 
 
 def replace_by_mean(old: Params, mean: Params, states: States) -> tuple[Params, States]:
-    """Set X to the mean of the clients' X (Stability note, eq. (4))."""
+    """Return the mean of the clients' models as the next model (Stability note, eq. (4))."""
     return mean, states
 
 
 def remember_direction(lr: Number, steps: int, others: Mapping[str, Number]) -> ServerRule:
-    """Set X to the mean, and D to (X - mean) / (lr E), the global direction.
+    """Return a rule whose next model is the mean, with D = (X - mean) / (lr E).
 
-    Source: Stability note, Remark 3.2.
+    X is the old model, and D is the global direction. Source: Stability note, Remark 3.2.
 
     Args:
         lr: Step size of the clients.
@@ -263,7 +270,7 @@ def remember_direction(lr: Number, steps: int, others: Mapping[str, Number]) -> 
 
 
 def server_step(lr: float, memory: float, nesterov: bool = False) -> ServerRule:
-    """SGD with momentum on the server, for the pseudo-gradient D = mean - X.
+    """Return a server rule: SGD with momentum for the pseudo-gradient D = mean - X.
 
     v <- memory v + D;  X <- X + lr v, or with Nesterov's look-ahead X <- X + lr (D + memory v).
     """
@@ -286,7 +293,9 @@ def server_step(lr: float, memory: float, nesterov: bool = False) -> ServerRule:
 def adaptive_step(
     kind: str, lr: float, memory: float, square_memory: float, tau: float
 ) -> ServerRule:
-    """Adam, Yogi or Adagrad on the server, for D = mean - X (Reddi et al. 2021, Algorithm 2).
+    """Return a server rule: Adam, Yogi or Adagrad for the pseudo-gradient D = mean - X.
+
+    Source: Reddi et al. 2021, Algorithm 2.
 
     m <- memory m + (1 - memory) D;  X <- X + lr m / (sqrt(v) + tau), without bias correction. v
     starts at tau^2. With b = square_memory, "adam" sets v <- b v + (1 - b) D^2, "yogi" sets
@@ -316,7 +325,7 @@ def centralized(*links: Link) -> Recipe:
     """Return the recipe of a centralized optimizer.
 
     Every lasting state continues from round to round. If there are several clients, the server
-    averages it.
+    averages their states.
     """
     chain = Chain(links)
     lasting = tuple(link.name for link in chain.links if link.lasting)
@@ -327,14 +336,14 @@ def centralized(*links: Link) -> Recipe:
 
 
 def shared_part(recipe: Recipe, params: Params) -> Params:
-    """Return the part of a model that clients receive and return: all but personal parameters."""
+    """Return the parameters that clients receive and return: all except personal parameters."""
     if not recipe.personal:
         return params
     return {name: value for name, value in params.items() if not recipe.is_personal(name)}
 
 
 def personal_part(recipe: Recipe, params: Params) -> Params:
-    """Return the personal part of a model, which never leaves a client."""
+    """Return the personal parameters of a model, which never leave a client."""
     return {name: value for name, value in params.items() if recipe.is_personal(name)}
 
 
@@ -344,8 +353,9 @@ def personal_part(recipe: Recipe, params: Params) -> Params:
 def initial_states(recipe: Recipe, params: Params) -> States:
     """Return the server's states before the first round.
 
-    These are the first states of its links, zeros for its other states, and the state that its
-    aggregator declares. Running statistics have no gradient, so only the aggregator receives them.
+    These are the first states of the recipe's links, zeros for other states, and the state that the
+    aggregator declares. Running statistics, such as those of BatchNorm, have no gradient, so only
+    the aggregator receives them.
     """
     params = shared_part(recipe, params)
     learned, _ = split_statistics(params)
@@ -366,7 +376,7 @@ def initial_states(recipe: Recipe, params: Params) -> States:
 
 
 def _declared_state(aggregator: Aggregator, like: Params) -> Params:
-    """Return the state that an aggregator declares for tensors like these [S, ...], as a copy."""
+    """Return a copy of the first state that an aggregator declares for these tensors [S, ...]."""
     assert aggregator.init is not None
 
     def declared(params: Params) -> dict[str, Tensor]:
@@ -374,9 +384,9 @@ def _declared_state(aggregator: Aggregator, like: Params) -> Params:
         for name, value in found.items():
             if not isinstance(name, str) or not isinstance(value, Tensor):
                 raise InputError(
-                    f"init of an Aggregator returns a {type(value).__name__} for "
-                    f"{plain(name, 60)}, which is not a tensor with a text name. Return a "
-                    "mapping of names to tensors."
+                    "init of an Aggregator must return a mapping of strings to tensors, but it "
+                    f"returns a {type(value).__name__} for {plain(name, 60)}. Return a mapping of "
+                    "names to tensors."
                 )
         return found
 
@@ -390,12 +400,15 @@ def _declared_state(aggregator: Aggregator, like: Params) -> Params:
 
 
 def aggregate_state(link: str = "") -> str:
-    """Return the name of the aggregator's state, for models or for the returned state of a link."""
+    """Return the name of an aggregator's state.
+
+    An aggregator has one state for models, and one for each link whose state is returned.
+    """
     return f"aggregate-{link}" if link else "aggregate"
 
 
 def aggregate_states(recipe: Recipe) -> tuple[str, ...]:
-    """Return the names of all states of the aggregator; empty if it declares none."""
+    """Return the names of all states of the aggregator; empty if the aggregator has no state."""
     names = ("", *recipe.returned) if recipe.aggregate.init is not None else ()
     return tuple(map(aggregate_state, names))
 
@@ -408,11 +421,11 @@ def as_recipe(found: Any, guard: Guard | None = None) -> Recipe:
 
     Args:
         found: A `fedmuon.Recipe`, a `fedmuon.Chain`, or a sequence of links.
-        guard: Guard that names your object in errors. The recipe's functions are then called within
-            it.
+        guard: Guard that names your object in the errors of the recipe's functions.
 
     Returns:
-        The recipe. A chain becomes a centralized optimizer, whose lasting states are averaged.
+        The recipe. A chain becomes a centralized optimizer, and the server averages its lasting
+            states.
 
     Raises:
         InputError: If the object is not a recipe, a chain or a sequence of links.
@@ -448,7 +461,7 @@ def as_recipe(found: Any, guard: Guard | None = None) -> Recipe:
 
 @dataclass(frozen=True)
 class _Chain(Chain):
-    """A custom chain, whose functions are called within a guard."""
+    """A custom chain with a guard, which names the custom object in errors."""
 
     guard: Guard = field(default_factory=lambda: Guard("recipe"))
 
@@ -462,7 +475,7 @@ class _Chain(Chain):
 
 
 def _guard_recipe(found: Recipe, guard: Guard) -> Recipe:
-    """Return the recipe with guards around its functions."""
+    """Return the recipe with guards, which name the custom object in errors of its functions."""
 
     def within(link: Link, part: str, read: Callable[[Any], Any]) -> Any:
         function = getattr(link, part)
@@ -492,7 +505,9 @@ def _guard_recipe(found: Recipe, guard: Guard) -> Recipe:
 
 
 def _pair_of_mappings(found: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a direction or model with its state or states, as plain dictionaries."""
+    """Return a custom function's result, which must be two mappings, as two dictionaries."""
     if not isinstance(found, tuple | list) or len(found) != 2:
-        raise TypeError(f"it returned a {type(found).__name__}, not a pair of mappings")
+        raise TypeError(
+            f"the function returns a {type(found).__name__}, but a pair of mappings is required"
+        )
     return mapping(found[0]), mapping(found[1])

@@ -110,7 +110,7 @@ def fedavg(lr: Number = 1.0, weight_decay: float = 0.0) -> Recipe:
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
-        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -132,13 +132,13 @@ def fedavgm(lr: Number = 1.0, server_momentum: float = 0.9, weight_decay: float 
 
     v <- server_momentum v + (mean - X);  X <- X + v.
 
-    State: v, on the server. Guarantee: the stability recursion with L = 1, extended by v.
-    Source: Hsu et al. 2019.
+    State: v, on the server. Guarantee: the stability recursion with L = 1 and with v as an
+    additional state. Source: Hsu et al. 2019.
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
         server_momentum: Memory of the server's momentum.
-        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -184,12 +184,12 @@ def local_muon(
             1e-4.
         momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
             "ema-nesterov" and "nesterov", which look one step ahead.
-        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
         adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
             "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
         routes: Mapping of parameter name to its number of matrices. Parameters with 0 take the
             auxiliary step. By default, every parameter is a matrix.
-        aux: The auxiliary step of the other parameters, "sgd" (-aux_lr M) or "adamw".
+        aux: The auxiliary step for parameters with 0 matrices, "sgd" (-aux_lr M) or "adamw".
         aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
 
     Returns:
@@ -225,8 +225,9 @@ def fedmuon(
 
     M <- momentum M + (1 - momentum) G;  X <- X - lr Orth(M).
 
-    State: M, sent to the clients and averaged. Guarantee: with a Lipschitz orthogonalizer, the
-    stability recursion (section 4.2) and Theorem 4.1. Source: Stability note, Algorithm 1.
+    State: M. The server sends M to the clients, and averages the M that they return. Guarantee:
+    with a Lipschitz orthogonalizer, the stability recursion (section 4.2) and Theorem 4.1. Source:
+    Stability note, Algorithm 1.
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
@@ -236,12 +237,12 @@ def fedmuon(
             1e-4.
         momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
             "ema-nesterov" and "nesterov", which look one step ahead.
-        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
         adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
             "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
         routes: Mapping of parameter name to its number of matrices. Parameters with 0 take the
             auxiliary step. By default, every parameter is a matrix.
-        aux: The auxiliary step of the other parameters, "sgd" (-aux_lr M) or "adamw".
+        aux: The auxiliary step for parameters with 0 matrices, "sgd" (-aux_lr M) or "adamw".
         aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
 
     Returns:
@@ -281,8 +282,8 @@ def fedmuon_aligned(
     X <- X - lr ((1 - alignment) Orth(M) + alignment D), where D = (X - mean) / (lr steps) is the
     last global direction.
 
-    State: M and D, sent to the clients; M is averaged. Guarantee: the stability recursion with a
-    third state (global constants). Source: Stability note, Remark 3.2.
+    State: M and D. The server sends both to the clients, and averages M. Guarantee: the stability
+    recursion with a third state (global constants). Source: Stability note, Remark 3.2.
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
@@ -291,15 +292,15 @@ def fedmuon_aligned(
             or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
             1e-4.
         alignment: alpha, the weight of the global direction, from 0 to 1.
-        steps: E, the number of local steps of a round. The server's rule divides by it.
+        steps: E, the number of local steps of a round. The server's rule divides by this number.
         momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
             "ema-nesterov" and "nesterov", which look one step ahead.
-        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
         adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
             "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
         routes: Mapping of parameter name to its number of matrices. Parameters with 0 take the
             auxiliary step. By default, every parameter is a matrix.
-        aux: The auxiliary step of the other parameters, "sgd" (-aux_lr M) or "adamw".
+        aux: The auxiliary step for parameters with 0 matrices, "sgd" (-aux_lr M) or "adamw".
         aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
 
     Returns:
@@ -339,7 +340,7 @@ def fedprox(lr: Number = 1.0, proximal: float = 0.01, weight_decay: float = 0.0)
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
         proximal: mu, the strength of the pull to the received model X. With 0, this is FedAvg.
-        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -358,7 +359,7 @@ def fedprox(lr: Number = 1.0, proximal: float = 0.01, weight_decay: float = 0.0)
 
 @_recipe
 def fedper(lr: Number = 1.0, personal: str = "", weight_decay: float = 0.0) -> Recipe:
-    """FedPer: FedAvg for one part of the model, while each client has its own other part.
+    """FedPer: FedAvg for the shared part of the model, while each client has a personal part.
 
     (x, z_i) <- (x, z_i) - lr G(x, z_i);  the mean of the clients' x is the next X.
 
@@ -369,9 +370,9 @@ def fedper(lr: Number = 1.0, personal: str = "", weight_decay: float = 0.0) -> R
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
         personal: Name patterns of the personal part z, such as "head.*", separated by commas.
-            Without patterns, this is FedAvg. If they match all parameters and running statistics of
-            the BatchNorm layers, this is FedBN (arXiv:2102.07623).
-        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+            Without patterns, this is FedAvg. If the patterns match all parameters and running
+            statistics of the BatchNorm layers, this is FedBN (arXiv:2102.07623).
+        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -391,14 +392,14 @@ def fedper(lr: Number = 1.0, personal: str = "", weight_decay: float = 0.0) -> R
 
 @_recipe
 def ditto(lr: Number = 1.0, personal_weight: float = 0.1, weight_decay: float = 0.0) -> Recipe:
-    """Ditto: FedAvg, while each client also trains its own model near the server's.
+    """Ditto: FedAvg, while each client also trains its own model near the server's model.
 
     x <- x - lr G(x);  v_i <- v_i - lr (G(v_i) + personal_weight (v_i - X));  the mean of the x is
     the next X.
 
-    State: v_i stays with its client. It starts from the first model, and takes as many steps as x,
-    with the same batches. With `data.client-test`, each client tests its v_i. Guarantee: no
-    certificate is known. Source: Li et al. 2021 (arXiv:2012.04221), Algorithm 1.
+    State: v_i stays with its client. v_i starts from the first model, and takes the same number of
+    steps as x, with the same batches. With `data.client-test`, each client tests its v_i.
+    Guarantee: no certificate is known. Source: Li et al. 2021 (arXiv:2012.04221), Algorithm 1.
 
     Args:
         lr: Step size η of both models, one number or one per replica `[replicas]`.
@@ -464,7 +465,7 @@ def fedadam(
         server_momentum: Memory of m.
         server_memory: Memory of v.
         tau: Limits the step where v is small. v starts at tau^2.
-        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -494,8 +495,9 @@ def fedyogi(
     D = mean - X;  m <- server_momentum m + (1 - server_momentum) D;
     v <- v - (1 - server_memory) D^2 sign(v - D^2);  X <- X + server_lr m / (sqrt(v) + tau).
 
-    State: m and v, on the server; v starts at tau^2 and changes by at most a share of D^2.
-    Guarantee: no certificate is known. Source: Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2.
+    State: m and v, on the server; v starts at tau^2 and changes by at most (1 - server_memory) D^2
+    per round. Guarantee: no certificate is known. Source: Reddi et al. 2021 (arXiv:2003.00295),
+    Algorithm 2.
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
@@ -503,7 +505,7 @@ def fedyogi(
         server_momentum: Memory of m.
         server_memory: Memory of v.
         tau: Limits the step where v is small. v starts at tau^2.
-        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -537,7 +539,7 @@ def fedadagrad(
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
         server_lr: Step size of the server. 0 means 0.1.
         tau: Limits the step where v is small. v starts at tau^2.
-        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -559,7 +561,7 @@ def fednova(lr: Number = 1.0, weight_decay: float = 0.0) -> Recipe:
 
     X <- X + t mean_i[(x_i - X) / t_i],  t = mean_i t_i.
 
-    Both means use the weights of the aggregate. With `[local] epochs`, clients with more samples
+    Both means use the weights of the aggregator. With `[local] epochs`, clients with more samples
     take more steps t_i. FedAvg would then favour these clients, which FedNova avoids.
 
     State: none. Guarantee: no certificate is known. Source: Wang et al. 2020 (arXiv:2007.07481),
@@ -567,7 +569,7 @@ def fednova(lr: Number = 1.0, weight_decay: float = 0.0) -> Recipe:
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
-        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -611,7 +613,7 @@ def _require_clients(clients: int) -> None:
 def scaffold(
     lr: Number = 1.0, server_lr: float = 0.0, weight_decay: float = 0.0, *, clients: int
 ) -> Recipe:
-    """SCAFFOLD: steps are corrected by the difference of a client's gradients from the mean.
+    """SCAFFOLD: each step corrects for the difference between the client's and the mean gradient.
 
     x <- x - lr (G - c_i + c);  then c_i+ = c_i - c + (X - x) / (E lr), the mean of the gradients.
     Server: X <- X + server_lr (mean - X);  c <- c + (K / N) mean(c_i+ - c_i).
@@ -623,7 +625,7 @@ def scaffold(
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
         server_lr: Step size of the server. 0 means 1.
-        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
         clients: N, the number of all clients of the run.
 
     Returns:
@@ -713,12 +715,12 @@ def fedmuon_corrected(
         clients: N, the number of all clients of the run.
         momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
             "ema-nesterov" and "nesterov", which look one step ahead.
-        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
         adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
             "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
         routes: Mapping of parameter name to its number of matrices. Parameters with 0 take the
             auxiliary step. By default, every parameter is a matrix.
-        aux: The auxiliary step of the other parameters, "sgd" (-aux_lr M) or "adamw".
+        aux: The auxiliary step for parameters with 0 matrices, "sgd" (-aux_lr M) or "adamw".
         aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
 
     Returns:
@@ -786,16 +788,16 @@ def fedmuon_svd(
     aux: str = "sgd",
     aux_lr: float = 0.0,
 ) -> Recipe:
-    """FedMuon with compressed momentum: messages contain its rank-r factors in both directions.
+    """FedMuon with compressed momentum: messages in both directions contain its rank-r factors.
 
     M <- momentum M + (1 - momentum) G;  x <- x - lr Orth(M).
 
     With the singular value decomposition M = U S V^T, a message contains L = U_r S_r and R = V_r^T.
     The receiver sets M <- L R.
 
-    State: M, sent and returned as factors, and averaged. Nothing corrects for the part that the
-    factors lose. Guarantee: no certificate is known. Source: Liu et al. 2025 (arXiv:2510.27403).
-    The alignment of that paper is in `fedmuon-aligned`.
+    State: M, sent and returned as factors, and averaged by the server. No feedback corrects for the
+    part of M that the factors lose. Guarantee: no certificate is known. Source: Liu et al. 2025
+    (arXiv:2510.27403). The method `fedmuon-aligned` implements the alignment of that paper.
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
@@ -807,12 +809,12 @@ def fedmuon_svd(
             matrices, the method is FedMuon.
         momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
             "ema-nesterov" and "nesterov", which look one step ahead.
-        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
         adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
             "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
         routes: Mapping of parameter name to its number of matrices. Parameters with 0 take the
             auxiliary step. By default, every parameter is a matrix.
-        aux: The auxiliary step of the other parameters, "sgd" (-aux_lr M) or "adamw".
+        aux: The auxiliary step for parameters with 0 matrices, "sgd" (-aux_lr M) or "adamw".
         aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
 
     Returns:
@@ -850,12 +852,12 @@ def ef21_muon(
     M_i <- momentum M_i + (1 - momentum) G;  message C(M_i - g_i);  g_i <- g_i + C(M_i - g_i).
     Server: g <- mean of all g_i;  X <- X - lr Orth(g).
 
-    [compression] with feedback = "ef21" defines C and g_i. Without it, g is the mean of this
-    round's M_i. All gradients of the E local steps are computed at X; the paper uses E = 1. With
-    `aux="adamw"`, the server takes the AdamW step with the mean gradient.
+    [compression] with feedback = "ef21" defines C and g_i. Without this feedback, g is the mean of
+    this round's M_i. All gradients of the E local steps are computed at X; the paper uses E = 1.
+    With `aux="adamw"`, the server takes the AdamW step with the mean gradient.
 
-    State: M_i stays with its client, and the states of the step stay on the server. Guarantee: no
-    certificate is known. Source: Gruntkowska et al. 2025 (arXiv:2510.00643).
+    State: M_i stays with its client, and the states of the server's step stay on the server.
+    Guarantee: no certificate is known. Source: Gruntkowska et al. 2025 (arXiv:2510.00643).
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
@@ -865,12 +867,12 @@ def ef21_muon(
             1e-4.
         momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
             "ema-nesterov" and "nesterov", which look one step ahead.
-        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
         adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
             "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
         routes: Mapping of parameter name to its number of matrices. Parameters with 0 take the
             auxiliary step. By default, every parameter is a matrix.
-        aux: The auxiliary step of the other parameters, "sgd" (-aux_lr M) or "adamw".
+        aux: The auxiliary step for parameters with 0 matrices, "sgd" (-aux_lr M) or "adamw".
         aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
 
     Returns:
@@ -936,7 +938,7 @@ def local_adamw(lr: Number = 0.001, weight_decay: float = 0.0) -> Recipe:
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
-        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -972,7 +974,7 @@ def diloco(
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
         server_lr: Step size of the server. 0 means 0.7.
         server_momentum: Memory of v. With 0 and server_lr = 1, this is Local AdamW.
-        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -1021,12 +1023,12 @@ def muloco(
         server_momentum: Memory of v. With 0 and server_lr = 1, this is Local Muon.
         momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
             "ema-nesterov" and "nesterov", which look one step ahead.
-        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
         adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
             "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
         routes: Mapping of parameter name to its number of matrices. Parameters with 0 take the
             auxiliary step. By default, every parameter is a matrix.
-        aux: The auxiliary step of the other parameters, "sgd" (-aux_lr M) or "adamw".
+        aux: The auxiliary step for parameters with 0 matrices, "sgd" (-aux_lr M) or "adamw".
         aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
 
     Returns:
@@ -1065,14 +1067,14 @@ def sgd(
 
     This is a centralized optimizer. With several clients, the server averages models and M.
 
-    State: M, averaged. Guarantee: the stability recursion with L = 1.
+    State: M, which the server averages. Guarantee: the stability recursion with L = 1.
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
         momentum: beta, the memory of M.
         momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
             "ema-nesterov" and "nesterov", which look one step ahead.
-        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -1101,14 +1103,15 @@ def normalized_sgd(
 
     This is a centralized optimizer. With several clients, the server averages models and M.
 
-    State: M, averaged. Guarantee: none, because M / ||M|| is not continuous at M = 0.
+    State: M, which the server averages. Guarantee: none, because M / ||M|| is not continuous at M =
+    0.
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
         momentum: beta, the memory of M.
         momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
             "ema-nesterov" and "nesterov", which look one step ahead.
-        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -1132,11 +1135,12 @@ def adamw(lr: Number = 1.0, weight_decay: float = 0.0) -> Recipe:
     This is a centralized optimizer. With several clients, the server averages models and both
     moments.
 
-    State: both moments, averaged. Guarantee: none, because the recursion covers no second moment.
+    State: both moments, which the server averages. Guarantee: none, because the stability recursion
+    does not cover second moments.
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
-        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -1170,8 +1174,8 @@ def muon(
     This is a centralized optimizer. With several clients, the server averages models and all
     lasting states.
 
-    State: every lasting state, averaged. Guarantee: with one client, as for FedMuon. Source: Jordan
-    et al. 2024; Nesterov Muon.
+    State: all lasting states, which the server averages. Guarantee: with one client, as for
+    FedMuon. Source: Jordan et al. 2024; Nesterov Muon.
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.
@@ -1181,12 +1185,12 @@ def muon(
             1e-4.
         momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
             "ema-nesterov" and "nesterov", which look one step ahead.
-        weight_decay: Decoupled weight decay: x also moves by -lr weight_decay x in each step.
+        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
         adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
             "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
         routes: Mapping of parameter name to its number of matrices. Parameters with 0 take the
             auxiliary step. By default, every parameter is a matrix.
-        aux: The auxiliary step of the other parameters, "sgd" (-aux_lr M) or "adamw".
+        aux: The auxiliary step for parameters with 0 matrices, "sgd" (-aux_lr M) or "adamw".
         aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
 
     Returns:
@@ -1253,7 +1257,7 @@ def make_recipe(
     joint_block: frozenset[str] | None = None,
     turns: tuple[int, int] = (1, 1),
 ) -> Recipe:
-    """Return the recipe that the tables name.
+    """Return the recipe that the config tables select.
 
     Args:
         local: The recipe and its options.
@@ -1268,8 +1272,8 @@ def make_recipe(
         clients: N, for recipes whose rules need the number of all clients.
         joint_block: Names of the parameters that a private recipe clips as one block. By default,
             these are the parameters that take the auxiliary step.
-        turns: The number of steps in the run, and of lots in an epoch. Noise that buffers
-            correlate is optimized for these numbers.
+        turns: The number of steps in the run and the number of lots in an epoch. Correlated noise
+            from buffers is optimized for these numbers.
     """
     if custom_map:
         apply = map_of_value(custom_map)
@@ -1300,7 +1304,8 @@ def _private(
     """Return the recipe dp-BASE or disk-BASE: a base optimizer that reads only private releases.
 
     The released gradient is plain (DP-Muon, Algorithms 1 and 2) or filtered (DiSK, Algorithm 2).
-    The auxiliary parameters are clipped as one block. Guarantee: epsilon of the mechanism.
+    The auxiliary parameters are clipped as one block. Guarantee: the epsilon of the privacy
+    mechanism.
     """
     first, base = local.recipe.split("-")
     routed = of_map["routes"] or {}
@@ -1378,9 +1383,9 @@ def _muon_links(
 ) -> tuple[Link, ...]:
     """Return the links for momentum, orthogonalization and descent.
 
-    The orthogonalizer may already be a link. Parameters that are not orthogonalized step along M,
-    or take AdamW's step. Federated recipes do not send AdamW's moments, so the moments restart in
-    every round.
+    The orthogonalizer may already be a link. Parameters that are not orthogonalized take a step
+    along M or an AdamW step. Federated recipes do not send AdamW's moments, so the moments restart
+    in every round.
     """
     if type(orthogonalizer) is Link:  # isinstance may run the object's own code, which may raise
         orthogonal = orthogonalizer

@@ -1,12 +1,12 @@
 """Choose the parameters that Muon updates, by a rule, and show the result as a table.
 
-A tensor [out, ...] is read as the matrix [out, -1]. Muon updates the hidden matrices. The auxiliary
+A tensor [out, ...] counts as the matrix [out, -1]. Muon updates the hidden matrices. The auxiliary
 optimizer updates vectors and scalars (biases, norms, and tensors with one row or one column),
-embeddings, normalizations, and the first and the last layer. These two are the first and last
-modules, in order of registration, that own a matrix. A tensor [1, ..., n] outside a convolution
-contains tokens or positions, so it counts as an embedding. If a model has no hidden matrix, such as
-a network with two layers, Muon updates the largest matrix. A parameter with several names (tied
-weights) is hidden only if it is hidden under every name.
+embeddings, normalizations, and the first and the last layer. The first and the last layer are the
+first and last modules, in order of registration, that own a matrix. A tensor [1, ..., n] outside a
+convolution contains tokens or positions, so it counts as an embedding. If a model has no hidden
+matrix, such as a network with two layers, Muon updates the largest matrix. A parameter with several
+names (tied weights) is hidden only if it is hidden under every name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -110,7 +110,7 @@ def routing_table(
         One route per parameter. Print it to see the table.
 
     Raises:
-        InputError: If a pattern matches no name, or the argument is not a module.
+        InputError: If a pattern matches no name, or `model` is not a module.
 
     Example:
         >>> import torch
@@ -179,11 +179,11 @@ def param_groups_for_muon(
             name is cut into its k square matrices.
 
     Returns:
-        One group with `use_muon: True` for each number of `blocks`, and one group with `use_muon:
-            False`. Each parameter comes with its name.
+        One group with `use_muon: True` for each value of `blocks` (1, or k for fused matrices), and
+            one group with `use_muon: False`. The groups contain pairs (name, parameter).
 
     Raises:
-        InputError: If a pattern matches no name, or if nothing is left for Muon.
+        InputError: If a pattern matches no name, or if Muon would update no parameter.
 
     Example:
         >>> import torch
@@ -211,7 +211,7 @@ def groups(
     auxiliary optimizer, AdamW by default, updates embeddings, class tokens, the first and the last
     layer, norms and vectors. The first and the last layer are found in the order in which the model
     declares its layers. If the model calls its layers in another order, name them in `to_muon` and
-    `to_aux`. If no matrix is left, Muon updates the largest one.
+    `to_aux`. If no matrix is left for Muon, Muon updates the largest matrix.
 
     Args:
         model: The model. Parameters with `requires_grad=False` are left out.
@@ -224,11 +224,11 @@ def groups(
         show: Whether to print the table.
 
     Returns:
-        One group with `use_muon: True` for each number of `blocks`, and one group with `use_muon:
-            False`.
+        One group with `use_muon: True` for each value of `blocks` (1, or 3 for split projections),
+            and one group with `use_muon: False`.
 
     Raises:
-        InputError: If a pattern matches no name, or if nothing is left for Muon.
+        InputError: If a pattern matches no name, or if Muon would update no parameter.
 
     Example:
         >>> import torch
@@ -274,7 +274,7 @@ def _is_matrix(param: Tensor) -> bool:
 
 
 def _reason(param: Tensor, name: str, module: nn.Module, end: str | None) -> str:
-    """Return why the parameter is not a hidden matrix; empty if it is one."""
+    """Return why a parameter is not a hidden matrix, or an empty string for a hidden matrix."""
     if isinstance(module, _NORMS):
         return "norm"
     # A class token or a table of positions has the shape [1, ..., n], and is not a filter.
@@ -289,7 +289,7 @@ def _reason(param: Tensor, name: str, module: nn.Module, end: str | None) -> str
 
 
 def _largest(reasons: Mapping[Tensor, str]) -> Tensor | None:
-    """Return the largest matrix that no pattern names; an embedding only if there is no other."""
+    """Return the largest matrix that no pattern names. Embeddings are the last choice."""
     matrices = [
         param
         for param, reason in reasons.items()

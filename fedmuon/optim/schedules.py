@@ -1,7 +1,7 @@
 """Step sizes by round: the factor of [local] lr in rounds r = 0, 1, ...
 
 A schedule depends only on the round, not on the data. The recursion of the Stability note therefore
-holds for it, with a matrix A_t that varies from round to round.
+also holds with a schedule. Its matrix A_t then varies from round to round.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ SCHEDULES: Registry[Schedule] = Registry()
 
 
 def as_factor(found: Any) -> float | str:
-    """Convert a number, or an array of one number, to a float; else return text for an error."""
+    """Convert a number, or an array of one number, to a float. Return any other value as text."""
     held = found.detach() if hasattr(found, "detach") else found
     with contextlib.suppress(TypeError, ValueError, RuntimeError, OverflowError):  # not one number
         if isinstance(held, SupportsFloat):
