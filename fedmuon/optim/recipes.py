@@ -283,7 +283,8 @@ def fedmuon_aligned(
     last global direction.
 
     State: M and D. The server sends both to the clients, and averages M. Guarantee: the stability
-    recursion with a third state (global constants). Source: Stability note, Remark 3.2.
+    recursion with D as a third state, and with constants that hold for all models. Source:
+    Stability note, Remark 3.2.
 
     Args:
         lr: Step size η of the local steps, one number or one per replica `[replicas]`.

@@ -207,7 +207,7 @@ NAMED = ("momentum",)
 def test_a_lasting_state_that_begins_afresh_is_refused(sent: Any, kept: Any, lost: str) -> None:
     """It comes back and is averaged, and yet nothing lasts."""
     with pytest.raises(
-        InputError, match=f"momentum has lasting=True.* because {lost} does not list momentum"
+        InputError, match=f"momentum has lasting=True.* because momentum is missing in {lost}"
     ):
         Recipe(LASTING, replace_by_mean, sent, NAMED, kept)
     Recipe(LASTING, replace_by_mean, NAMED, NAMED, NAMED)

@@ -311,7 +311,7 @@ def test_impossible_parameters_are_refused_with_the_mend():
     for call, word in [
         (lambda: smoothed_polar(m, 0.0), "lam must be positive"),
         (lambda: smoothed_polar(m, torch.tensor([0.1, -1.0])), "lam must be positive"),
-        (lambda: smoothed_polar(m, torch.ones(3)), "one value for each of"),
+        (lambda: smoothed_polar(m, torch.ones(3)), "one number per matrix"),
         (lambda: clipped_sign(m, -1.0), "gamma must be positive"),
         (lambda: gaussian_smoothed_sign(m, -1.0, m), "sigma must be finite and 0 or more"),
         (lambda: newton_schulz(m, -1), "0 or more"),

@@ -115,7 +115,7 @@ def test_a_stack_shares_one_sketch_or_has_its_own(sketch):
     assert torch.allclose(runs[0], one[0], atol=1e-13) and (runs[1] - one[1]).abs().max() > 0.01
     own = randomized_polar(stack[1], 4, sketch=sketch, generator=np.random.default_rng(6))
     assert torch.allclose(runs[1], own, atol=1e-13)
-    with pytest.raises(ValueError, match="evenly"):
+    with pytest.raises(ValueError, match="groups of equal size"):
         randomized_polar(stack, 4, generator=[np.random.default_rng(0)] * 4)
 
 
