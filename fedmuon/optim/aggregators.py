@@ -5,7 +5,7 @@ and `.states` (name -> tensor), `.samples` (n_i) and `.loss`. Replies are in the
 clients. The function returns a mapping of names to tensors like `.params`, and must not store
 anything between calls. The same function also combines the states that clients return.
 
-If an aggregator needs a state that lasts from round to round, declare it: `Aggregator(apply,
+If an aggregator needs a state that lasts from round to round, declare the state: `Aggregator(apply,
 init=init)`, with `init(params) -> state` and `apply(replies, state) -> (params, state)`. States are
 mappings of names to tensors. The server stores the state in every checkpoint. The aggregator has a
 separate state for each client state that it combines. The theory of the Stability note assumes the
@@ -214,7 +214,7 @@ def mean() -> Aggregator:
     Source: Stability note, eqs. (4) and (5).
 
     Returns:
-        The aggregator. It is the only one with a certificate.
+        The plain mean, which is the only aggregator with a certificate.
 
     Example:
         >>> from fedmuon import aggregators

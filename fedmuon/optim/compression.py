@@ -2,9 +2,9 @@
 
 A `Compressor` converts one tensor to the small tensors of a message, and back. C(x) is the tensor
 that the receiver decodes. All compressors except `identity` lose information. A contractive
-compressor satisfies E||C(x) - x||^2 <= e ||x||^2 with e < 1. An unbiased one satisfies E C(x) = x.
-`Compression` defines the compressors of the clients and of the server in a run. It also defines the
-feedback with which clients correct for lost information.
+compressor satisfies E||C(x) - x||^2 <= e ||x||^2 with e < 1. An unbiased compressor satisfies E
+C(x) = x. `Compression` defines the compressors of the clients and of the server in a run. It also
+defines the feedback with which clients correct for lost information.
 
 Tensors have a leading axis of replicas [S, ...]. Each replica is compressed separately. All
 replicas share the random draws, which come from the generator passed to the compressor.

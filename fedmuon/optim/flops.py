@@ -116,7 +116,7 @@ class Rule:
 
 
 def parts(table: RoutingTable) -> list[Part]:
-    """Return the parameters of a model, with the matrices of its routing table."""
+    """Return the parameters in a routing table, with the matrices of each parameter."""
     return [Part(one.name, one.shape, one.matrices) for one in table]
 
 

@@ -3,7 +3,8 @@
     links.gradient(), links.momentum(0.9), links.orthogonalize(map), links.descend(0.1)
 
 To write a custom link, use `fedmuon.Link(name, init, update)` or `links.stateless(name, update)`.
-The link must return new tensors, because other links and the model also use its input tensors.
+The link must return new tensors, because other links and the model also use the tensors that the
+link receives.
 """
 
 import math

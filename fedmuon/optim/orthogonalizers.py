@@ -42,8 +42,9 @@ class Orthogonalizer:
     """Your own orthogonalizer, with an optional Lipschitz constant.
 
     The first step of a run checks it on random matrices. The check rejects an orthogonalizer that
-    draws random numbers or mixes the matrices of a stack. It also rejects one that increases the
-    distance of two matrices by more than `lipschitz` allows. This check is not a proof.
+    draws random numbers or mixes the matrices of a stack. The check also rejects an orthogonalizer
+    that increases the distance of two matrices by more than `lipschitz` allows. This check is not a
+    proof.
 
     Attributes:
         apply: A function on stacks of matrices `[..., m, n]`. It maps each matrix separately, and

@@ -72,7 +72,7 @@ class Private(Optimizer):
         model: The module.
         population: Number of examples from which lots are drawn. If `privacy` sets a public number
             (`population` or `rate`), the guarantee covers adding and removing an example.
-            Otherwise, it covers changing the values of an example.
+            Otherwise, the guarantee covers changing the values of an example.
         recipe: Name of a private optimizer, such as "dp-muon", "dp-adam" or "disk-muon".
         lr: Step size η.
         loss: Function from `(outputs, targets)` to one number per example `[examples]`.
@@ -381,7 +381,7 @@ class DPSGD(_Named):
         model: The module.
         population: Number of examples from which lots are drawn. If `privacy` sets a public number
             (`population` or `rate`), the guarantee covers adding and removing an example.
-            Otherwise, it covers changing the values of an example.
+            Otherwise, the guarantee covers changing the values of an example.
         lr: Step size η.
         loss: Function from `(outputs, targets)` to one number per example `[examples]`.
         local: Further keys of the table `[local]` of a config.
@@ -420,7 +420,7 @@ class DPAdam(_Named):
         model: The module.
         population: Number of examples from which lots are drawn. If `privacy` sets a public number
             (`population` or `rate`), the guarantee covers adding and removing an example.
-            Otherwise, it covers changing the values of an example.
+            Otherwise, the guarantee covers changing the values of an example.
         lr: Step size η.
         loss: Function from `(outputs, targets)` to one number per example `[examples]`.
         local: Further keys of the table `[local]` of a config.
@@ -459,7 +459,7 @@ class DPMuon(_Named):
         model: The module.
         population: Number of examples from which lots are drawn. If `privacy` sets a public number
             (`population` or `rate`), the guarantee covers adding and removing an example.
-            Otherwise, it covers changing the values of an example.
+            Otherwise, the guarantee covers changing the values of an example.
         lr: Step size η.
         loss: Function from `(outputs, targets)` to one number per example `[examples]`.
         local: Further keys of the table `[local]` of a config.
@@ -499,7 +499,7 @@ class DPMuonBC(_Named):
         model: The module.
         population: Number of examples from which lots are drawn. If `privacy` sets a public number
             (`population` or `rate`), the guarantee covers adding and removing an example.
-            Otherwise, it covers changing the values of an example.
+            Otherwise, the guarantee covers changing the values of an example.
         lr: Step size η.
         loss: Function from `(outputs, targets)` to one number per example `[examples]`.
         local: Further keys of the table `[local]` of a config.
