@@ -39,7 +39,7 @@ UNITS = {"train_loss": "loss", "test_loss": "loss", "test_gap": "loss", "accurac
 def judge(
     claim: Mapping[str, Any], runs: Columns, curves: Columns, label: str = "", chance: float = 0.0
 ) -> Claim:
-    """Return the verdict on one claim of a suite file.
+    """Return one claim of a suite file, with the effect measured in the runs.
 
     Args:
         claim: The claim's table in the suite file.

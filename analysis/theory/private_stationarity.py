@@ -554,8 +554,8 @@ def noise_of_privacy(
 ) -> float:
     """Return the noise W that makes T steps on N clipped gradients (epsilon, delta)-private.
 
-    All steps use full batches. Theorem 2 of the DiSK paper does not specify its constant v, and
-    this W corresponds to one v. T Gaussian releases of multiplier z are T/(2 z^2)-zCDP, and
+    All steps use full batches. Theorem 2 of the DiSK paper contains a constant v that is not
+    specified. This W does not need v. T Gaussian releases of multiplier z are T/(2 z^2)-zCDP, and
     rho-zCDP implies (rho + 2 sqrt(rho log(1/delta)), delta)-DP (Bun and Steinke). So z^2 = T/(2
     rho), sqrt(rho) = sqrt(log(1/delta) + epsilon) - sqrt(log(1/delta)), and W = d (z C/N)^2. Two
     data sets are neighbours if they differ in one sample, whose gradient is 0 in one of them.

@@ -210,7 +210,7 @@ STANDS_ON = (
 def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
     """Return the claims about bounds and certificates.
 
-    The claims are that all gaps are within their bounds, that all runs are certified, and that the
+    They say that all gaps are within their bounds, that all runs are certified, and that the
     certificate is useful for every seed at the largest number of samples.
     """
     high = rows["gap_high"]
