@@ -479,8 +479,8 @@ class Data(Table):
     )
     target: Text = key(
         "",
-        "Name of the column that contains the labels, if you pass a table in Python. If you pass "
-        "dicts, the key of the label. If empty, common keys such as label are tried in dicts.",
+        "Name of the label in data that you pass in Python: the column of a table, or the key "
+        "in each dict. If `target` is empty, common keys such as label are tried in dicts.",
         read_if=OWN_SOURCE,
         values="a name",
     )
@@ -536,8 +536,8 @@ class Federation(Table):
     aggregate: Annotated[Text, AfterValidator(_named("federation.aggregate"))] = key(
         "mean",
         "How the server combines the models and states that the clients of a round return. "
-        "Stability bounds, and the bias correction of optimizers …-muonbc, require mean or "
-        "by-samples.",
+        "Stability bounds require mean or by-samples. Optimizers whose names end in -muonbc "
+        "also require one of these two values.",
     )
     partition: Annotated[Text, AfterValidator(_named("federation.partition"))] = key(
         "dirichlet", "How samples are divided among the clients."
@@ -600,9 +600,9 @@ class TaskTable(Table):
     lora_rank: Annotated[int, Field(ge=0, le=10**6)] = key(
         0,
         "r, the rank of the LoRA adapters of the query, key and value projections. Only the "
-        "adapters are trained. `weights` stay fixed, count as public, and must be the same in a "
-        "resumed run. 0 means no adapters: all parameters are trained. To let Muon train all "
-        'adapters, set `local.route = "all-matrices"`.',
+        "adapters are trained. The parameters in `weights` stay fixed, count as public, and "
+        "must be the same in a resumed run. With 0, there are no adapters, and all parameters "
+        'are trained. To let Muon train all adapters, set `local.route = "all-matrices"`.',
         read_if=DECODER_TASK,
         values="0 to `width`",
     )
@@ -721,8 +721,8 @@ class Local(Table):
     )
     qkv: Literal["split", "whole"] = key(
         "split",
-        "How query, key and value projections that share one parameter are orthogonalized: as "
-        "three matrices (split), or as one matrix (whole).",
+        "How Muon orthogonalizes the query, key and value projections if one parameter contains "
+        "all three. split: as three matrices. whole: as one matrix.",
         read_if=(NETWORK_TASK, MUON_RECIPE),
     )
     aux: Literal["sgd", "adamw"] = key(
@@ -776,9 +776,9 @@ class OrthogonalizerTable(Table):
     )
     safety: Annotated[float, Field(ge=1, le=2)] = key(
         1.0,
-        "Safety factor against rounding errors: every polynomial step except the last is applied "
-        "to x / `safety` instead of x. Polar Express uses 1.01; the set `polar-express` already "
-        "contains this factor.",
+        "Safety factor against rounding errors: every polynomial step except the last is "
+        "applied to x / `safety` instead of x. Polar Express uses 1.01. The coefficients "
+        "`polar-express` already contain the factor 1.01, so leave `safety` out for them.",
         read_if=(*POLYNOMIAL_MAPS, SEVERAL_STEPS),
     )
     eps: Positive = key(
@@ -790,7 +790,7 @@ class OrthogonalizerTable(Table):
         "plus",
         "Divisor of the matrix M before the first polynomial step. plus: ‖M‖ + ε (Stability "
         "note). max: max(‖M‖, ε) (torch). unit: max(‖M‖, 1) (DP-Muon). aol: each row of the "
-        "shorter side has its own divisor, the root of Σⱼ |M Mᵀ|ᵢⱼ (Turbo-Muon). aol has no "
+        "shorter side is divided by the square root of Σⱼ |M Mᵀ|ᵢⱼ (Turbo-Muon). aol has no "
         "Lipschitz constant, so no bound holds.",
         read_if=BY_MAP["newton-schulz"],
     )
@@ -877,23 +877,25 @@ class Privacy(Table):
 
     clipping: Literal["block", "flat", "automatic", "automatic-flat"] = key(
         "block",
-        "How each example's gradient is bounded. block: each matrix block is clipped separately. "
-        "flat: all parameters are clipped as one vector, as in Opacus. automatic and "
-        "automatic-flat: as block and flat, but every gradient is scaled to the bound. With m "
-        "blocks, block needs √m times the noise of flat for the same ε.",
+        "How each example's gradient is bounded. block: each matrix block is clipped "
+        "separately. flat: all parameters are clipped as one vector, as in Opacus. automatic: "
+        "as block, but every gradient is scaled to the bound. automatic-flat: as flat, but "
+        "every gradient is scaled to the bound. With m blocks, block needs √m times the noise "
+        "of flat for the same ε.",
         read_if=PRIVATE_RECIPE,
     )
     blocks: Literal["routed", "hidden"] = key(
         "routed",
         "Matrices that are clipped as separate blocks; all other parameters form one block. "
-        "routed: the matrices that Muon orthogonalizes. hidden: only hidden matrices, as in "
-        "DP-Muon, Appendix D, where Muon also trains embeddings and the head.",
+        "routed: the matrices that Muon orthogonalizes. hidden: only the hidden matrices, as in "
+        "DP-Muon, Appendix D. With hidden, Muon still trains the embeddings and the head.",
         read_if=MATRIX_BLOCKS,
     )
     bound: Annotated[float, Field(ge=1 / LARGE)] = key(
         1.0,
-        "C, the clipping bound: the maximum norm of an example's gradient in each block, or at "
-        "level client, of a client's whole update. inf means no clipping.",
+        "C, the clipping bound. At level example, the norm of an example's gradient is at most "
+        "C in each block. At level client, the norm of a client's whole update is at most C. "
+        "inf means no clipping.",
         read_if=PRIVATE_RUN,
         symbol="C",
     )
@@ -906,9 +908,9 @@ class Privacy(Table):
     )
     quantile_rate: Annotated[float, Field(ge=1 / LARGE, le=10)] = key(
         0.2,
-        "Step size of ln C, the logarithm of the clipping bound: ln C changes by this number if "
-        "the share of unclipped gradients differs from `quantile` by 1. C stays between 10⁻¹⁵ "
-        "and 10¹⁵.",
+        "Step size for the clipping bound C. After each lot, ln C decreases by `quantile-rate` "
+        "times the share of unclipped gradients minus `quantile`. C stays between 10⁻¹⁵ and "
+        "10¹⁵.",
         read_if=(PRIVATE_RECIPE, QUANTILE),
     )
     count_noise: Amount = key(
@@ -927,9 +929,8 @@ class Privacy(Table):
     )
     lot: Annotated[float, Field(ge=1e-3, le=SAMPLES)] = key(
         64.0,
-        "Size of a lot, which is the batch of a private step: the expected number of samples if "
-        "lots are drawn at random (poisson), or the exact number if lots are cut from a fixed "
-        "order.",
+        "Size of a lot, which is the batch of a private step. With `sampling` = poisson, this "
+        "is the expected number of samples. With shuffle and cyclic, it is the exact number.",
         read_if=PRIVATE_RECIPE,
     )
     epsilon: Annotated[float, Field(ge=0, le=1e6)] = key(
@@ -948,8 +949,8 @@ class Privacy(Table):
     level: Literal["example", "client"] = key(
         "example",
         "Unit of privacy. example: each single sample of a client is protected. client: all "
-        "samples of a client are protected together, which needs an optimizer that averages "
-        "models (and momenta).",
+        "samples of a client are protected together. client needs an optimizer whose server "
+        "averages models, or models and momenta.",
     )
     trust: Literal["central", "local", "distributed"] = key(
         "central",
@@ -962,8 +963,8 @@ class Privacy(Table):
     honest: Annotated[float, Field(gt=0, le=1)] = key(
         0.5,
         "Share of a round's clients that are assumed to add their noise and to hide it from the "
-        "server. Only H = ⌊`honest` · K⌋ of the K noise shares count, but at least one. "
-        "Therefore ε is computed with σ √(H / K) in place of σ.",
+        "server. ε is computed as if only H = max(1, ⌊`honest` · K⌋) of the K clients added "
+        "noise. Therefore σ √(H / K) replaces σ.",
         read_if=(CLIENT_LEVEL, DISTRIBUTED_TRUST),
     )
     state_weight: Positive = key(
@@ -990,9 +991,11 @@ class Privacy(Table):
     )
     sampling: choices.Sampling = key(
         "poisson",
-        "How lots are drawn. poisson: each sample enters a lot at random. shuffle and cyclic: "
-        "lots are cut from an order of the samples that is drawn for each epoch (shuffle) or "
-        "once (cyclic). With shuffle and cyclic, privacy is accounted for without amplification.",
+        "How the lot of each step is drawn. poisson: each sample is drawn independently, with "
+        "the probability lot / population or `rate`. shuffle: the samples are put into a new "
+        "random order for each epoch, and this order is cut into lots. cyclic: one order is "
+        "used in all epochs. For shuffle and cyclic, ε is computed without amplification by "
+        "sampling.",
         read_if=PRIVATE_RECIPE,
     )
     max_lot: Annotated[int, Field(ge=0, le=SAMPLES)] = key(
@@ -1030,8 +1033,9 @@ class Privacy(Table):
     )
     rate: Annotated[float, Field(ge=0, le=1)] = key(
         0.0,
-        "Public sampling rate: the probability with which each sample enters a lot. Sums are "
-        "still divided by `lot`. 0 means lot / population.",
+        "Public sampling rate: the probability that a sample is drawn into the lot of a step. "
+        "The sum of a lot's gradients is divided by `lot`, for any rate. With 0, the rate is "
+        "lot / population.",
         read_if=PRIVATE_RECIPE,
     )
     kappa: Annotated[float, Field(gt=0, le=1)] = key(
@@ -1065,8 +1069,8 @@ class Privacy(Table):
     )
     insecure_reproducible_noise: bool = key(
         False,
-        "Draw noise and lots from the run's seed, so that they can be repeated. Use this only "
-        "for tests, because such noise protects nobody.",
+        "Draw noise and lots from `federation.seed`, so that a run can be repeated exactly. Use "
+        "this only for tests, because the run then protects nobody.",
         read_if=PRIVATE_RUN,
     )
 
@@ -1093,8 +1097,8 @@ class Engine(Table):
 
     name: Literal["inline", "ray", "deployment"] = key(
         "inline",
-        "Where clients run: in this process (inline), on Ray's workers, or on SuperNodes of a "
-        "SuperLink (deployment).",
+        "Where clients run. inline: in this process. ray: in Ray workers. deployment: on the "
+        "SuperNodes of a Flower SuperLink.",
     )
     dtype: Literal["float32", "float64"] = key(
         "float32",
@@ -1115,8 +1119,8 @@ class Engine(Table):
     )
     cpus_per_client: Positive = key(
         1.0,
-        "Number of CPUs of each Ray worker, which is also the worker's number of threads (at "
-        "least 1). Ray starts as many workers as fit on the machines, but at most one for each "
+        "Number of CPUs of each Ray worker. The worker uses the same number of threads, but at "
+        "least one. Ray starts as many workers as the machines have room for, at most one per "
         "client of a round.",
         read_if=RAY_ENGINE,
     )
@@ -1143,16 +1147,17 @@ class Compression(Table):
 
     uplink: Compressor = key(
         "none",
-        "How clients compress their updates. top-k: the largest entries. random-k: random "
-        "entries. rows: the rows of largest norm. qsgd: entries rounded at random to `levels`. "
-        "sign: one bit per entry. low-rank: factors of `rank` by a singular value decomposition. "
-        "power: factors of `rank` by power iteration from the last message. random-k and qsgd "
-        "are unbiased.",
+        "How clients compress their updates. top-k: only the largest entries. random-k: random "
+        "entries. rows: the rows with the largest norms. qsgd: entries rounded at random to "
+        "`levels`. sign: one bit per entry. low-rank: two factors of rank `rank`, from an SVD. "
+        "power: as low-rank, but by power iteration that starts from the last message. random-k "
+        "and qsgd are unbiased.",
     )
     downlink: Downlink = key(
         "none",
-        "How the server compresses the model and the states that it sends to clients; the names "
-        "are those of `uplink`. The server's own copy of the model is not compressed.",
+        "How the server compresses the model and the states that it sends to clients. The "
+        "values have the same meaning as for `uplink`. The server's own copy of the model is "
+        "not compressed.",
     )
     share: Annotated[float, Field(gt=0, le=1)] = key(
         0.1,
@@ -1191,8 +1196,8 @@ class Faults(Table):
     policy: Literal["strict", "drop"] = key(
         "strict",
         "What happens if a client sends no valid reply. strict: the request is repeated up to "
-        "`retries` times, and then the run stops; you can resume it. drop: the server averages "
-        "over the clients that replied, and no bound holds.",
+        "`retries` times. The run then stops, and you can resume the run. drop: the server "
+        "averages over the clients that replied, and no stability bound is valid.",
         read_if=REMOTE_CLIENTS,
     )
     retries: Few = key(
@@ -1224,11 +1229,11 @@ class Devices(Table):
 
     mode: Literal["none", "synchronous", "deadline", "fedbuff"] = key(
         "none",
-        "How simulated time affects training. none: no clock. synchronous: wait for all clients "
-        "of a round. deadline: use the first `per-round` replies of `select` clients, or the "
-        "replies that arrive within `deadline`. fedbuff: keep `per-round` clients busy and "
-        "update the model after every `buffer` replies, some of which started from an older "
-        "model (Nguyen et al. 2022).",
+        "How simulated time affects training. none: no clock. synchronous: each round waits for "
+        "all clients. deadline: a round ends after `per-round` replies or after `deadline` "
+        "seconds. fedbuff: `per-round` clients always train, and the server updates the model "
+        "after every `buffer` replies. Some replies then started from an older model (Nguyen et "
+        "al. 2022).",
     )
     select: Annotated[int, Field(ge=0, le=CLIENTS)] = key(
         0,
@@ -1256,45 +1261,46 @@ class Devices(Table):
     )
     speeds: Distribution = key(
         "constant",
-        "How the speeds of the clients differ. constant: not at all. log-normal: drawn from a "
-        "log-normal distribution. pareto: a few clients are very slow. trace: taken from the "
-        "file `trace`.",
+        "How the speeds of the clients differ. constant: all clients have the same speed. "
+        "log-normal: drawn from a log-normal distribution. pareto: a few clients are very slow. "
+        "trace: taken from the file `trace`.",
         read_if=CLOCK,
     )
     speed: Positive = key(
         100.0,
-        "Simulated operations per second: of every client (constant), of the median client "
-        "(log-normal), or of the fastest client (pareto).",
+        "Simulated operations per second. With `speeds` = constant: speed of every client. With "
+        "log-normal: speed of the median client. With pareto: speed of the fastest client.",
         read_if=DRAWN_SPEED,
     )
     speed_spread: Amount = key(
         0.5,
-        "Spread of the speeds: the standard deviation of their logarithm (log-normal), or 1 / "
-        "shape of the distribution (pareto).",
+        "Spread of the speeds. With `speeds` = log-normal: standard deviation of the logarithm "
+        "of the speed. With pareto: 1 / shape parameter of the Pareto distribution.",
         read_if=(CLOCK, ReadIf("devices.speeds", SPREADS, "speeds that are drawn use")),
     )
     bandwidths: Distribution = key(
         "constant",
-        "How the bandwidths of the clients differ; the names are those of `speeds`. Download and "
-        "upload bandwidths are drawn independently.",
+        "How the bandwidths of the clients differ. The values have the same meaning as for "
+        "`speeds`. Download and upload bandwidths are drawn independently.",
         read_if=CLOCK,
     )
     bandwidth_down: Positive = key(
         1e6,
-        "Bytes per second from the server to a client: to every client (constant), to the median "
-        "client (log-normal), or to the fastest client (pareto).",
+        "Bytes per second from the server to a client. With `bandwidths` = constant: for every "
+        "client. With log-normal: for the median client. With pareto: for the fastest client.",
         read_if=DRAWN_BANDWIDTH,
     )
     bandwidth_up: Positive = key(
         1e6,
-        "Bytes per second from a client to the server: from every client (constant), from the "
-        "median client (log-normal), or from the fastest client (pareto).",
+        "Bytes per second from a client to the server. With `bandwidths` = constant: for every "
+        "client. With log-normal: for the median client. With pareto: for the fastest client.",
         read_if=DRAWN_BANDWIDTH,
     )
     bandwidth_spread: Amount = key(
         0.5,
-        "Spread of the bandwidths: the standard deviation of their logarithm (log-normal), or 1 "
-        "/ shape of the distribution (pareto).",
+        "Spread of the bandwidths. With `bandwidths` = log-normal: standard deviation of the "
+        "logarithm of the bandwidth. With pareto: 1 / shape parameter of the Pareto "
+        "distribution.",
         read_if=(CLOCK, ReadIf("devices.bandwidths", SPREADS, "bandwidths that are drawn use")),
     )
     trace: Text = key(
@@ -1313,8 +1319,8 @@ class Devices(Table):
     )
     available: Annotated[float, Field(gt=0, le=1)] = key(
         0.5,
-        "Probability that a client is available in a round (bernoulli), or the share of each day "
-        "in which a client is available (day-night).",
+        "With `availability` = bernoulli: probability that a client is available in a round. "
+        "With day-night: share of each day in which a client is available.",
         read_if=(
             CLOCK,
             ReadIf(
@@ -1373,9 +1379,9 @@ class Stability(Table):
         "own",
         "Which sample is replaced, and by what. own: a random sample, by a sample of the same "
         "client's distribution. any: a random sample, by a sample of any client's distribution. "
-        "worst: the `trials` worst replacements by up to 2,048 held-out samples, ranked by "
-        "derivatives, and as many random ones (see `predicted.csv`). all: each sample is "
-        "replaced once (the census).",
+        "worst: `trials` replacements with the largest predicted effect, and `trials` random "
+        "ones (see `predicted.csv`). At most 2,048 held-out samples are tried. all: each sample "
+        "is replaced once.",
     )
     delta: Chance = key(0.05, "δ, the failure probability of the bound.")
     lipschitz: Literal["paper", "sharp"] = key(
@@ -1385,26 +1391,26 @@ class Stability(Table):
     )
     constants: Literal["ball", "global"] = key(
         "ball",
-        "Constants of the task. ball: at each step, the suprema over the ball around X⁰ that the "
-        "model cannot leave before that step. global: the suprema over all models, as in the "
+        "Models for which the constants of the task are valid. ball: all models in a ball "
+        "around X⁰ that the run cannot leave before the step. global: all models, as in the "
         "Stability note. global is always used with alignment, weight decay, a custom "
-        "orthogonalizer or your own gradient Lipschitz constant (Lg), and for bounds without a "
-        "run unless X⁰ = 0.",
+        "orthogonalizer or your own gradient Lipschitz constant (Lg). A bound without a run "
+        "uses ball only if X⁰ = 0.",
         read_if=MATRIX_TASK,
     )
     realized: bool = key(
         False,
         "Write the file `realized.csv`: upper bounds on the distance between the model of this "
-        "run and the model on each neighbouring data set. They are computed from the gradients "
-        "and curvature of this run.",
+        "run and the model on each neighbouring data set. The bounds use the gradients and the "
+        "curvature of this run.",
         read_if=MATRIX_TASK,
     )
     c_hp: Annotated[float | str, AfterValidator(_constant)] = key(
         "explicit",
-        "C_hp in Theorem 4.1 (Stability note): one of three proved forms, or your own number. "
-        "With a number, the terms H and G of the theorem may each fail with probability δ/2, as "
-        "published. With variance, H uses the training losses of the finished run in place of "
-        "the range B, and δ is split into 0.9 δ for H and 0.1 δ for G.",
+        "Form of C_hp in Theorem 4.1 (Stability note). explicit and sharp: proved; sharp is "
+        "tighter. variance: proved; the training losses of the finished run replace the range "
+        "B, and δ is split into 0.9 δ for H and 0.1 δ for G. A number: your own C_hp, without a "
+        "proof; the terms H and G may each fail with probability δ/2, as published.",
         values="explicit, sharp, variance, or a number above 0",
     )
     alpha_smoothing: Chance = key(
