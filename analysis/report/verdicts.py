@@ -1,8 +1,10 @@
 """Estimates with intervals, the verdict on each claim, and the next step for an open claim.
 
-Verdicts -------- A claim is about K places (settings, sizes, runs). At place k the data determine a
-95% interval I_k for an effect and a longer interval J_k. In 95% of cases, every J_k contains its
-effect (Bonferroni). The rule of the claim accepts all effects in an interval A. The claim
+Verdicts
+--------
+A claim is about K places (settings, sizes, runs). At place k the data determine a 95% interval I_k
+for an effect and a longer interval J_k. In 95% of cases, every J_k contains its effect
+(Bonferroni). The rule of the claim accepts all effects in an interval A. The claim
 
     holds          if every I_k lies in A,
     refuted        if some J_k has no point in A,
@@ -14,11 +16,13 @@ randomness, has an interval of length 0. A false claim gets the verdict `holds` 
 most 1/20: there is a place whose effect is not in A, and there I_k would have to miss the effect. A
 true claim is refuted with probability at most 1/20, because some J_k would have to miss its effect.
 
-Next steps ---------- An open claim gets a command that would decide it, at full scale or with more
-seeds. If no built-in suite can decide the claim, the claim gets the reason instead. The interval of
-n seeds is Student's interval. Its length is proportional to t(n) / sqrt(n), where t(n) is the
-quantile at 97.5% with n - 1 degrees of freedom. Let an effect be known up to ± h, and let d be its
-distance from an end of the interval A. The claim needs the n that multiplies the length by d / h.
+Next steps
+----------
+An open claim gets a command that would decide it, at full scale or with more seeds. If no built-in
+suite can decide the claim, the claim gets the reason instead. The interval of n seeds is Student's
+interval. Its length is proportional to t(n) / sqrt(n), where t(n) is the quantile at 97.5% with
+n - 1 degrees of freedom. Let an effect be known up to ± h, and let d be its distance from an end of the
+interval A. The claim needs the n that multiplies the length by d / h.
 """
 
 import math

@@ -12,9 +12,10 @@ take part in each round. `smoothed_polar` (Corollary D.2), `newton_schulz` (D.5)
 participation) or Theorem J.1 (known batches). `full_participation` (Corollary K.2) and
 `partial_participation` (K.3) return the bound for equal clients as a rate.
 
-Certified unlearning by output perturbation ------------------------------------------- After
-samples are removed, noise on the model can hide that they were training data. `noise_multiplier`
-computes how much noise is needed.
+Certified unlearning by output perturbation
+-------------------------------------------
+After samples are removed, noise on the model can hide that they were training data.
+`noise_multiplier` computes how much noise is needed.
 
 **Removing a sample moves the model no further than replacing it.** Let client i lose the sample z,
 one of n_i >= 2. Its full-batch gradient grad F is the mean over all n_i samples, and grad F' is the

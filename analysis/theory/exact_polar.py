@@ -60,11 +60,12 @@ U_o^T E Z = -U_o^T W T, ||E_1||^2 <= ||E||^2 - t^2 w^2, and likewise ||E_2||^2 <
 As (a + b)^2 <= 2 a^2 + 2 b^2, (s + t)^2 (||X - Y||^2 + w^2)
 <= 4 ||E||^2 - 2 (s^2 + t^2) w^2 + (s + t)^2 w^2 <= 4 ||E||^2.
 
-Maps near the polar factor -------------------------- The Stability note bounds the distance of
-Newton-Schulz from the polar factor (Proposition D.4), but does not use this bound. This section
-uses it in the recursion. A run uses the map T. A second run uses a map S in place of T, with the
-same samples, schedule and batches. The second run has momenta M~. S is L-Lipschitz. T needs no
-Lipschitz constant. Only the errors
+Maps near the polar factor
+--------------------------
+The Stability note bounds the distance of Newton-Schulz from the polar factor (Proposition D.4), but
+does not use this bound. This section uses it in the recursion. A run uses the map T. A second run
+uses a map S in place of T, with the same samples, schedule and batches. The second run has momenta
+M~. S is L-Lipschitz. T needs no Lipschitz constant. Only the errors
 
     e_t = ||T(M_t) - S(M_t)||_F
 

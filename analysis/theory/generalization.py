@@ -1,7 +1,9 @@
 """The step from stability to a generalization bound, and the measured generalization gap.
 
-The constant ------------ The Stability note does not specify the constant of the branch H. This
-section proves the bound with an explicit constant.
+The constant
+------------
+The Stability note does not specify the constant of the branch H. This section proves the bound with
+an explicit constant.
 
 **What is proved.** Let replacing one sample of client i change every loss by at most eps_i,
 0 <= eps_i <= B. For every r >= 2, with J = ceil(log2 n) and S = (sum_i n_i eps_i^2 / n_eff)^(1/2),
@@ -51,8 +53,10 @@ Its first term uses sqrt(r) in place of sqrt(r/2), which is the value that tool 
 `variance` is explained in the next section. If `c_hp` is a number, it is the C_hp in H of the
 Stability note, eq. (10). No proof covers this choice.
 
-By variance ----------- When a run is finished, its training losses are known. In this section, the
-deviations of these losses from a number c replace B / sqrt(n_eff).
+By variance
+-----------
+When a run is finished, its training losses are known. In this section, the deviations of these
+losses from a number c replace B / sqrt(n_eff).
 
 Let 0 < b, and |loss - c| <= b for a number c that is fixed in advance. With w_a, g_a, S as above,
 omega_a = n_eff w_a^2 (their sum is 1), eps~ = (sum_a omega_a eps_a^2)^(1/2), L_i = ln(1/d_i) and
@@ -96,8 +100,10 @@ Var N_t <= C^2 / 4. So E N^2 = (E N_t)^2 + Var N_t - t^2 <= s^2.
 N = 0. It limits s + eps~ to B / 2, because no variance exceeds B^2 / 4. As H then depends on the
 samples, H and G use separate shares of delta: 0.9 delta and 0.1 delta.
 
-Golden-section search --------------------- `least` finds the minimum of a function of one number.
-Importing SciPy's search instead would take half a second.
+Golden-section search
+---------------------
+`least` finds the minimum of a function of one number. Importing SciPy's search instead would take
+half a second.
 
 The bound
 ---------

@@ -10,21 +10,24 @@ from 0, and W <- W - eta O. Let b = E clip(G, C) - grad, and let xi = G~ - E G~ 
 normalized momentum M / s_t has the weights w_tj = beta^(t-j) / s_t, with s_t = sum_{k<t} beta^k.
 
 - E ||b||_* <= sqrt(r) E (||G||_F - C)_+, because clipping shortens a gradient by exactly the amount
-  by which its length exceeds C. - E ||xi||_F^2 <= v^2 = C^2/B + d (sigma C / B)^2. The DP-Muon
-  paper shows it for B independent samples. It also holds for Poisson lots of B expected samples out
-  of n, if f is the mean over these n samples. Each sample is then drawn independently with
-  probability B/n, and the variance is (B/n)(1 - B/n) sum_i ||clip(G_i, C)||_F^2 / B^2. - The xi are
-  martingale differences. So the noise of the momentum is at most v (sum_j w_tj^2)^(1/2), with sum_j
-  w_tj^2 = (1 - beta)/(1 + beta) (1 + beta^t)/(1 - beta^t). Gamma_T is the mean over t of (sum_j
-  w_tj^2)^(1/2). The paper bounds Gamma_T with two constants that it does not specify. This module
-  computes Gamma_T itself.
+  by which its length exceeds C.
+- E ||xi||_F^2 <= v^2 = C^2/B + d (sigma C / B)^2. The DP-Muon paper shows it for B independent
+  samples. It also holds for Poisson lots of B expected samples out of n, if f is the mean over
+  these n samples. Each sample is then drawn independently with probability B/n, and the variance is
+  (B/n)(1 - B/n) sum_i ||clip(G_i, C)||_F^2 / B^2.
+- The xi are martingale differences. So the noise of the momentum is at most v (sum_j w_tj^2)^(1/2),
+  with sum_j w_tj^2 = (1 - beta)/(1 + beta) (1 + beta^t)/(1 - beta^t). Gamma_T is the mean over t of
+  (sum_j w_tj^2)^(1/2). The paper bounds Gamma_T with two constants that it does not specify. This
+  module computes Gamma_T itself.
 - Every step satisfies ||O||_op <= 1. So the drift is at most L eta sum_j w_tj (t - j), and this
   module computes its mean over t. The paper uses the limit L eta beta / (1 - beta) instead.
 
 <grad, O> >= (1 - eps)||grad||_* - (2 - eps)||M/s - grad||_*, and the sum over t gives the bound.
 
-Rates ----- This section states Corollary B.6 of the DP-Muon paper with all constants. It also
-derives the constants that Lemma B.5 and Appendix C.6 do not specify.
+Rates
+-----
+This section states Corollary B.6 of the DP-Muon paper with all constants. It also derives the
+constants that Lemma B.5 and Appendix C.6 do not specify.
 
 *Lemma B.5: Gamma_T <= c1/(T sqrt(1 - beta)) + c2 sqrt(1 - beta), with c1 and c2 unspecified.* Let
 k = -log beta. Gamma_T is sqrt((1-beta)/(1+beta)) times the mean over t <= T of sqrt(coth(t k/2)).

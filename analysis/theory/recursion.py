@@ -1,7 +1,9 @@
 """The stability recursion: a bound on the distance between two runs, and each client's part.
 
-FedMuon ------- `step_amplification` is the two-state recursion of the Stability note, section 4.2.
-It bounds the change of the final model if one gradient changes.
+FedMuon
+-------
+`step_amplification` is the two-state recursion of the Stability note, section 4.2. It bounds the
+change of the final model if one gradient changes.
 
 Other optimizers
 ----------------
@@ -44,11 +46,13 @@ The code computes a_{s,k} backwards from the end, as rows (1 + x, m, v, d) times
 and (2). It stores x, the difference of the first entry from 1, to preserve the digits of small
 increments. With weight decay, the first entry shrinks, and the code stores the entry itself.
 
-Alignment --------- FedMuon with local-global alignment (Stability note, Remark 3.2) is a case of
-the recursion above. The paper says that the perturbation of the global direction D needs "a
-separate recursion". The proof above covers this perturbation. Its alpha is the config key
-`alignment`. `fedmuon bound` and `fedmuon stability` use this recursion for the recipe
-`fedmuon-aligned`. Without a config, call `aligned_amplification`.
+Alignment
+---------
+FedMuon with local-global alignment (Stability note, Remark 3.2) is a case of the recursion above.
+The paper says that the perturbation of the global direction D needs "a separate recursion". The
+proof above covers this perturbation. Its alpha is the config key `alignment`. `fedmuon bound` and
+`fedmuon stability` use this recursion for the recipe `fedmuon-aligned`. Without a config, call
+`aligned_amplification`.
 
 Participation
 -------------

@@ -1,8 +1,10 @@
 """Bounds on the gradient norms that Muon reaches (Nesterov Muon, Newton–Schulz convergence).
 
-Step sizes ---------- Each schedule computes the step size and the momentum from the number of steps
-(the horizon). The schedules of Nesterov Muon need neither the smoothness nor the noise level. The
-schedules of Newton–Schulz convergence need both.
+Step sizes
+----------
+Each schedule computes the step size and the momentum from the number of steps (the horizon). The
+schedules of Nesterov Muon need neither the smoothness nor the noise level. The schedules of
+Newton–Schulz convergence need both.
 
 Nesterov Muon
 -------------

@@ -1,7 +1,9 @@
 """Certificates from the constants of one run, and from a ball that contains all its models.
 
-Realized constants ------------------ After a run, the recursion of the Stability note can use
-constants that were measured along this run. The result is a certificate for this run only.
+Realized constants
+------------------
+After a run, the recursion of the Stability note can use constants that were measured along this
+run. The result is a certificate for this run only.
 
 Let client k of round r be at X at its local step e, and let the neighbouring run be at X' at the
 same step, with ||X - X'||_F <= x. With H(X) the Hessian of the client's mean loss,
@@ -35,8 +37,10 @@ inequality with an exceptional set would require the probability that a fresh tr
 larger differences. This module proves bounds for every sample only through suprema over a ball
 (`reach`, below).
 
-Reachable ball -------------- This section bounds how far the iterates of FedMuon can move from X0.
-For each step, the result is a set of constants that are valid for all models up to this distance.
+Reachable ball
+--------------
+This section bounds how far the iterates of FedMuon can move from X0. For each step, the result is a
+set of constants that are valid for all models up to this distance.
 
 The momentum starts at 0. On every client and at the server it is a weighted mean of sample
 gradients, with weights that sum to at most 1. If gradients are at most g_t at step t, then
