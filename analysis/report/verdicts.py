@@ -19,10 +19,13 @@ true claim is refuted with probability at most 1/20, because some J_k would have
 Next steps
 ----------
 An open claim gets a command that would decide it, at full scale or with more seeds. If no built-in
-suite can decide the claim, the claim gets the reason instead. The interval of n seeds is Student's
-interval. Its length is proportional to t(n) / sqrt(n), where t(n) is the quantile at 97.5% with
-n - 1 degrees of freedom. Let an effect be known up to ± h, and let d be its distance from an end of the
-interval A. The claim needs the n that multiplies the length by d / h.
+suite can decide the claim, the claim gets the reason instead.
+
+The number of seeds follows from the length of the interval. The interval of n seeds is Student's
+interval, whose length is proportional to t(n) / sqrt(n). Here t(n) is the 97.5% quantile of
+Student's distribution with n - 1 degrees of freedom. Let the interval of an effect be its value
+± h, and let d be the distance from the effect to an end of the interval A. The claim needs the n
+that multiplies the length by d / h.
 """
 
 import math
