@@ -641,8 +641,8 @@ def _tables_and_objects(
     if test is not None:
         if kept.get("data") is None:
             raise InputError(
-                "test contains test samples for data that you pass, but data is missing. Pass "
-                "data, too, or leave test out."
+                "test was passed without data, but the test samples belong to the samples in "
+                "data. Pass both, or leave test out."
             )
         kept["test"] = test
     given = dataclasses.replace(config.given if isinstance(config, Config) else NOTHING, **kept)

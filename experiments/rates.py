@@ -71,7 +71,7 @@ def _require_one_map(given: set[str]) -> None:
                 f"{idle[0]} out"
             )
     if "--sketch" in given and (idle := [one for one in MAP if one in given]):
-        raise InputError(f"{idle[0]} has no effect on the quality of a sketch: leave {idle[0]} out")
+        raise InputError(f"{idle[0]} has no effect if --sketch is set: leave {idle[0]} out")
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ SD_NOTE = "± is the sample standard deviation over seeds (with n - 1 in the den
 SWEEP = "sweep.json"  # the summary of a finished sweep
 ENDLESS, WORDS = 10_000, 12  # width of an unlimited terminal; minimum width of a text column
 NOT_RELEASED = (
-    "Losses and accuracies of private runs are measured on the private data without noise, and "
-    "they are not released."
+    "Losses and accuracies of private runs are measured on the private data without noise. "
+    "Epsilon does not cover these numbers."
 )
 
 # Name in bound.json -> text for people.
@@ -172,5 +172,5 @@ def standing(private: Mapping[str, Any]) -> str:
 def released_by(private: Mapping[str, Any]) -> str:
     """Return what a release uses: a lot of examples, or a cohort at client level."""
     if "trust" in private:
-        return "poisson cohorts" if private["sampling"] == "poisson" else "cohorts known to all"
+        return "poisson cohorts" if private["sampling"] == "poisson" else "public cohorts"
     return f"{private['sampling']} lots"

@@ -233,7 +233,6 @@ def _lines(file: str | Path) -> list[str]:
     try:
         text = read_text(Path(file).expanduser(), "utf-8-sig")
     except (OSError, ValueError) as error:
-        raise InputError(
-            f"{file} cannot be read as UTF-8 text ({error}): check the path, and save it as UTF-8"
-        ) from None
+        advice = "check its path" if isinstance(error, OSError) else "save the file as UTF-8"
+        raise InputError(f"{file} cannot be read as UTF-8 text ({error}): {advice}") from None
     return text.removesuffix("\n").split("\n") if text else []

@@ -119,7 +119,8 @@ def sensitivities(
         verdict = certificates.certify(case.under(constants=kind))
         known = verdict.bound
         if verdict.certificates is None or known is None or known.status != "certified":
-            why = verdict.refusal or f"its bound is {known.status if known else ''}"
+            status = f"the status of its bound is `{known.status}`" if known else "it has no bound"
+            why = verdict.refusal or f"{status}, but removal needs the status `certified`"
             raise InputError(f"the run has no certificate, so it cannot forget samples: {why}")
         found[kind] = theory.removal(verdict.certificates, case.sizes, leaving)
         if not math.isfinite(found[kind]):
@@ -143,8 +144,8 @@ def _require_covered(case: certificates.CertifiedSetting) -> None:
         )
     if case.config.orthogonalizer.name not in DATA_FREE:
         raise InputError(
-            f"the certificate of {case.config.orthogonalizer.name} may fail or depends on the "
-            "samples, so it cannot determine the noise that hides a sample. Use one of "
+            f"the orthogonalizer is {case.config.orthogonalizer.name}, but removal needs a "
+            "certificate that never fails and does not depend on the samples. Use one of "
             f"{', '.join(DATA_FREE)}."
         )
 

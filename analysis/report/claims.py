@@ -113,7 +113,10 @@ def within_certificate(neighbours: Columns) -> Claim:
         f"largest is {number(np.nanmax(part), 3)} of its certificate"
     )
     if idle := int(((promised == 0) & (moved == 0)).sum()):
-        detail += f"; for {idle} neighbours, whose clients never took part, both are 0"
+        detail += (
+            f"; for {idle} neighbours, the perturbation and the certificate are 0, because their "
+            "clients never took part"
+        )
     found, also, limit = Effect.exact("perturbation over certificate", part, unit="ratio"), "", ""
     if endless := int(np.isinf(promised).sum()):
         also = f"{_count(endless, 'certificate')} infinite and therefore vacuous"
@@ -241,7 +244,7 @@ def client_by_client(neighbours: Columns, census: bool) -> Claim:
     if len(ratio):
         detail += _RATIO.format(ratio.min(), np.median(ratio), ratio.max())
     if idle := int((~moved).sum()):
-        detail += f"; nothing moved in {_count(idle, 'client')}"
+        detail += f"; all perturbations are 0 in {_count(idle, 'client')}"
     return counted(sentence, most <= promised, "clients", detail)
 
 

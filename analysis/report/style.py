@@ -57,7 +57,7 @@ NAMES = {
     "lr": r"step size $\eta$",
     "lambda": r"$1/\sqrt{\lambda}$",
     "alpha": r"label skew $\alpha$",
-    "per_round": "participants a round $K$",
+    "per_round": "participants per round $K$",
     "bound": "bound on the gap",
     "mean_perturbation": r"mean perturbation $\Vert X-X'\Vert_F$",
 }

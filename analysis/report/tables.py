@@ -67,8 +67,8 @@ def read_json(file: Path, names: Sequence[str]) -> dict[str, Any]:
     require_sound(file.parent, [file.name])
     try:
         found = json.loads(read_text(file))
-    except (OSError, ValueError):
-        raise InputError(f"{file} is missing or is not valid JSON: {MEND}") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} {_fault(error, 'valid JSON')}: {MEND}") from None
     if not isinstance(found, dict):
         raise InputError(f"{file} is not a JSON object: {MEND}")
     require(found, names, file)
@@ -117,12 +117,24 @@ def require_consistent(runs: Table, neighbours: Table, folder: Path) -> None:
             f"{folder}: runs.csv and neighbours.csv are not from the same experiment: {MEND}"
         )
     gap, bound, within = runs["gap"], runs["bound"], runs["within"] == "True"
-    outside = (gap < runs["gap_low"]) | (gap > runs["gap_high"])
-    if outside.any() or (within != (gap <= bound))[~np.isnan(gap + bound)].any():
+    low, high, known = runs["gap_low"], runs["gap_high"], ~np.isnan(gap + bound)
+    for row in np.flatnonzero((gap < low) | (gap > high)):
         raise InputError(
-            f"{folder / 'runs.csv'} contains a gap outside its interval, or a wrong value of "
-            f"`within`: {MEND}"
+            f"{folder / 'runs.csv'}, line {row + 2}: the gap {gap[row]:g} is outside its interval "
+            f"from {low[row]:g} to {high[row]:g}: {MEND}"
         )
+    for row in np.flatnonzero((within != (gap <= bound)) & known):
+        raise InputError(
+            f"{folder / 'runs.csv'}, line {row + 2}: the column within is {within[row]}, which is "
+            f"wrong for the gap {gap[row]:g} and the bound {bound[row]:g}: {MEND}"
+        )
+
+
+def _fault(error: Exception, form: str) -> str:
+    """Return why a file cannot be used: it is missing, unreadable, or not in this form."""
+    if isinstance(error, FileNotFoundError):
+        return "is missing"
+    return "cannot be read" if isinstance(error, OSError) else f"is not {form}"
 
 
 def _whole(file: Path, names: Sequence[str]) -> list[list[str]]:
@@ -134,8 +146,8 @@ def _whole(file: Path, names: Sequence[str]) -> list[list[str]]:
     try:
         text = read_text(file)
         found = list(csv.reader(text.splitlines(), strict=True))
-    except (OSError, UnicodeDecodeError, csv.Error):
-        raise InputError(f"{file} is missing or is not a valid CSV file: {MEND}") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{file} {_fault(error, 'a valid CSV file')}: {MEND}") from None
     if not found or not text.endswith("\n"):
         raise InputError(f"{file} is truncated: {MEND}")
     header, *rows = found

@@ -212,12 +212,17 @@ Verdict = Literal["holds", "refuted", "inconclusive", "not tested here"]
 HOLDS, REFUTED, INCONCLUSIVE, UNTESTED = VERDICTS = get_args(Verdict)
 MEANINGS: dict[str, str] = {  # the definition that all pages and reports show
     HOLDS: "Every 95% interval lies inside the range of effects that the claim allows.",
-    REFUTED: "At least one interval lies outside that range, also after a correction for the "
-    "number of comparisons (Bonferroni).",
-    INCONCLUSIVE: "The data allow both: an interval reaches into the range and out of it.",
+    REFUTED: (
+        "At least one interval lies outside the range of effects that the claim allows, also "
+        "after a correction for the number of comparisons (Bonferroni)."
+    ),
+    INCONCLUSIVE: (
+        "At least one interval reaches outside the range of effects that the claim allows, but "
+        "not clearly enough to refute the claim."
+    ),
     UNTESTED: (
-        "This suite cannot decide it. For example, there is only one seed, the models learned "
-        "nothing that could be compared, or no outcome could exceed the bound."
+        "This suite cannot decide the claim. For example, there is only one seed, the models "
+        "learned nothing that could be compared, or no outcome could exceed the bound."
     ),
 }
 FORMER = {"fails": REFUTED, "undecided": INCONCLUSIVE, "not testable at this scale": UNTESTED}

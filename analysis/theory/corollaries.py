@@ -68,7 +68,7 @@ REACHED = (
     "X0 does not depend on the samples. So ||X - X0||_op <= {:.4g} at all times, and the losses "
     "lie in an interval of length B = {:.4g}."
 )
-NONNEGATIVE = "No sample has a negative entry, and neither has the replaced sample."
+NONNEGATIVE = "No sample has a negative entry, before or after the replacement."
 LIPSCHITZ_LOSS = (
     "Every loss is Lipschitz with the constant L_loss in the Frobenius norm (Assumption 4.3)."
 )
@@ -606,10 +606,15 @@ def equal_clients(run: Run) -> int:
         )
     if run.batch:
         raise InputError("Corollaries K.2 and K.3 need full batches. Use `theorem`.")
-    if run.method is not None or run.factors is not None or run.reach or run.by_samples:
+    changing = {
+        "the recursion of FedMuon": run.method is not None,
+        "the same step size in every round": run.factors is not None,
+        "the same constants at every step": bool(run.reach),
+        "equal weights of the participants": run.by_samples,
+    }
+    if lost := [name for name, changes in changing.items() if changes]:
         raise InputError(
-            "Corollaries K.2 and K.3 need FedMuon with constant step sizes, constants and "
-            "weights. Use `theorem`."
+            f"Corollaries K.2 and K.3 need {lost[0]}, which this run does not have. Use `theorem`."
         )
     return int(sizes[0])
 

@@ -294,9 +294,9 @@ class SignRun:
         if failing.any():
             r, k, position = np.argwhere(failing)[0]
             raise Uncertified(
-                f"There is no tube, so the run has no certificate. At round {r}, local step {k}, "
-                f"client {self.schedule[r, position]}, {why} (smallest singular value s_q = "
-                f"{self.gaps[r, k, position]:.3g})."
+                "No tube around this run is proved, so the run has no certificate. At round "
+                f"{r}, local step {k}, client {self.schedule[r, position]}, {why} (smallest "
+                f"singular value s_q = {self.gaps[r, k, position]:.3g})."
             )
 
 

@@ -142,9 +142,9 @@ SMOOTH = (
     "3.1)."
 )
 LOTS = (
-    "Lots are B independent unbiased samples (DP-Muon, Assumption 3.2), or Poisson lots of B "
-    "expected samples, and then f is the mean over all samples. The noise is independent of the "
-    "lots."
+    "A lot is either B independent unbiased samples (DP-Muon, Assumption 3.2), or a Poisson lot "
+    "with B expected samples. With Poisson lots, f is the mean over all samples. The noise is "
+    "independent of the lots."
 )
 QUALITY = "At every step of every path, O is within eps of the polar factor, and ||O||_op <= 1."
 ALONE = "Only one matrix block is trained; other blocks stay constant (DP-Muon, Appendix B.1)."

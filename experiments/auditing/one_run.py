@@ -160,9 +160,9 @@ def _require_auditable(config: Config, canaries: int, sees: str) -> None:
     most, whose = _most_canaries(config)
     if not LEAST <= canaries <= most:
         raise InputError(
-            f"the number of canaries is {canaries}, but it must be at least {LEAST}, because "
-            f"fewer canaries show nothing, and at most {most}, because canaries replace {whose}. "
-            "Choose another number of canaries."
+            f"the number of canaries is {canaries}, but it must be at least {LEAST} and at most "
+            f"{most}. Fewer than {LEAST} canaries show nothing. More than {most} are impossible, "
+            f"because canaries replace {whose}."
         )
 
 
@@ -327,10 +327,10 @@ def collusion(record: Record) -> list[str]:
     if "shares" not in record:
         return []
     seen, honest = record["shares_seen"], record["honest"]
-    words = f"The audit uses sums with up to {seen} of {record['shares']} shares of noise"
+    words = f"In the audit, a sum contains up to {seen} of {record['shares']} shares of noise"
     if seen == honest:
-        return [f"{words}. Epsilon counts the same number of shares."]
+        return [f"{words}, the same number that epsilon counts."]
     return [
-        f"{words}, but epsilon counts only {honest} shares. So the audit is a weaker test of "
-        "epsilon."
+        f"{words}, but epsilon counts only {honest} shares. Therefore the audit is a weaker test "
+        "of epsilon."
     ]

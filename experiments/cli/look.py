@@ -210,8 +210,9 @@ def watch(folder: Runs = completion.RUNS) -> None:
         server = Server(folder)
     except OSError as error:
         raise InputError(
-            f"the page cannot be served on 127.0.0.1 ({error.strerror}). Close programs that use "
-            "network ports, and try again."
+            "the page cannot be served, because no port of 127.0.0.1 could be opened "
+            f"({error.strerror}). The page uses any free port. To see the runs without a page, "
+            "use `fedmuon ls` or `fedmuon show`."
         ) from None
     with server, contextlib.suppress(Interrupted):
         console.print(

@@ -48,10 +48,13 @@ def new(
             f"{name!r} has {len(name)} characters, but the name of a Flower app has at most "
             f"{LONGEST}. Choose a shorter name."
         )
-    if name in TAKEN or (found is not None and found.origin is not None):
+    if name in TAKEN:
         raise InputError(
-            f"{name!r} is already the name of another package or of a folder in the project. "
-            "Choose another name."
+            f"{name!r} is the name of a folder inside every project. Choose another name."
+        )
+    if found is not None and found.origin is not None:
+        raise InputError(
+            f"{name!r} is the name of an installed Python package or module. Choose another name."
         )
     if project.exists() and not (project.is_dir() and not any(project.iterdir())):
         raise InputError(

@@ -152,7 +152,10 @@ class Deployment:
         keys = [f"{make_node_key(one)}.pub" for one in files] if secure else []
         # The SuperLink admits only SuperNodes with these keys.
         if keys and self._start("register", *_auth("register"), LINK, *keys).wait(START + nodes):
-            raise InputError("the SuperLink does not register a SuperNode's key")
+            raise InputError(
+                "the SuperLink of the deployment did not register the keys of the SuperNodes, so "
+                "the run cannot start"
+            )
         self.supernodes = [self.start_supernode(number, port) for number, port in enumerate(ports)]
 
     def execute(
@@ -200,7 +203,7 @@ class Deployment:
                 yield from new
             if time.monotonic() > end:
                 raise InputError(
-                    f"the run in the deployment has finished no round for {limit:.0f} s"
+                    f"no round of the run in the deployment finished within {limit:.0f} s"
                 )
             time.sleep(PAUSE)
 
@@ -246,7 +249,8 @@ class Deployment:
                 return
             if time.monotonic() > end:
                 raise InputError(
-                    f"the SuperLink of the deployment has not answered within {START:.0f} s"
+                    f"the SuperLink of the deployment did not answer within {START:.0f} s, so "
+                    "the run cannot start"
                 )
             time.sleep(PAUSE)
 

@@ -185,7 +185,7 @@ class RunStatus:
         if self.config.privacy.insecure_reproducible_noise:
             return f"{failed}; a resumed run would draw the same noise and fail again: {AFRESH}"
         if not _is_finite(self.path, self._changed):
-            return f"{failed}; the last checkpoint is not finite either: {AFRESH}"
+            return f"{failed}; the last checkpoint also contains NaN or infinity: {AFRESH}"
         return f"{failed}; a resumed run draws new noise and may succeed, resume with: {self.again}"
 
     def card(self) -> list[tuple[str, str]]:
@@ -197,7 +197,7 @@ class RunStatus:
             lines["state"] += f", {done} of {total} rounds in {digits(seconds)} s"
             if sent := traffic_of(self.rounds):
                 down, up = (in_bytes(one) for one in sent)
-                lines["traffic"] = f"{down} down, {up} up"
+                lines["traffic"] = f"{down} to clients, {up} to the server"
             lines["replies"] = _replies_of(self.rounds, self.config.federation.clients)
         if self.summary is not None:
             lines["workers"] = _memory_of(self.summary.get("workers", []))

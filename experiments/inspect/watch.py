@@ -233,12 +233,15 @@ def watched(folder: Path, tell: Callable[[str], None]) -> Iterator[None]:
     try:
         server = Server(folder)
     except OSError as error:
-        tell(f"Cannot serve a page on 127.0.0.1 ({error.strerror}). The run continues.")
+        tell(
+            "The run continues without a page, because no port of 127.0.0.1 could be opened "
+            f"({error.strerror})."
+        )
         yield
         return
     with server:
         threading.Thread(target=server.serve_forever, args=(POLL,), daemon=True).start()
-        tell(f"Watch it at {server.url}")
+        tell(f"Watch the run at {server.url}")
         try:
             yield
             server.linger()

@@ -99,7 +99,7 @@ STOPPED = (
 )
 DROPPED = (
     "A participant dropped out of a round, but the bound covers only schedules that are drawn in "
-    "advance. Run with [faults] policy strict."
+    "advance. Set [faults] policy = 'strict'."
 )
 AUTHOR = (
     "The author of the given orthogonalizer claims L_orth = {:g}. No random pair of matrices "

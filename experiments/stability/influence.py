@@ -300,7 +300,10 @@ def require_smooth(
     elif reads(config, "orthogonalizer.products") and config.orthogonalizer.products != "full":
         why = "rounding of products in bfloat16 is larger than the effect of one sample"
     elif of not in ("mean", "by-samples"):
-        why = f"[federation] aggregate = '{of}' selects among replies, so its result jumps"
+        why = (
+            f"[federation] aggregate = '{of}' selects among replies, so its result has no "
+            "derivative"
+        )
     elif any("adamw" in name for name in (config.local.recipe, *links)) or (
         config.local.recipe in ("diloco", "fedyogi")
     ):
@@ -308,9 +311,9 @@ def require_smooth(
     elif keeping or config.local.recipe in KEEPING:
         why = "client states carry derivatives into rounds that the ranking does not repeat"
     elif compressed or config.local.recipe == "fedmuon-svd":
-        why = "a low-rank momentum jumps where singular values are equal"
+        why = "a low-rank momentum has no derivative where singular values are equal"
     elif config.compression.uplink != "none" or config.compression.downlink != "none":
-        why = "compressed messages jump where another entry is selected, or where rounding changes"
+        why = "compressed messages have no derivative, because they select entries or round numbers"
     else:
         return
     raise InputError(

@@ -410,7 +410,7 @@ JOINT = (
     "example is one pair of a table and a sentence. A table with several sentences is several "
     "examples. "
 )
-CHOICE = "No ε accounts for the choice of the step sizes. "
+CHOICE = "ε does not cover the choice of the step sizes. "
 SCORED = (
     "BLEU is that of sacrebleu with effective order. ROUGE-L is the F1 score of rouge-score with "
     "stemming, for the nearest reference."

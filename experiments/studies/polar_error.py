@@ -325,9 +325,9 @@ STANDS_ON = (
     "is computed from ‖T(M) − S(M)‖ at the momenta of T. Each λ has an equal share of δ, so that "
     "the smallest bound of a run holds at δ. `Moved` is the largest distance of the neighbours "
     "that were run. `Certified` is a certificate for all neighbours of the run with T, by Weyl's "
-    "inequality. It is computed after that run, without any neighbour. An S that does not move "
-    "also gives a bound, by the length of T's path. Only a bound below this one comes from "
-    "stability."
+    "inequality. It is computed after that run, without any neighbour. If the run with S does "
+    "not move, the length of T's path also gives a bound, the path bound. Only a bound below the "
+    "path bound comes from stability."
 )
 
 

@@ -50,8 +50,8 @@ MEASURED = ("data.test", "data.validation", "data.client-test")  # sizes of the 
 TEST_WORDS = "selected on test data"
 PRIVATE_NOTE = (
     "Each epsilon is the epsilon of one run. Choosing the best of several private runs spends "
-    "more: see `fedmuon privacy tuned`. No epsilon counts a choice by a loss or an accuracy on "
-    "the private samples."
+    "more: see `fedmuon privacy tuned`. Epsilon does not cover a choice by losses or accuracies "
+    "on the private samples."
 )
 
 
@@ -120,7 +120,7 @@ def _spaced(place: str, low: str, high: str, kind: str, count: str) -> list[Scal
     if not 2 <= (many := int(count)) <= MOST_POINTS:
         raise InputError(
             f"{place} has {many} values, but a range must have 2 to {MOST_POINTS} values. Change "
-            "the number at the end of the range."
+            f"{kind}{count} at the end, for example to {kind}7."
         )
     if first == last:
         raise InputError(f"{place} begins and ends with the same number. Use two different ends.")

@@ -285,7 +285,7 @@ def cheaper(
     found, also = ratio(spent, other) or Slope(math.nan, math.nan, math.nan), ""
     if all(at_once(rows, curves, part, name) for name in (better, than)):
         found = Slope(math.nan, math.nan, math.nan)
-        also = "both reach the target at their first evaluation, so the target compares nothing"
+        also = "both reach the target at their first evaluation, so their costs cannot be compared"
     elif alike(found):
         also = f"the ratio is {number(found.value, 3)} in every run, so no interval is known"
         found = Slope(math.nan, math.nan, math.nan)

@@ -323,8 +323,8 @@ class WorkOfRuns(Work):
                 except InputError as error:
                     what = re.split("[.:] ", str(error))[0]
                     raise InputError(
-                        f"{what}: remove {one.folder} and continue with --resume. The suite's "
-                        "tables keep the results of this run."
+                        f"{what}: remove {one.folder} and continue with --resume. The results of "
+                        "this run stay in the suite's tables."
                     ) from None
                 # A seal covers the config, but not user objects and sample files.
                 source = read_source(one.config)

@@ -199,8 +199,8 @@ def opened(work: Work, out: Path, resume: bool = False) -> Iterator[Opened]:
                 record = files.unsealed(lines[0], work.seal(one)) if len(lines) == 1 else None
                 if record is None:
                     raise InputError(
-                        f"{file} is damaged or belongs to another cell. Remove this file and "
-                        "continue with --resume."
+                        f"{file} does not contain a valid result of {one.name}. Remove this file "
+                        "and continue with --resume."
                     )
                 done[one.name] = record
         work.require_sound([one for one in cells if one.name in done])

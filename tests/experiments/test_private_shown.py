@@ -68,7 +68,7 @@ def test_words_fit_what_was_drawn() -> None:
     for more, words in [
         ({"sampling": "poisson", "blocks": 1}, "poisson lots, 1 block of"),
         ({"sampling": "cyclic", "blocks": 3}, "cyclic lots, 3 blocks of"),
-        ({"sampling": "none", "trust": "local"}, "cohorts known to all, whole clients, trust loc"),
+        ({"sampling": "none", "trust": "local"}, "public cohorts, whole clients, trust loc"),
         ({"sampling": "poisson", "trust": "central"}, "poisson cohorts, whole clients"),
     ]:
         assert words in standing(one | more)

@@ -233,7 +233,7 @@ def test_client_by_client() -> None:
     for i in range(1, 5):
         mine = neighbours["client"] == i
         ratios.append(neighbours["certificate"][mine][0] / neighbours["perturbation"][mine].max())
-    assert found.holds and "nothing moved in 1 client" in found.detail
+    assert found.holds and "all perturbations are 0 in 1 client" in found.detail
     for value in (min(ratios), float(np.median(ratios)), max(ratios)):
         assert f"{value:.3g}" in found.detail
     k = int(np.flatnonzero(neighbours["client"] == 3)[0])

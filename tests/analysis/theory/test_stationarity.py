@@ -279,7 +279,7 @@ def test_the_command_takes_singular_values_for_gamma_and_nu():
         (["--singular", text, "--nu", "0.1"], "--nu is computed from --singular"),
         (["--q", "3"], "--q has an effect only together with --singular"),
         (["--singular", text, "--power", "1"], "--power has an effect only together with --sketch"),
-        (["--singular", text, "--sketch", "1", "--q", "2"], "--q has no effect on the quality"),
+        (["--singular", text, "--sketch", "1", "--q", "2"], "--q has no effect if --sketch is set"),
         (["--singular", "1,x"], "must be a list of numbers. Write"),
         (["--singular", "1,1,1,1", "--sketch", "3", "--oversample", "2", "--power", "0"],
          "no alignment is proved"),

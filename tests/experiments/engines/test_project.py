@@ -131,9 +131,9 @@ def test_a_deployment_of_ones_own(project: Path) -> None:
     ("class", "choose another"),
     ("été", "is not a valid package name"),
     ("_hidden", "try hidden"),
-    ("numpy", "another package"),
-    ("json", "another package"),
-    ("tests", "another package"),
+    ("numpy", "installed Python package"),
+    ("json", "installed Python package"),
+    ("tests", "folder inside every project"),
     ("a" * 33, "at most 32"),
 ])  # fmt: skip
 def test_a_name_that_is_none_is_one_sentence(tmp_path: Path, name: str, said: str) -> None:

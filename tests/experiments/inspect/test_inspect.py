@@ -413,7 +413,8 @@ def test_a_private_run_that_failed_says_whether_it_can_be_gone_on_with(tmp_path:
         execute(small(local=way, privacy=NOISY, federation={"rounds": 30}), tmp_path / "infinite")
     state = RunStatus(tmp_path / "infinite").state
     assert (
-        "checkpoint is not finite either: start a new run" in state and "resume with" not in state
+        "checkpoint also contains NaN or infinity: start a new run" in state
+        and "resume with" not in state
     )
 
 

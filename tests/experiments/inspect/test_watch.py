@@ -214,7 +214,9 @@ def test_a_watched_run_has_the_same_bytes(
     with pytest.raises(SystemExit) as end:
         main(["run", str(finished / "config.toml"), "--out", str(tmp_path / "a"), "--watch"])
     assert end.value.code == 0
-    assert re.search(r"Watch it at http://127\.0\.0\.1:\d+/[\w-]{22}/", capsys.readouterr().out)
+    assert re.search(
+        r"Watch the run at http://127\.0\.0\.1:\d+/[\w-]{22}/", capsys.readouterr().out
+    )
     for name in ("config.toml", "model.safetensors", "momentum.safetensors", "schedule.npy"):
         assert (tmp_path / "a" / name).read_bytes() == (finished / name).read_bytes()
     assert not [one for one in threading.enumerate() if "serve_forever" in one.name]
@@ -228,7 +230,7 @@ def test_a_run_goes_on_without_its_page(finished: Path, monkeypatch: pytest.Monk
     said: list[str] = []
     with monkeypatch.context() as patch, watched(finished, said.append):
         patch.setattr(watch, "Server", refused)
-    assert "Watch it at" in said[0]
+    assert "Watch the run at" in said[0]
     monkeypatch.setattr(watch, "Server", refused)
     with watched(finished, said.append):
         said.append("ran")

@@ -328,7 +328,7 @@ def test_folders_that_are_refused(own: str, tmp_path: Path) -> None:
     before = (out / "runs.csv").read_bytes()
     file = sorted((out / "stacks").iterdir())[0]
     file.write_text(file.read_text()[:-5])
-    with pytest.raises(InputError, match=r"is damaged or belongs to another cell\. Remove this"):
+    with pytest.raises(InputError, match=r"does not contain a valid result of .*\. Remove this"):
         suite.execute(work(own, scale="small"), out, resume=True)
     assert (out / "runs.csv").read_bytes() == before
     with pytest.raises(SystemExit, match="2"):

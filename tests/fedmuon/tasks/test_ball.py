@@ -465,7 +465,7 @@ def test_every_neighbour_is_within_the_certificate_of_its_ball(
     assert record["gap"] <= record["value"] and record["share"] * record["range"] == pytest.approx(
         record["value"]
     )
-    pixels = "No sample has a negative entry, and neither has the replaced sample."
+    pixels = "No sample has a negative entry, before or after the replacement."
     assert (pixels in record["assumptions"]) == ("data" in tables)
     assert any(f"<= {record['radius']:.4g}" in one for one in record["assumptions"])
 
