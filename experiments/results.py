@@ -132,8 +132,9 @@ class Result:
             )
         if not (self.path / PERSONAL_MODELS).exists():
             raise InputError(
-                f"{self.path} contains no personal models. Either the recipe trains no personal "
-                "models, or the SuperNodes store them."
+                f"{self.path} contains no personal models. With [engine] name = 'deployment', "
+                "the SuperNodes store the personal models. Otherwise, the recipe trains no "
+                "personal models."
             )
         held = read_tensors(self._sound(PERSONAL_MODELS))[0]
         places = {int(one): place for place, one in enumerate(held.pop("client"))}

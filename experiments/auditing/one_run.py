@@ -44,7 +44,8 @@ from fedmuon.runs.loop import OnRoundEnd, OnStart, prepare, train
 
 ODDS = (
     "The audit refutes the certified epsilon at this confidence. This happens in at most one of "
-    "twenty correct runs. Before you search for an error, repeat the audit with new coins."
+    "twenty correct runs. Before you search for an error, repeat the audit. A new audit includes "
+    "other canaries at random."
 )
 # The assumption of each bound. All bounds use the tail of the same number of right guesses, so the
 # largest bound fails no more often than a single bound may fail.

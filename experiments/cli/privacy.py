@@ -493,7 +493,9 @@ def audit(
             )  # fmt: skip
         tell(record, auditing.table(record))
         print_path("The run is in", folder)
-        print_path("The coins are in", auditing.coins(folder))
+        print_path(
+            "The coins, which show the canaries that were included, are in", auditing.coins(folder)
+        )
         return
     if unread := _among(given, ("run", *OF_A_CONFIG)):
         raise InputError(
