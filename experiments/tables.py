@@ -18,7 +18,7 @@ SWEEP = "sweep.json"  # the summary of a finished sweep
 ENDLESS, WORDS = 10_000, 12  # width of an unlimited terminal; minimum width of a text column
 NOT_RELEASED = (
     "Losses and accuracies of private runs are measured on the private data without noise. "
-    "Epsilon does not cover these numbers."
+    "They are not released, so epsilon does not cover them."
 )
 
 # Name in bound.json -> text for people.

@@ -152,7 +152,7 @@ def test_the_sign_between_matrices_of_other_ranks() -> None:
 
 def test_what_the_maps_refuse() -> None:
     for tau, rank in ((0.0, 1), (0.8, 2), (1.1, 1), (0.5, 0)):
-        with pytest.raises(InputError, match="in the unit ball"):
+        with pytest.raises(InputError, match="Frobenius norm of at most 1"):
             newton_schulz_error("cubic", 3, tau, rank)
 
 
