@@ -2,9 +2,10 @@
 
     fedmuon.recipes.fedmuon(lr=0.02, orthogonalizer=fedmuon.orthogonalizers.newton_schulz())
 
-Notation: X is the model, G the gradient of a client's batch, M the momentum, and Orth the
-orthogonalizer. A client takes E local steps. Then the server averages over the K clients of the
-round. A step size may be one number, or one per replica [S].
+Notation: X is the model, G is the gradient on a client's batch, M is the momentum, and Orth is the
+orthogonalizer. Where a client's model must be distinguished from the server's model X, it is called
+x. A client takes E local steps. Then the server averages over the K clients of the round. A step
+size is one number, or a tensor [replicas] with one number per replica.
 """
 
 import inspect
@@ -103,14 +104,16 @@ def _recipe(function: Callable[Arguments, Recipe]) -> Callable[Arguments, Recipe
 def fedavg(lr: Number = 1.0, weight_decay: float = 0.0) -> Recipe:
     """FedAvg: clients take SGD steps, and the server averages their models.
 
-    X <- X - lr G;  the server takes the mean of the clients' models.
+    A local step is X <- X - lr G. The next model is the mean of the clients' models.
 
-    State: none. Guarantee: the stability recursion with L = 1 and beta = 0.
+    State: none. Guarantee: the stability recursion holds with L = 1 and beta = 0.
     Source: McMahan et al. 2017.
 
     Args:
-        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
-        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
+        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
+            size per replica.
+        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
+            from the model x.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -130,15 +133,19 @@ def fedavg(lr: Number = 1.0, weight_decay: float = 0.0) -> Recipe:
 def fedavgm(lr: Number = 1.0, server_momentum: float = 0.9, weight_decay: float = 0.0) -> Recipe:
     """FedAvgM: FedAvg with momentum on the server.
 
-    v <- server_momentum v + (mean - X);  X <- X + v.
+    Clients take SGD steps. With D, the mean of the clients' models minus X, the server computes
 
-    State: v, on the server. Guarantee: the stability recursion with L = 1 and with v as an
+        v <- server_momentum v + D,   X <- X + v.
+
+    State: the server stores v. Guarantee: the stability recursion holds with L = 1 and with v as an
     additional state. Source: Hsu et al. 2019.
 
     Args:
-        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
-        server_momentum: Memory of the server's momentum.
-        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
+        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
+            size per replica.
+        server_momentum: The momentum coefficient of v.
+        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
+            from the model x.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -168,29 +175,38 @@ def local_muon(
     aux: str = "sgd",
     aux_lr: float = 0.0,
 ) -> Recipe:
-    """Local Muon: Muon steps whose momentum restarts in every round.
+    """Local Muon: clients take Muon steps, and the server averages their models.
 
-    M <- momentum M + (1 - momentum) G;  X <- X - lr Orth(M);  models are averaged.
+    The momentum M starts at 0 in every round. Each local step computes
+
+        M <- momentum M + (1 - momentum) G,   X <- X - lr Orth(M).
 
     State: none between rounds. Guarantee: as for `fedmuon`, with a perturbation of M that is 0 at
     the start of each round.
     Source: Stability note.
 
     Args:
-        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
-        momentum: beta, the memory of M.
+        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
+            size per replica.
+        momentum: The momentum coefficient beta of M.
         orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
             or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
             1e-4.
-        momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
-            "ema-nesterov" and "nesterov", which look one step ahead.
-        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
-        adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
-            "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
-        routes: Mapping of parameter name to its number of matrices. Parameters with 0 take the
-            auxiliary step. By default, every parameter is a matrix.
-        aux: The auxiliary step for parameters with 0 matrices, "sgd" (-aux_lr M) or "adamw".
-        aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
+        momentum_form: Form of the momentum. "ema" is M <- momentum M + (1 - momentum) G, and
+            "polyak" is M <- momentum M + G. "ema-nesterov" and "nesterov" are the same two forms
+            with Nesterov's look-ahead.
+        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
+            from the model x.
+        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix. "none"
+            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)), and
+            "scion" means sqrt(m/n). "polargrad" means the inner product of M and Orth(M).
+        routes: Mapping from a parameter name to the number of matrices in this parameter. A
+            parameter with 0 matrices takes the auxiliary step. By default, every parameter is one
+            matrix.
+        aux: The auxiliary step for parameters with 0 matrices. "sgd" adds -aux_lr M, and "adamw"
+            takes an AdamW step.
+        aux_lr: Step size of the auxiliary step. With 0, the step size is 0.05 for "sgd" and 0.001
+            for "adamw".
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -223,27 +239,36 @@ def fedmuon(
 ) -> Recipe:
     """FedMuon: clients take Muon steps, and the server averages models and momenta.
 
-    M <- momentum M + (1 - momentum) G;  X <- X - lr Orth(M).
+    Each local step computes
 
-    State: M. The server sends M to the clients, and averages the M that they return. Guarantee:
-    with a Lipschitz orthogonalizer, the stability recursion (section 4.2) and Theorem 4.1. Source:
-    Stability note, Algorithm 1.
+        M <- momentum M + (1 - momentum) G,   X <- X - lr Orth(M).
+
+    State: the server sends M to the clients, and averages the momenta that the clients return.
+    Guarantee: if the orthogonalizer is Lipschitz, the stability recursion (section 4.2) and Theorem
+    4.1 hold. Source: Stability note, Algorithm 1.
 
     Args:
-        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
-        momentum: beta, the memory of M.
+        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
+            size per replica.
+        momentum: The momentum coefficient beta of M.
         orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
             or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
             1e-4.
-        momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
-            "ema-nesterov" and "nesterov", which look one step ahead.
-        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
-        adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
-            "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
-        routes: Mapping of parameter name to its number of matrices. Parameters with 0 take the
-            auxiliary step. By default, every parameter is a matrix.
-        aux: The auxiliary step for parameters with 0 matrices, "sgd" (-aux_lr M) or "adamw".
-        aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
+        momentum_form: Form of the momentum. "ema" is M <- momentum M + (1 - momentum) G, and
+            "polyak" is M <- momentum M + G. "ema-nesterov" and "nesterov" are the same two forms
+            with Nesterov's look-ahead.
+        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
+            from the model x.
+        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix. "none"
+            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)), and
+            "scion" means sqrt(m/n). "polargrad" means the inner product of M and Orth(M).
+        routes: Mapping from a parameter name to the number of matrices in this parameter. A
+            parameter with 0 matrices takes the auxiliary step. By default, every parameter is one
+            matrix.
+        aux: The auxiliary step for parameters with 0 matrices. "sgd" adds -aux_lr M, and "adamw"
+            takes an AdamW step.
+        aux_lr: Step size of the auxiliary step. With 0, the step size is 0.05 for "sgd" and 0.001
+            for "adamw".
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -279,30 +304,40 @@ def fedmuon_aligned(
 ) -> Recipe:
     """FedMuon with local-global alignment (Stability note, Remark 3.2).
 
-    X <- X - lr ((1 - alignment) Orth(M) + alignment D), where D = (X - mean) / (lr steps) is the
-    last global direction.
+    Clients mix their own step with the global direction D of the last round:
 
-    State: M and D. The server sends both to the clients, and averages M. Guarantee: the stability
-    recursion with D as a third state, and with constants that hold for all models. Source:
-    Stability note, Remark 3.2.
+        X <- X - lr ((1 - alignment) Orth(M) + alignment D).
+
+    D is the last change of the server's model, divided by -lr and by the number of local steps.
+
+    State: the server sends M and D to the clients. The server averages the momenta M that the
+    clients return. Guarantee: the stability recursion holds with D as a third state, and with
+    constants that hold for all models. Source: Stability note, Remark 3.2.
 
     Args:
-        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
-        momentum: beta, the memory of M.
+        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
+            size per replica.
+        momentum: The momentum coefficient beta of M.
         orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
             or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
             1e-4.
-        alignment: alpha, the weight of the global direction, from 0 to 1.
-        steps: E, the number of local steps of a round. The server's rule divides by this number.
-        momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
-            "ema-nesterov" and "nesterov", which look one step ahead.
-        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
-        adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
-            "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
-        routes: Mapping of parameter name to its number of matrices. Parameters with 0 take the
-            auxiliary step. By default, every parameter is a matrix.
-        aux: The auxiliary step for parameters with 0 matrices, "sgd" (-aux_lr M) or "adamw".
-        aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
+        alignment: The weight alpha of the global direction D, from 0 to 1.
+        steps: The number E of local steps in a round. The server's rule divides by this number.
+        momentum_form: Form of the momentum. "ema" is M <- momentum M + (1 - momentum) G, and
+            "polyak" is M <- momentum M + G. "ema-nesterov" and "nesterov" are the same two forms
+            with Nesterov's look-ahead.
+        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
+            from the model x.
+        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix. "none"
+            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)), and
+            "scion" means sqrt(m/n). "polargrad" means the inner product of M and Orth(M).
+        routes: Mapping from a parameter name to the number of matrices in this parameter. A
+            parameter with 0 matrices takes the auxiliary step. By default, every parameter is one
+            matrix.
+        aux: The auxiliary step for parameters with 0 matrices. "sgd" adds -aux_lr M, and "adamw"
+            takes an AdamW step.
+        aux_lr: Step size of the auxiliary step. With 0, the step size is 0.05 for "sgd" and 0.001
+            for "adamw".
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -334,14 +369,21 @@ def fedmuon_aligned(
 def fedprox(lr: Number = 1.0, proximal: float = 0.01, weight_decay: float = 0.0) -> Recipe:
     """FedProx: FedAvg with a proximal term that pulls each client to the server's model.
 
-    x <- x - lr (G + proximal (x - X));  models are averaged.
+    A client starts from the server's model X. Each local step computes
+
+        x <- x - lr (G + proximal (x - X)).
+
+    The server averages the clients' models.
 
     State: none. Guarantee: no certificate is known. Source: Li et al. 2020 (arXiv:1812.06127).
 
     Args:
-        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
-        proximal: mu, the strength of the pull to the received model X. With 0, this is FedAvg.
-        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
+        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
+            size per replica.
+        proximal: The strength mu of the pull towards the received model X. With 0, the method
+            equals FedAvg.
+        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
+            from the model x.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -362,18 +404,24 @@ def fedprox(lr: Number = 1.0, proximal: float = 0.01, weight_decay: float = 0.0)
 def fedper(lr: Number = 1.0, personal: str = "", weight_decay: float = 0.0) -> Recipe:
     """FedPer: FedAvg for the shared part of the model, while each client has a personal part.
 
-    (x, z_i) <- (x, z_i) - lr G(x, z_i);  the mean of the clients' x is the next X.
+    Client i trains the shared part x and its personal part z_i together:
 
-    State: z_i stays with its client and starts from the first model. With `data.client-test`, each
+        (x, z_i) <- (x, z_i) - lr G(x, z_i).
+
+    The next shared model X is the mean of the clients' shared parts x.
+
+    State: client i stores z_i, which starts from the first model. With `data.client-test`, each
     client tests its own (X, z_i). Guarantee: no certificate is known. Source: Arivazhagan et al.
     2019 (arXiv:1912.00818).
 
     Args:
-        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
+            size per replica.
         personal: Name patterns of the personal part z, such as "head.*", separated by commas.
             Without patterns, this is FedAvg. If the patterns match all parameters and running
             statistics of the BatchNorm layers, this is FedBN (arXiv:2102.07623).
-        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
+        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
+            from the model x.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -395,17 +443,20 @@ def fedper(lr: Number = 1.0, personal: str = "", weight_decay: float = 0.0) -> R
 def ditto(lr: Number = 1.0, personal_weight: float = 0.1, weight_decay: float = 0.0) -> Recipe:
     """Ditto: FedAvg, while each client also trains its own model near the server's model.
 
-    x <- x - lr G(x);  v_i <- v_i - lr (G(v_i) + personal_weight (v_i - X));  the mean of the x is
-    the next X.
+    A client trains a copy x of the server's model X and its own model v_i. Each local step computes
 
-    State: v_i stays with its client. v_i starts from the first model, and takes the same number of
+        x <- x - lr G(x),   v_i <- v_i - lr (G(v_i) + personal_weight (v_i - X)).
+
+    The next X is the mean of the clients' models x.
+
+    State: client i stores v_i, which starts from the first model. v_i takes the same number of
     steps as x, with the same batches. With `data.client-test`, each client tests its v_i.
     Guarantee: no certificate is known. Source: Li et al. 2021 (arXiv:2012.04221), Algorithm 1.
 
     Args:
         lr: Step size η of both models, one number or one per replica `[replicas]`.
-        personal_weight: lambda, the strength of the pull to the received model X. With 0, v_i is
-            trained only on the client's own data.
+        personal_weight: The strength lambda of the pull towards the received model X. With 0, v_i
+            is trained only on the client's own data.
         weight_decay: Decoupled weight decay of both models.
 
     Returns:
@@ -433,7 +484,7 @@ def _adaptive(
     tau: float,
     weight_decay: float,
 ) -> Recipe:
-    """Return FedAdam, FedYogi or FedAdagrad, which differ only in the server's rule."""
+    """Return FedAdam, FedYogi or FedAdagrad. The three methods differ only in the server's rule."""
     rule = adaptive_step(kind, server_lr or 0.1, server_momentum, server_memory, tau)
     chain = Chain((gradient(), descend(lr, {}, weight_decay)))
 
@@ -454,19 +505,25 @@ def fedadam(
 ) -> Recipe:
     """FedAdam: clients take SGD steps, and the server takes Adam steps.
 
-    D = mean - X;  m <- server_momentum m + (1 - server_momentum) D;
-    v <- server_memory v + (1 - server_memory) D^2;  X <- X + server_lr m / (sqrt(v) + tau).
+    With D, the mean of the clients' models minus X, the server computes
 
-    State: m and v, on the server. Guarantee: no certificate is known.
+        m <- server_momentum m + (1 - server_momentum) D,
+        v <- server_memory v + (1 - server_memory) D^2,
+        X <- X + server_lr m / (sqrt(v) + tau).
+
+    State: the server stores m and v. Guarantee: no certificate is known.
     Source: Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2, without bias correction.
 
     Args:
-        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
-        server_lr: Step size of the server. 0 means 0.1.
-        server_momentum: Memory of m.
-        server_memory: Memory of v.
-        tau: Limits the step where v is small. v starts at tau^2.
-        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
+        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
+            size per replica.
+        server_lr: Step size of the server. With 0, the step size is 0.1.
+        server_momentum: The momentum coefficient of m.
+        server_memory: The coefficient beta_2 of the second moment v.
+        tau: A constant that is added to sqrt(v), and limits the step where v is small. v starts at
+            tau^2.
+        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
+            from the model x.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -493,20 +550,25 @@ def fedyogi(
 ) -> Recipe:
     """FedYogi: clients take SGD steps, and the server takes Yogi steps.
 
-    D = mean - X;  m <- server_momentum m + (1 - server_momentum) D;
-    v <- v - (1 - server_memory) D^2 sign(v - D^2);  X <- X + server_lr m / (sqrt(v) + tau).
+    With D, the mean of the clients' models minus X, the server computes
 
-    State: m and v, on the server; v starts at tau^2 and changes by at most (1 - server_memory) D^2
-    per round. Guarantee: no certificate is known. Source: Reddi et al. 2021 (arXiv:2003.00295),
-    Algorithm 2.
+        m <- server_momentum m + (1 - server_momentum) D,
+        v <- v - (1 - server_memory) D^2 sign(v - D^2),
+        X <- X + server_lr m / (sqrt(v) + tau).
+
+    State: the server stores m and v. In each round, v changes by at most (1 - server_memory) D^2.
+    Guarantee: no certificate is known. Source: Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2.
 
     Args:
-        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
-        server_lr: Step size of the server. 0 means 0.1.
-        server_momentum: Memory of m.
-        server_memory: Memory of v.
-        tau: Limits the step where v is small. v starts at tau^2.
-        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
+        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
+            size per replica.
+        server_lr: Step size of the server. With 0, the step size is 0.1.
+        server_momentum: The momentum coefficient of m.
+        server_memory: The coefficient beta_2 of the second moment v.
+        tau: A constant that is added to sqrt(v), and limits the step where v is small. v starts at
+            tau^2.
+        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
+            from the model x.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -531,16 +593,21 @@ def fedadagrad(
 ) -> Recipe:
     """FedAdagrad: clients take SGD steps, and the server takes Adagrad steps without momentum.
 
-    D = mean - X;  v <- v + D^2;  X <- X + server_lr D / (sqrt(v) + tau).
+    With D, the mean of the clients' models minus X, the server computes
 
-    State: v, which starts at tau^2, and the last D, both on the server. Guarantee: no certificate
-    is known. Source: Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2.
+        v <- v + D^2,   X <- X + server_lr D / (sqrt(v) + tau).
+
+    State: the server stores v and the last D. Guarantee: no certificate is known. Source: Reddi et
+    al. 2021 (arXiv:2003.00295), Algorithm 2.
 
     Args:
-        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
-        server_lr: Step size of the server. 0 means 0.1.
-        tau: Limits the step where v is small. v starts at tau^2.
-        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
+        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
+            size per replica.
+        server_lr: Step size of the server. With 0, the step size is 0.1.
+        tau: A constant that is added to sqrt(v), and limits the step where v is small. v starts at
+            tau^2.
+        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
+            from the model x.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -560,17 +627,21 @@ def fedadagrad(
 def fednova(lr: Number = 1.0, weight_decay: float = 0.0) -> Recipe:
     """FedNova: the server averages updates that are divided by each client's number of local steps.
 
-    X <- X + t mean_i[(x_i - X) / t_i],  t = mean_i t_i.
+    Client i takes t_i local steps and returns the model x_i. The server computes
+
+        X <- X + t mean_i[(x_i - X) / t_i],   where t = mean_i t_i.
 
     Both means use the weights of the aggregator. With `[local] epochs`, clients with more samples
-    take more steps t_i. FedAvg would then favour these clients, which FedNova avoids.
+    take more steps. FedAvg would then favour these clients, and FedNova does not.
 
     State: none. Guarantee: no certificate is known. Source: Wang et al. 2020 (arXiv:2007.07481),
     for SGD without momentum.
 
     Args:
-        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
-        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
+        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
+            size per replica.
+        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
+            from the model x.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -614,20 +685,33 @@ def _require_clients(clients: int) -> None:
 def scaffold(
     lr: Number = 1.0, server_lr: float = 0.0, weight_decay: float = 0.0, *, clients: int
 ) -> Recipe:
-    """SCAFFOLD: each step corrects for the difference between the client's and the mean gradient.
+    """SCAFFOLD: each client corrects its gradients with control variates.
 
-    x <- x - lr (G - c_i + c);  then c_i+ = c_i - c + (X - x) / (E lr), the mean of the gradients.
-    Server: X <- X + server_lr (mean - X);  c <- c + (K / N) mean(c_i+ - c_i).
+    The control variate c_i estimates the gradient of client i. The control variate c estimates the
+    mean gradient of all clients. Client i starts from the server's model X, and takes E local steps
 
-    State: c_i stays with its client. The server sends c, and clients return c_i+ - c_i.
+        x <- x - lr (G - c_i + c).
+
+    At the end of the round, the client replaces c_i by the new control variate
+
+        c_i+ = c_i - c + (X - x) / (E lr).
+
+    Without weight decay, c_i+ is the mean of the client's E gradients. From the replies of K
+    clients, the server computes the next X and the next c:
+
+        X <- X + server_lr (mean(x) - X),   c <- c + (K / N) mean(c_i+ - c_i).
+
+    State: Each client stores its c_i. The server sends c, and clients return c_i+ - c_i.
     Guarantee: no certificate is known.
     Source: Karimireddy et al. 2020 (arXiv:1910.06378), option II.
 
     Args:
-        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
-        server_lr: Step size of the server. 0 means 1.
-        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
-        clients: N, the number of all clients of the run.
+        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
+            size per replica.
+        server_lr: Step size of the server. With 0, the step size is 1.
+        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
+            from the model x.
+        clients: The total number N of clients in the run.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -700,29 +784,43 @@ def fedmuon_corrected(
 ) -> Recipe:
     """FedMuon with bias correction: clients orthogonalize an estimate of the common momentum.
 
-    M_i <- momentum M_i + (1 - momentum) G;  x <- x - lr Orth(M_i - C_i + C);  then C_i <- M_i.
-    Server: C <- C + (1/N) sum_i (C_i+ - C_i);  X <- (1 - K/N) X + (1/N) sum_i x_i.
+    Client i has a momentum M_i, and stores the last momentum that it reported as C_i. The server
+    stores the mean C of all C_i. Each local step computes
 
-    State: M_i and C_i stay with their client. The server sends C, and clients return the change of
-    C_i. Guarantee: no certificate is known. Source: FedMuon with bias-corrected LMO
-    (arXiv:2509.26337), which claims convergence for any number of Newton-Schulz steps.
+        M_i <- momentum M_i + (1 - momentum) G,   x <- x - lr Orth(M_i - C_i + C).
+
+    After its last step, client i returns M_i - C_i and x_i, and sets C_i <- M_i. With the sums over
+    the K clients of the round, the server computes
+
+        C <- C + (1/N) sum_i (M_i - C_i),   X <- (1 - K/N) X + (1/N) sum_i x_i.
+
+    State: client i stores M_i and C_i, and the server stores C. Guarantee: no certificate is known.
+    Source: FedMuon with bias-corrected LMO (arXiv:2509.26337), which claims convergence for any
+    number of Newton-Schulz steps.
 
     Args:
-        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
-        momentum: beta, the memory of M.
+        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
+            size per replica.
+        momentum: The momentum coefficient beta of M.
         orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
             or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
             1e-4.
-        clients: N, the number of all clients of the run.
-        momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
-            "ema-nesterov" and "nesterov", which look one step ahead.
-        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
-        adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
-            "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
-        routes: Mapping of parameter name to its number of matrices. Parameters with 0 take the
-            auxiliary step. By default, every parameter is a matrix.
-        aux: The auxiliary step for parameters with 0 matrices, "sgd" (-aux_lr M) or "adamw".
-        aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
+        clients: The total number N of clients in the run.
+        momentum_form: Form of the momentum. "ema" is M <- momentum M + (1 - momentum) G, and
+            "polyak" is M <- momentum M + G. "ema-nesterov" and "nesterov" are the same two forms
+            with Nesterov's look-ahead.
+        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
+            from the model x.
+        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix. "none"
+            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)), and
+            "scion" means sqrt(m/n). "polargrad" means the inner product of M and Orth(M).
+        routes: Mapping from a parameter name to the number of matrices in this parameter. A
+            parameter with 0 matrices takes the auxiliary step. By default, every parameter is one
+            matrix.
+        aux: The auxiliary step for parameters with 0 matrices. "sgd" adds -aux_lr M, and "adamw"
+            takes an AdamW step.
+        aux_lr: Step size of the auxiliary step. With 0, the step size is 0.05 for "sgd" and 0.001
+            for "adamw".
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -789,34 +887,44 @@ def fedmuon_svd(
     aux: str = "sgd",
     aux_lr: float = 0.0,
 ) -> Recipe:
-    """FedMuon with compressed momentum: messages in both directions contain its rank-r factors.
+    """FedMuon with compressed momentum: clients and server send the momentum as low-rank factors.
 
-    M <- momentum M + (1 - momentum) G;  x <- x - lr Orth(M).
+    Each local step computes
 
-    With the singular value decomposition M = U S V^T, a message contains L = U_r S_r and R = V_r^T.
-    The receiver sets M <- L R.
+        M <- momentum M + (1 - momentum) G,   x <- x - lr Orth(M).
 
-    State: M, sent and returned as factors, and averaged by the server. No feedback corrects for the
-    part of M that the factors lose. Guarantee: no certificate is known. Source: Liu et al. 2025
-    (arXiv:2510.27403). The method `fedmuon-aligned` implements the alignment of that paper.
+    Let M = U S V^T be the singular value decomposition of M. A message contains the factors
+    L = U_r S_r and R = V_r^T of the r largest singular values. The receiver uses L R as M.
+
+    State: the server sends M as factors, clients return M as factors, and the server averages M.
+    Clients do not correct for the part of M that the factors leave out. Guarantee: no certificate
+    is known. Source: Liu et al. 2025 (arXiv:2510.27403). The method `fedmuon-aligned` implements
+    the alignment of that paper.
 
     Args:
-        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
-        momentum: beta, the memory of M.
+        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
+            size per replica.
+        momentum: The momentum coefficient beta of M.
         orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
             or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
             1e-4.
-        rank: r. A matrix [m, n] with r (m + n) >= m n is sent uncompressed. If this applies to all
-            matrices, the method is FedMuon.
-        momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
-            "ema-nesterov" and "nesterov", which look one step ahead.
-        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
-        adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
-            "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
-        routes: Mapping of parameter name to its number of matrices. Parameters with 0 take the
-            auxiliary step. By default, every parameter is a matrix.
-        aux: The auxiliary step for parameters with 0 matrices, "sgd" (-aux_lr M) or "adamw".
-        aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
+        rank: The rank r of the factors. An m x n matrix with r (m + n) >= m n is sent uncompressed.
+            If all matrices are sent uncompressed, the method equals FedMuon.
+        momentum_form: Form of the momentum. "ema" is M <- momentum M + (1 - momentum) G, and
+            "polyak" is M <- momentum M + G. "ema-nesterov" and "nesterov" are the same two forms
+            with Nesterov's look-ahead.
+        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
+            from the model x.
+        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix. "none"
+            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)), and
+            "scion" means sqrt(m/n). "polargrad" means the inner product of M and Orth(M).
+        routes: Mapping from a parameter name to the number of matrices in this parameter. A
+            parameter with 0 matrices takes the auxiliary step. By default, every parameter is one
+            matrix.
+        aux: The auxiliary step for parameters with 0 matrices. "sgd" adds -aux_lr M, and "adamw"
+            takes an AdamW step.
+        aux_lr: Step size of the auxiliary step. With 0, the step size is 0.05 for "sgd" and 0.001
+            for "adamw".
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -850,31 +958,45 @@ def ef21_muon(
 ) -> Recipe:
     """EF21-Muon: clients send their momenta, and the server orthogonalizes the mean.
 
-    M_i <- momentum M_i + (1 - momentum) G;  message C(M_i - g_i);  g_i <- g_i + C(M_i - g_i).
-    Server: g <- mean of all g_i;  X <- X - lr Orth(g).
+    Client i updates its momentum M_i, sends the compressed difference C(M_i - g_i), and updates its
+    memory g_i:
 
-    [compression] with feedback = "ef21" defines C and g_i. Without this feedback, g is the mean of
-    this round's M_i. All gradients of the E local steps are computed at X; the paper uses E = 1.
-    With `aux="adamw"`, the server takes the AdamW step with the mean gradient.
+        M_i <- momentum M_i + (1 - momentum) G,   g_i <- g_i + C(M_i - g_i).
 
-    State: M_i stays with its client, and the states of the server's step stay on the server.
+    The server orthogonalizes the mean g of all memories g_i:
+
+        X <- X - lr Orth(g).
+
+    The config table [compression] with feedback = "ef21" defines the compressor C and the memories
+    g_i. Without this feedback, g is the mean of the momenta M_i of this round. The gradients of all
+    E local steps are computed at X, and the paper uses E = 1. With `aux="adamw"`, the server takes
+    the AdamW step with the mean gradient.
+
+    State: client i stores M_i, and the server stores the states of its own step.
     Guarantee: no certificate is known. Source: Gruntkowska et al. 2025 (arXiv:2510.00643).
 
     Args:
-        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
-        momentum: beta, the memory of M.
+        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
+            size per replica.
+        momentum: The momentum coefficient beta of M.
         orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
             or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
             1e-4.
-        momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
-            "ema-nesterov" and "nesterov", which look one step ahead.
-        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
-        adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
-            "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
-        routes: Mapping of parameter name to its number of matrices. Parameters with 0 take the
-            auxiliary step. By default, every parameter is a matrix.
-        aux: The auxiliary step for parameters with 0 matrices, "sgd" (-aux_lr M) or "adamw".
-        aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
+        momentum_form: Form of the momentum. "ema" is M <- momentum M + (1 - momentum) G, and
+            "polyak" is M <- momentum M + G. "ema-nesterov" and "nesterov" are the same two forms
+            with Nesterov's look-ahead.
+        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
+            from the model x.
+        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix. "none"
+            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)), and
+            "scion" means sqrt(m/n). "polargrad" means the inner product of M and Orth(M).
+        routes: Mapping from a parameter name to the number of matrices in this parameter. A
+            parameter with 0 matrices takes the auxiliary step. By default, every parameter is one
+            matrix.
+        aux: The auxiliary step for parameters with 0 matrices. "sgd" adds -aux_lr M, and "adamw"
+            takes an AdamW step.
+        aux_lr: Step size of the auxiliary step. With 0, the step size is 0.05 for "sgd" and 0.001
+            for "adamw".
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -930,16 +1052,20 @@ def ef21_muon(
 
 @_recipe
 def local_adamw(lr: Number = 0.001, weight_decay: float = 0.0) -> Recipe:
-    """Local AdamW: AdamW steps whose moments restart in every round. Models are averaged.
+    """Local AdamW: clients take AdamW steps, and the server averages their models.
 
-    m <- 0.9 m + 0.1 G;  v <- 0.999 v + 0.001 G^2;
-    x <- x - lr (m / (1 - 0.9^k)) / (sqrt(v / (1 - 0.999^k)) + 1e-8) in local step k = 1, 2, ...
+    In each round, the moments m and v start at 0. The local step k = 1, 2, ... computes
+
+        m <- 0.9 m + 0.1 G,   v <- 0.999 v + 0.001 G^2,
+        x <- x - lr (m / (1 - 0.9^k)) / (sqrt(v / (1 - 0.999^k)) + 1e-8).
 
     State: none between rounds. Guarantee: no certificate is known. Source: Loshchilov, Hutter 2019.
 
     Args:
-        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
-        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
+        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
+            size per replica.
+        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
+            from the model x.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -965,17 +1091,22 @@ def diloco(
 ) -> Recipe:
     """DiLoCo: clients take AdamW steps, and the server uses Nesterov momentum.
 
-    D = mean - X;  v <- server_momentum v + D;  X <- X + server_lr (D + server_momentum v).
+    With D, the mean of the clients' models minus X, the server computes
 
-    State: v, on the server. The clients' moments restart in every round; in the paper, the few
-    workers store their moments. Guarantee: no certificate is known. Source: Douillard et al. 2023
-    (arXiv:2311.08105).
+        v <- server_momentum v + D,   X <- X + server_lr (D + server_momentum v).
+
+    State: the server stores v. The clients' moments start at 0 in every round. In the paper, there
+    are few clients, and each client stores its moments between rounds. Guarantee: no certificate is
+    known. Source: Douillard et al. 2023 (arXiv:2311.08105).
 
     Args:
-        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
-        server_lr: Step size of the server. 0 means 0.7.
-        server_momentum: Memory of v. With 0 and server_lr = 1, this is Local AdamW.
-        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
+        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
+            size per replica.
+        server_lr: Step size of the server. With 0, the step size is 0.7.
+        server_momentum: The momentum coefficient of v. With server_momentum = 0 and server_lr = 1,
+            the method equals Local AdamW.
+        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
+            from the model x.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -1009,28 +1140,38 @@ def muloco(
 ) -> Recipe:
     """MuLoCo: clients take Muon steps, and the server uses Nesterov momentum.
 
-    D = mean - X;  v <- server_momentum v + D;  X <- X + server_lr (D + server_momentum v).
+    With D, the mean of the clients' models minus X, the server computes
 
-    State: v, on the server; the clients' M restarts in every round. Guarantee: no certificate is
-    known. Source: arXiv:2505.23725.
+        v <- server_momentum v + D,   X <- X + server_lr (D + server_momentum v).
+
+    State: the server stores v. The clients' momenta start at 0 in every round. Guarantee: no
+    certificate is known. Source: arXiv:2505.23725.
 
     Args:
-        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
-        momentum: beta, the memory of M.
+        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
+            size per replica.
+        momentum: The momentum coefficient beta of M.
         orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
             or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
             1e-4.
-        server_lr: Step size of the server. 0 means 0.7.
-        server_momentum: Memory of v. With 0 and server_lr = 1, this is Local Muon.
-        momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
-            "ema-nesterov" and "nesterov", which look one step ahead.
-        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
-        adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
-            "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
-        routes: Mapping of parameter name to its number of matrices. Parameters with 0 take the
-            auxiliary step. By default, every parameter is a matrix.
-        aux: The auxiliary step for parameters with 0 matrices, "sgd" (-aux_lr M) or "adamw".
-        aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
+        server_lr: Step size of the server. With 0, the step size is 0.7.
+        server_momentum: The momentum coefficient of v. With server_momentum = 0 and server_lr = 1,
+            the method equals Local Muon.
+        momentum_form: Form of the momentum. "ema" is M <- momentum M + (1 - momentum) G, and
+            "polyak" is M <- momentum M + G. "ema-nesterov" and "nesterov" are the same two forms
+            with Nesterov's look-ahead.
+        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
+            from the model x.
+        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix. "none"
+            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)), and
+            "scion" means sqrt(m/n). "polargrad" means the inner product of M and Orth(M).
+        routes: Mapping from a parameter name to the number of matrices in this parameter. A
+            parameter with 0 matrices takes the auxiliary step. By default, every parameter is one
+            matrix.
+        aux: The auxiliary step for parameters with 0 matrices. "sgd" adds -aux_lr M, and "adamw"
+            takes an AdamW step.
+        aux_lr: Step size of the auxiliary step. With 0, the step size is 0.05 for "sgd" and 0.001
+            for "adamw".
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -1066,16 +1207,21 @@ def sgd(
 ) -> Recipe:
     """SGD with momentum: X <- X - lr M.
 
-    This is a centralized optimizer. With several clients, the server averages models and M.
+    This is an optimizer for centralized training. With several clients, the server averages the
+    models and the momenta M.
 
-    State: M, which the server averages. Guarantee: the stability recursion with L = 1.
+    State: the server averages the momenta M of the clients. Guarantee: the stability recursion
+    holds with L = 1.
 
     Args:
-        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
-        momentum: beta, the memory of M.
-        momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
-            "ema-nesterov" and "nesterov", which look one step ahead.
-        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
+        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
+            size per replica.
+        momentum: The momentum coefficient beta of M.
+        momentum_form: Form of the momentum. "ema" is M <- momentum M + (1 - momentum) G, and
+            "polyak" is M <- momentum M + G. "ema-nesterov" and "nesterov" are the same two forms
+            with Nesterov's look-ahead.
+        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
+            from the model x.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -1102,17 +1248,21 @@ def normalized_sgd(
 ) -> Recipe:
     """Normalized SGD with momentum: X <- X - lr M / ||M||_F.
 
-    This is a centralized optimizer. With several clients, the server averages models and M.
+    This is an optimizer for centralized training. With several clients, the server averages the
+    models and the momenta M.
 
-    State: M, which the server averages. Guarantee: none, because M / ||M|| is not continuous at M =
-    0.
+    State: the server averages the momenta M of the clients. Guarantee: none, because M / ||M|| is
+    not continuous at M = 0.
 
     Args:
-        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
-        momentum: beta, the memory of M.
-        momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
-            "ema-nesterov" and "nesterov", which look one step ahead.
-        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
+        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
+            size per replica.
+        momentum: The momentum coefficient beta of M.
+        momentum_form: Form of the momentum. "ema" is M <- momentum M + (1 - momentum) G, and
+            "polyak" is M <- momentum M + G. "ema-nesterov" and "nesterov" are the same two forms
+            with Nesterov's look-ahead.
+        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
+            from the model x.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -1133,15 +1283,17 @@ def normalized_sgd(
 def adamw(lr: Number = 1.0, weight_decay: float = 0.0) -> Recipe:
     """AdamW with the constants of torch.optim.AdamW (Loshchilov, Hutter 2019).
 
-    This is a centralized optimizer. With several clients, the server averages models and both
-    moments.
+    This is an optimizer for centralized training. With several clients, the server averages the
+    models and both moments.
 
-    State: both moments, which the server averages. Guarantee: none, because the stability recursion
-    does not cover second moments.
+    State: the server averages both moments. Guarantee: none, because the stability recursion does
+    not cover second moments.
 
     Args:
-        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
-        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
+        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
+            size per replica.
+        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
+            from the model x.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -1172,27 +1324,34 @@ def muon(
 ) -> Recipe:
     """Muon: X <- X - lr Orth(M).
 
-    This is a centralized optimizer. With several clients, the server averages models and all
-    lasting states.
+    This is an optimizer for centralized training. With several clients, the server averages the
+    models and all states that last between rounds.
 
-    State: all lasting states, which the server averages. Guarantee: with one client, as for
-    FedMuon. Source: Jordan et al. 2024; Nesterov Muon.
+    State: the server averages all states that last between rounds. Guarantee: with one client, as
+    for FedMuon. Source: Jordan et al. 2024; Nesterov Muon.
 
     Args:
-        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
-        momentum: beta, the memory of M.
+        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
+            size per replica.
+        momentum: The momentum coefficient beta of M.
         orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
             or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
             1e-4.
-        momentum_form: Form of the momentum: "ema" as above, "polyak" (M <- momentum M + G), or
-            "ema-nesterov" and "nesterov", which look one step ahead.
-        weight_decay: Decoupled weight decay: each step also adds -lr weight_decay x to the model x.
-        adjust: Scale s(m, n) of an orthogonalized step: "none" is 1, "original" sqrt(max(1, m/n)),
-            "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
-        routes: Mapping of parameter name to its number of matrices. Parameters with 0 take the
-            auxiliary step. By default, every parameter is a matrix.
-        aux: The auxiliary step for parameters with 0 matrices, "sgd" (-aux_lr M) or "adamw".
-        aux_lr: Step size of the auxiliary step. 0 means 0.05 for "sgd" and 0.001 for "adamw".
+        momentum_form: Form of the momentum. "ema" is M <- momentum M + (1 - momentum) G, and
+            "polyak" is M <- momentum M + G. "ema-nesterov" and "nesterov" are the same two forms
+            with Nesterov's look-ahead.
+        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
+            from the model x.
+        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix. "none"
+            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)), and
+            "scion" means sqrt(m/n). "polargrad" means the inner product of M and Orth(M).
+        routes: Mapping from a parameter name to the number of matrices in this parameter. A
+            parameter with 0 matrices takes the auxiliary step. By default, every parameter is one
+            matrix.
+        aux: The auxiliary step for parameters with 0 matrices. "sgd" adds -aux_lr M, and "adamw"
+            takes an AdamW step.
+        aux_lr: Step size of the auxiliary step. With 0, the step size is 0.05 for "sgd" and 0.001
+            for "adamw".
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -1261,20 +1420,22 @@ def make_recipe(
     """Return the recipe that the config tables select.
 
     Args:
-        local: The recipe and its options.
-        orthogonalizer: The orthogonalizer and its options.
-        lr: A step size per replica [S], which overrides the value in the table.
-        regularization: A lambda per replica [S], which overrides the value in the table.
-        routed: The number of matrices in each parameter of a network. Parameters with 0 take the
-            auxiliary step. By default, all parameters are matrices.
-        privacy: The mechanism of a private recipe.
-        custom_map: A custom orthogonalizer, which overrides the value in the table.
-        centred: Whether the rows of all gradients sum to 0.
-        clients: N, for recipes whose rules need the number of all clients.
-        joint_block: Names of the parameters that a private recipe clips as one block. By default,
-            these are the parameters that take the auxiliary step.
-        turns: The number of steps in the run and the number of lots in an epoch. Correlated noise
-            from buffers is optimized for these numbers.
+        local: The table [local] with the name and the options of the recipe.
+        orthogonalizer: The table [orthogonalizer] with the name and the options of the
+            orthogonalizer.
+        lr: Step sizes [replicas], which replace the value in the table.
+        regularization: Values of lambda [replicas], which replace the value in the table.
+        routed: Mapping from a parameter name of a network to the number of matrices in this
+            parameter. A parameter with 0 matrices takes the auxiliary step. By default, every
+            parameter is one matrix.
+        privacy: The privacy mechanism, if the recipe is private.
+        custom_map: A custom orthogonalizer, which replaces the one in the table.
+        centred: Whether the rows of every gradient sum to 0.
+        clients: The total number N of clients, for recipes that need this number.
+        joint_block: Names of the parameters that a private recipe clips together as one block. By
+            default, these are the parameters that take the auxiliary step.
+        turns: The number of steps in the run, and the number of lots in an epoch. The buffers of
+            correlated noise are optimized for these two numbers.
     """
     if custom_map:
         apply = map_of_value(custom_map)
@@ -1364,7 +1525,7 @@ def _private(
 
 
 def aux_rate(local: Local) -> float:
-    """Return the auxiliary step size that the table sets, or its default."""
+    """Return the auxiliary step size of the config table, or the default if the table has none."""
     return aux_step_size(local.aux, local.aux_lr)
 
 
@@ -1382,11 +1543,11 @@ def _muon_links(
     aux: str,
     aux_lr: float,
 ) -> tuple[Link, ...]:
-    """Return the links for momentum, orthogonalization and descent.
+    """Return the links that compute the momentum, orthogonalize it, and descend.
 
-    The orthogonalizer may already be a link. Parameters that are not orthogonalized take a step
-    along M or an AdamW step. Federated recipes do not send AdamW's moments, so the moments restart
-    in every round.
+    The argument for the orthogonalizer may already be a link. Parameters that are not
+    orthogonalized take a step along M or an AdamW step. Federated recipes do not send the moments
+    of AdamW, so these moments start again in every round.
     """
     if type(orthogonalizer) is Link:  # isinstance may run the object's own code, which may raise
         orthogonal = orthogonalizer
@@ -1410,7 +1571,7 @@ def _muon_links(
 
 
 def _others(routes: Mapping[str, int] | None, aux: str, aux_lr: float) -> dict[str, float]:
-    """Return the step sizes of the parameters that are not orthogonalized."""
+    """Return a step size for each parameter that is not orthogonalized."""
     return {name: aux_step_size(aux, aux_lr) for name, count in (routes or {}).items() if not count}
 
 

@@ -58,9 +58,10 @@ class Estimate(NamedTuple):
     """An interval for epsilon from Monte Carlo simulation.
 
     Attributes:
-        upper: Bound that is at least the true epsilon, with the given confidence.
-        lower: Bound that is at most the true epsilon, with the same confidence.
-        trials: Number of losses drawn from each distribution.
+        upper: An upper bound on the true epsilon.
+        lower: A lower bound on the true epsilon. With the requested confidence, both bounds are
+            valid.
+        trials: Number of simulated privacy losses from each distribution.
     """
 
     upper: float
@@ -81,14 +82,16 @@ def epsilon_of_bins(
     """Estimate the epsilon of a run with balls-in-bins sampling.
 
     Args:
-        coefficients: c_0, c_1, ... of the correlated noise, not negative; [1] is independent noise.
-        steps: Number n of steps.
-        bins: Number b of bins, which the steps use in turn.
-        noise: Noise multiplier s of all blocks together.
+        coefficients: The coefficients c_0, c_1, ... of the correlated noise. The coefficients must
+            not be negative. Use [1] for independent noise.
+        steps: The number n of steps in the run.
+        bins: The number b of bins. Steps 0, 1, 2, ... use the bins in turn.
+        noise: The noise multiplier s that applies to all blocks together.
         delta: The delta of (epsilon, delta).
-        trials: Number of losses drawn from each distribution, rounded up to a multiple of b.
-        confidence: Probability that the true epsilon is between both bounds.
-        seed: Seed of the draws.
+        trials: Number of simulated privacy losses from each distribution. This number is rounded up
+            to a multiple of b.
+        confidence: Probability that the true epsilon is between the lower and the upper bound.
+        seed: Seed of the simulation.
     """
     _require_sound(coefficients, steps, bins, noise, trials, confidence)
     if not 0 < delta < 1:
@@ -111,7 +114,19 @@ def epsilon_of_bins(
 def drawn_losses(
     coefficients: np.ndarray, steps: int, bins: int, noise: float, trials: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw privacy losses: ln(P / Q) at outcomes from P, and ln(Q / P) at outcomes from Q."""
+    """Simulate privacy losses in both directions, and return two arrays.
+
+    The first array contains ln(P / Q) at outcomes that are drawn from P. The second array contains
+    ln(Q / P) at outcomes that are drawn from Q. P and Q are the pair of the module docstring.
+
+    Args:
+        coefficients: The coefficients c_0, c_1, ... of the correlated noise.
+        steps: The number n of steps in the run.
+        bins: The number b of bins.
+        noise: The noise multiplier s.
+        trials: Number of losses in each array.
+        seed: Seed of the simulation.
+    """
     moved = means_of(coefficients, steps, bins)
     gram = moved.T @ moved / noise**2
     values, vectors = np.linalg.eigh(gram)
@@ -129,7 +144,7 @@ def drawn_losses(
 
 
 def means_of(coefficients: np.ndarray, steps: int, bins: int) -> np.ndarray:
-    """Return the means m_0, m_1, ... of the pair as columns of an array [n, b]."""
+    """Return the means m_0, m_1, ... of the mixture P as the columns of an array [steps, bins]."""
     c = np.zeros(steps)
     c[: min(len(coefficients), steps)] = coefficients[:steps]
     first = np.zeros(steps)
@@ -142,14 +157,21 @@ def means_of(coefficients: np.ndarray, steps: int, bins: int) -> np.ndarray:
 
 
 def log_ratio(along: np.ndarray, gram: np.ndarray) -> np.ndarray:
-    """Return ln(P / Q) of outcomes y; along is <m_i, y> / s^2, and gram is <m_i, m_j> / s^2."""
+    """Return the privacy loss ln(P / Q) of each simulated outcome y.
+
+    Args:
+        along: The inner products of y with each mean m_i, divided by s^2, as an array [outcomes,
+            bins].
+        gram: The inner products of the means with each other, divided by s^2, as an array [bins,
+            bins].
+    """
     exponents = along - np.diag(gram) / 2
     largest = exponents.max(1)
     return largest + np.log(np.exp(exponents - largest[:, None]).mean(1))
 
 
 def _crossing(losses: np.ndarray, trials: int, wanted: float) -> tuple[float, float]:
-    """Return an interval that contains the epsilon at which the estimated delta equals `wanted`."""
+    """Return an interval with the epsilon at which the estimated delta equals `wanted`."""
     positive = losses[losses > 0]
 
     def estimate(epsilon: float) -> float:
@@ -166,7 +188,10 @@ def _crossing(losses: np.ndarray, trials: int, wanted: float) -> tuple[float, fl
 
 
 def _deviation(delta: float, least: float, side: int) -> float:
-    """Return the number p nearest to delta, on one side, with KL(p || delta) >= `least`."""
+    """Return the number p nearest to delta for which KL(p || delta) is at least `least`.
+
+    If `side` is negative, p is below delta. Otherwise, p is above delta.
+    """
 
     def divergence(p: float) -> float:
         first = p * math.log(p / delta) if p else 0.0

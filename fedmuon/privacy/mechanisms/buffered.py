@@ -50,9 +50,10 @@ class Buffers:
     """The buffers of correlated noise.
 
     Attributes:
-        decays: theta_b in [0, 1), the factor by which a buffer decays in one step.
-        scales: w_b > 0, the factor of a buffer in the sum that is subtracted from the noise. All
-            factors add up to at most 1.
+        decays: The decay factors theta_b of the buffers, at least 0 and below 1. In each step, the
+            sum in buffer b is multiplied by theta_b.
+        scales: The positive weights w_b of the buffers, which add up to at most 1. In each step,
+            w_b times the sum in buffer b is subtracted from the noise.
     """
 
     decays: tuple[float, ...]
@@ -78,7 +79,7 @@ class Buffers:
             )
 
     def coefficients(self, count: int) -> np.ndarray:
-        """Return the first coefficients c_0 = 1, c_1, ..., c_(count - 1)."""
+        """Return the first `count` coefficients c_0 = 1, c_1, c_2, ... of the correlated noise."""
         decays, found = np.array(self.decays), np.ones(count)
         if count > 1:
             found[1:] = (decays ** np.arange(count - 1)[:, None]) @ np.array(self.scales)
@@ -86,7 +87,15 @@ class Buffers:
 
 
 def weights_of(steps: int, memory: float, ahead: bool = False) -> np.ndarray:
-    """Return the weights a_j of a gradient that is j steps old, in a momentum or prefix sum."""
+    """Return the weights of past gradients in a momentum or prefix sum.
+
+    The entry j of the result is the weight a_j of a gradient that is j steps old.
+
+    Args:
+        steps: Number of weights to return.
+        memory: The momentum coefficient beta. Use 1 for prefix sums.
+        ahead: Whether the momentum has Nesterov's look-ahead.
+    """
     if not 0 <= memory <= 1 or (ahead and memory == 1):
         raise InputError(
             f"the momentum coefficient is {memory} with ahead = {ahead}, but the coefficient "
@@ -108,16 +117,16 @@ def optimized(
     ahead: bool = False,
     last: bool = False,
 ) -> Buffers:
-    """Find the buffers with the smallest noise in the momentum or prefix sum, at equal epsilon.
+    """Find the buffers that add the least noise to the momentum or prefix sum, at equal epsilon.
 
     Args:
         steps: Number of steps in the run.
-        apart: Minimum distance between two steps of an example.
-        count: Number d of buffers.
-        memory: beta of the momentum; 1 is for prefix sums.
-        ahead: Whether the momentum looks ahead, as Nesterov's does.
-        last: Minimize the noise of the last step, which is the largest, instead of the root mean
-            square over all steps.
+        apart: Minimum number of steps between two uses of the same example.
+        count: The number d of buffers.
+        memory: The momentum coefficient beta. Use 1 for prefix sums.
+        ahead: Whether the momentum has Nesterov's look-ahead.
+        last: Whether to minimize the noise of the last step, which has the most noise. Otherwise,
+            the root mean square of the noise over all steps is minimized.
     """
     if not 1 <= count <= MOST_BUFFERS:
         raise InputError(
@@ -140,10 +149,11 @@ def optimized(
 def optimized_band(
     steps: int, apart: int, band: int, memory: float = 1.0, ahead: bool = False
 ) -> np.ndarray:
-    """Find the `band` coefficients with the smallest noise at equal epsilon.
+    """Find the coefficients of a band that add the least noise to the momentum or prefix sum.
 
-    The arguments are those of `optimized`. The search considers only coefficients that are not
-    negative and do not increase (cf. Choquette-Choo et al. 2023, McKenna 2024).
+    The search considers only coefficients that are not negative and do not increase, and compares
+    them at equal epsilon (cf. Choquette-Choo et al. 2023, McKenna 2024). The arguments have the
+    same meaning as for `optimized`.
     """
     _require_steps(steps, apart)
     comb, a, weights = _problem(steps, apart, memory, ahead, False)
@@ -179,10 +189,11 @@ def noise_of_buffers(
     ahead: bool = False,
     last: bool = False,
 ) -> float:
-    """Return the noise in an entry of the momentum or prefix sum, for these buffers.
+    """Return the relative noise in an entry of the momentum or prefix sum, with these buffers.
 
-    The result is the root mean square over all steps or, with `last`, the noise of the last step.
-    The result is divided by the noise that one release of all samples needs for the same epsilon.
+    The function computes the root mean square of the noise over all steps. With `last=True`, it
+    computes the noise of the last step instead. The result is this noise divided by the noise that
+    a single release of all samples needs for the same epsilon.
     """
     comb, a, weights = _problem(steps, apart, memory, ahead, last)
     upper, lower = _rational(np.array(buffers.decays), np.array(buffers.scales))
@@ -191,10 +202,10 @@ def noise_of_buffers(
 
 
 def least_possible(steps: int, apart: int, memory: float, ahead: bool = False) -> float:
-    """Return a lower bound on the noise of the momentum or prefix sum, for every correlation.
+    """Return a lower bound on the noise of the momentum or prefix sum.
 
-    The result has the same unit as that of `noise_of_buffers`. The function takes O(steps^3)
-    operations.
+    No correlation of the noise between steps has less noise than this bound. The bound has the same
+    unit as the result of `noise_of_buffers`. The function needs O(steps^3) operations.
     """
     from scipy.linalg import svdvals, toeplitz  # takes longer to load than everything else here
 
@@ -217,7 +228,12 @@ def _require_steps(steps: int, apart: int) -> None:
 def _problem(
     steps: int, apart: int, memory: float, ahead: bool, last: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return an example's steps as 0 and 1, the weights a_j, and the weights of (a / c)_j^2."""
+    """Return three arrays of length `steps` that define the noise to minimize.
+
+    The first array is 1 for the steps that use the example, and 0 for all other steps. The second
+    array contains the weights a_j of the gradients. The third array contains the weights of (a /
+    c)_j^2.
+    """
     comb = np.zeros(steps)
     comb[::apart] = 1
     counts = np.ones(steps) if last else 1 - np.arange(steps) / steps
@@ -225,7 +241,10 @@ def _problem(
 
 
 def _rational(decays: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numerator and the denominator of c, as coefficients of 1, x, x^2, ..."""
+    """Return the numerator and the denominator of c as polynomials.
+
+    Each polynomial is an array with the coefficients of 1, x, x^2, ...
+    """
     lower = np.poly(decays)  # coefficients of the product of all 1 - theta_b x
     upper = lower.copy()
     for place, scale in enumerate(scales):
@@ -234,7 +253,7 @@ def _rational(decays: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _filter(signal: np.ndarray, upper: np.ndarray | float, lower: np.ndarray) -> np.ndarray:
-    """Return the first coefficients of signal * upper / lower."""
+    """Return the first coefficients of the power series signal * upper / lower."""
     from scipy.signal import lfilter  # see above
 
     return np.asarray(lfilter(np.atleast_1d(upper), lower, signal))
@@ -245,14 +264,14 @@ def _expit(values: np.ndarray) -> np.ndarray:
 
 
 def _unpacked(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Convert unconstrained numbers to valid decays theta_b and scales w_b."""
+    """Convert unconstrained numbers to valid decays and scales of the buffers."""
     logits, logs = np.split(values, 2)
     parts = np.exp(np.clip(logs, -40, 40))
     return _expit(logits), parts / (1 + parts.sum())
 
 
 def _of_buffers(comb: np.ndarray, a: np.ndarray, weights: np.ndarray, count: int) -> Objective:
-    """Return the function to minimize: ln (sensitivity^2 * noise^2), with its gradient."""
+    """Return the objective ln(sensitivity^2 * noise^2) with its gradient, for the minimization."""
 
     def objective(values: np.ndarray) -> tuple[float, np.ndarray]:
         decays, scales = _unpacked(values)
@@ -278,7 +297,7 @@ def _of_buffers(comb: np.ndarray, a: np.ndarray, weights: np.ndarray, count: int
 
 
 def _least(objective: Objective, starts: list[np.ndarray]) -> np.ndarray:
-    """Minimize from several starting points, and return the best point."""
+    """Minimize the objective from several starting points, and return the best result."""
     from scipy.optimize import minimize  # see above
 
     method, options = ("L-BFGS-B", {"maxiter": 1000, "ftol": 1e-13, "gtol": 1e-8})

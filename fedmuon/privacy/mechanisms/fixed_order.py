@@ -95,12 +95,14 @@ APART = (
 
 
 def square_root(count: int, memory: float = 1.0, ahead: bool = False) -> np.ndarray:
-    """Return the first coefficients of the square root of A, which computes momenta or prefix sums.
+    """Return the first coefficients of the square root of the matrix A.
+
+    The lower triangular matrix A maps gradients to momenta, or to prefix sums.
 
     Args:
-        count: Number of coefficients.
-        memory: beta of a momentum; 1 is for prefix sums.
-        ahead: Whether the momentum looks ahead, as Nesterov's does.
+        count: Number of coefficients to return.
+        memory: The momentum coefficient beta. Use 1 for prefix sums.
+        ahead: Whether the momentum has Nesterov's look-ahead.
     """
     shift = memory / (1 + memory) if ahead else 0.0
     found = np.zeros(count)
@@ -113,15 +115,16 @@ def square_root(count: int, memory: float = 1.0, ahead: bool = False) -> np.ndar
 
 
 def sensitivity(coefficients: np.ndarray, steps: int, apart: int) -> float:
-    """Return the sensitivity: the largest norm that one example can add to C G.
+    """Return the sensitivity of C G, which is the largest norm that one example can add to C G.
 
-    An example attains this norm if it takes part in each `apart`-th step and adds vectors of norm
-    1.
+    An example attains this norm if it takes part in every `apart`-th step and adds a vector of norm
+    1 in each of these steps.
 
     Args:
-        coefficients: c_0, c_1, ...; they must not be negative and must not increase.
+        coefficients: The coefficients c_0, c_1, ... of the correlated noise. The coefficients must
+            not be negative and must not increase.
         steps: Number of steps.
-        apart: Minimum distance between two steps of an example.
+        apart: Minimum number of steps between two uses of the same example.
     """
     if not (coefficients[-1] >= 0 and (np.diff(coefficients) <= 0).all()):
         raise InputError(
@@ -139,16 +142,18 @@ def sensitivity(coefficients: np.ndarray, steps: int, apart: int) -> float:
 def noise_of_momentum(
     coefficients: np.ndarray, steps: int, apart: int, memory: float, ahead: bool = False
 ) -> float:
-    """Return the noise in an entry of the momentum or prefix sum: root mean square over all steps.
+    """Return the relative noise in an entry of the momentum or prefix sum.
 
-    The result is divided by the noise that one release of all samples needs for the same epsilon.
+    The function computes the root mean square of the noise over all steps. The result is this noise
+    divided by the noise that a single release of all samples needs for the same epsilon.
 
     Args:
-        coefficients: c_0, c_1, ... of the correlated noise; [1] is independent noise.
+        coefficients: The coefficients c_0, c_1, ... of the correlated noise. Use [1] for
+            independent noise.
         steps: Number of steps in the run.
-        apart: Minimum distance between two steps of an example.
-        memory: beta of the momentum; 1 is for prefix sums.
-        ahead: Whether the momentum looks ahead, as Nesterov's does.
+        apart: Minimum number of steps between two uses of the same example.
+        memory: The momentum coefficient beta. Use 1 for prefix sums.
+        ahead: Whether the momentum has Nesterov's look-ahead.
     """
     a = weights_of(steps, memory, ahead)
     q = np.zeros(steps)  # weights of the independent noise in the momentum: q * c = a
@@ -161,11 +166,12 @@ def noise_of_momentum(
 
 @dataclass
 class Past:
-    """The noise W_{t-1}, W_{t-2}, ... of earlier steps, per block, in the memory of one process.
+    """The noise of earlier steps, which one process stores in memory for each block.
 
-    If buffers correlate the noise, the sums S_b of the buffers are stored instead. Keep the stored
-    noise secret: with the noise and the releases, anyone can compute the sums of gradients. No file
-    and no message may contain the stored noise.
+    With a band, the noise W_{t-1}, W_{t-2}, ... of earlier steps is stored. With buffers, the sums
+    S_b of the buffers are stored instead. Keep the stored noise secret. Anyone who knows this noise
+    and the releases can compute the sums of gradients. No file and no message may contain the
+    stored noise.
     """
 
     correlation: np.ndarray | Buffers
@@ -179,9 +185,13 @@ class Past:
         )
 
     def at(self, step: int, fresh: Normal) -> Normal:
-        """Return a function that draws a step's correlated noise, from independent noise `fresh`.
+        """Return a function that draws the correlated noise of a step.
 
         Call this method once per step, in the order of the steps. Step 0 starts a new sequence.
+
+        Args:
+            step: Number of the step, counted from 0.
+            fresh: Function that draws independent standard normal noise.
         """
         if step == 0:
             self._rows.clear()
@@ -217,12 +227,14 @@ class FixedOrderSampling:
     """Settings for lots in a fixed order, and for the correlation of noise between steps.
 
     Attributes:
-        sampling: `shuffle` or `cyclic`.
-        band: Number of steps, including the step itself, with which the noise of a step is
-            correlated. 1 means independent noise. 0 is for buffers, which correlate the noise of
-            all steps.
-        memory: beta of the momentum for which the noise is optimized; 1 stands for prefix sums.
-        ahead: Whether this momentum looks ahead, as Nesterov's does.
+        sampling: `shuffle` draws a new order of the samples for each epoch. `cyclic` uses the same
+            order in every epoch.
+        band: Number of coefficients of the correlated noise. The noise of a step is computed from
+            new independent noise and from the noise of the `band` - 1 steps before. Use 1 for
+            independent noise. Use 0 with buffers, which correlate the noise of all steps.
+        memory: The coefficient beta of the momentum for which the noise is optimized. Use 1 for
+            prefix sums.
+        ahead: Whether this momentum has Nesterov's look-ahead.
         buffers: Buffers that correlate the noise instead of a band.
     """
 
@@ -255,12 +267,15 @@ class FixedOrderSampling:
 
     @property
     def correlated(self) -> bool:
-        """Whether the noise of different steps is correlated."""
+        """Return whether the noise of different steps is correlated."""
         return self.band != 1
 
     @property
     def about(self) -> dict[str, Any]:
-        """The settings as a table for the ledger. `of_ledger` converts the table back."""
+        """Return the settings as a table for the ledger.
+
+        The method `of_ledger` converts the table back to an object.
+        """
         known = {"sampling": self.sampling, "noise_correlation": "none", "band": self.band}
         if not self.correlated:
             return known
@@ -274,7 +289,7 @@ class FixedOrderSampling:
 
     @classmethod
     def of_ledger(cls, about: Mapping[str, Any]) -> "FixedOrderSampling":
-        """Convert a ledger's table of settings to an object."""
+        """Make the settings from a table that `about` has returned and a ledger has stored."""
         buffers = None
         if pairs := about.get("buffers"):
             decays, scales = zip(*pairs, strict=True)
@@ -283,35 +298,43 @@ class FixedOrderSampling:
         return cls(about["sampling"], about["band"], *momentum, buffers)
 
     def past(self) -> Past:
-        """Return an empty memory for the noise of earlier steps, for a new run."""
+        """Return an empty store for the noise of earlier steps. A new run needs an empty store."""
         return Past(self.coefficients(self.band) if self.buffers is None else self.buffers)
 
     def coefficients(self, count: int) -> np.ndarray:
-        """Return the first coefficients c_0, c_1, ...; with a band, at most `band` coefficients."""
+        """Return the first coefficients c_0, c_1, ... of the correlated noise.
+
+        Args:
+            count: Number of coefficients. Without buffers, at most `band` coefficients are
+                returned.
+        """
         if self.buffers is not None:
             return self.buffers.coefficients(count)
         return square_root(min(self.band, count), self.memory, self.ahead)
 
     def rows(self, seed: int, client: int, step: int, size: int, lot: float) -> np.ndarray:
-        """Return the sorted row numbers of a client's lot in this step; a lot is never empty."""
+        """Return the sorted row numbers of the samples in a client's lot. A lot is never empty."""
         epoch, place = divmod(step, lots_of(size, lot))
         order = _order(seed, client, epoch if self.sampling == "shuffle" else 0, size)
         return np.sort(order[place * int(lot) : (place + 1) * int(lot)])
 
     def sensitivity(self, steps: int, lots: int) -> float:
-        """Return the sensitivity of these steps in units of C sqrt(m)."""
+        """Return the sensitivity of all releases in these steps together, in units of C sqrt(m).
+
+        The bound C applies to each of m blocks, and `lots` is the number of lots per epoch.
+        """
         if not self.correlated:
             return math.sqrt(participations([1], steps, lots))
         return sensitivity(self.coefficients(steps), steps, lots)
 
     def alike(self, steps: int, lots: int) -> float:
-        """Return the noise that these steps need, divided by that of a single release."""
+        """Return the factor by which these steps need more noise than a single release."""
         return self.sensitivity(steps, lots) * (1 + ROUNDING)
 
     def spent(
         self, noise: float, blocks: int, lots: int, rounds: Sequence[int], steps: int
     ) -> Event:
-        """Return one event that spends as much as all releases of a client in `rounds` together."""
+        """Return one event with the privacy cost of all releases of a client in `rounds`."""
         done = Counter(rounds)
         if not self.correlated:
             whole = math.sqrt(participations(list(done.values()), steps, lots))
@@ -326,7 +349,7 @@ class FixedOrderSampling:
 
 
 def lots_of(size: int, lot: float) -> int:
-    """Return b, the number of lots per epoch for a client with `size` samples."""
+    """Return the number of lots per epoch for a client with `size` samples."""
     return math.ceil(size / lot)
 
 
@@ -336,10 +359,11 @@ def _order(seed: int, client: int, epoch: int, size: int) -> np.ndarray:
 
 
 def participations(attempts: Sequence[int], steps: int, lots: int) -> int:
-    """Return the maximum number of releases that contain a sample.
+    """Return the maximum number of releases that contain the same sample.
 
-    A sample is in one release per epoch that has started. A repeated round uses the same lots
-    again. Each repetition therefore adds one release for every epoch that the round overlaps.
+    Each epoch that has started contains the sample in one release. If a round is repeated, the same
+    lots are used again. Each repetition therefore adds one release for every epoch that overlaps
+    with the round.
 
     Args:
         attempts: The number of attempts at each round in which the client took part.
