@@ -289,8 +289,8 @@ def report(
     """Write a report page with figures and a verdict for each claim.
 
     The page is one self-contained HTML file. It shows suites, runs of `fedmuon stability`, and
-    plain runs. The command leaves damaged folders out, prints a warning for each of them, and
-    ends with exit code 2. It also prints a warning for each unfinished folder.
+    plain runs. The command leaves damaged folders out, prints a warning for each damaged folder,
+    and then ends with exit code 2. The command also prints a warning for each unfinished folder.
 
     Example: [bold]fedmuon report runs/A1[/]
     """

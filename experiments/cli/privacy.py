@@ -78,9 +78,12 @@ Adjacency = Annotated[
     str,
     Option(
         "--adjacency",
-        help="How neighbouring data sets differ. zero-out: an example contributes 0 instead of "
-        "its gradient; add-remove: an example is added or removed, and the population is public; "
-        "replace-one: an example is replaced by any other.",
+        help=(
+            "How neighbouring data sets differ. zero-out: an example contributes 0 "
+            "instead of its gradient. add-remove: an example is added or removed, and the "
+            "population is public. replace-one: an example is replaced by any other "
+            "example."
+        ),
         autocompletion=completion.among("zero-out", "add-remove", "replace-one"),
     ),
 ]
@@ -89,10 +92,12 @@ Sampling = Annotated[
     Option(
         "--sampling",
         help=(
-            "How lots are drawn. poisson: each example joins a lot at random, which amplifies "
-            "privacy. shuffle or cyclic: lots in a fixed order, without amplification. "
-            "balls-in-bins (only for `fedmuon privacy epsilon`): each example is in one random, "
-            "secret lot, and the lots take turns; epsilon is estimated by Monte Carlo."
+            "How lots are drawn. poisson: each example is drawn independently, which "
+            "amplifies privacy. shuffle or cyclic: lots are cut from an order of the "
+            "examples, without amplification. balls-in-bins (only for `fedmuon privacy "
+            "epsilon`): each example is put into one random, secret lot, and the steps "
+            "use these lots in turn. With balls-in-bins, epsilon is estimated by Monte "
+            "Carlo."
         ),
         autocompletion=completion.among("poisson", "shuffle", "cyclic", "balls-in-bins"),
     ),
@@ -122,8 +127,8 @@ Memory = Annotated[
     Option(
         "--momentum",
         help=(
-            "With --band or --buffers: minimize the noise of a momentum with this coefficient β. "
-            "1 means to minimize the noise of sums."
+            "With --band or --buffers: coefficient β of the momentum whose noise is "
+            "minimized. With 1, the noise of gradient sums is minimized."
         ),
     ),
 ]
@@ -145,8 +150,8 @@ Accountant = Annotated[
     Option(
         "--accountant",
         help=(
-            "pld: the built-in accountant. dp-accounting: the package dp-accounting, which takes "
-            "longer to load."
+            "Accountant that computes epsilon. pld: the built-in accountant. "
+            "dp-accounting: the package dp-accounting, which takes longer to load."
         ),
         autocompletion=completion.among("pld", "dp-accounting"),
     ),
@@ -242,7 +247,7 @@ def correlated(
     population: Population,
     steps: Steps,
     momentum: Annotated[
-        float, Option(help="Momentum β. 1 means to compare the noise of sums.")
+        float, Option(help="Momentum β. With 1, the command compares the noise of gradient sums.")
     ] = 0.95,
     nesterov: Ahead = False,
     band: Annotated[
@@ -250,11 +255,11 @@ def correlated(
     ] = 16,
     buffers: Annotated[int, Option(help="Number of buffers (BLT) that correlate the noise.")] = 2,
 ) -> None:
-    """Compare kinds of correlated noise: show how noisy the momentum is at equal epsilon.
+    """Compare kinds of correlated noise by the noise of the momentum at equal epsilon.
 
-    The lots are cyclic. Muon orthogonalizes the momentum. Each name in parentheses is a value of
-    the config key \\[privacy] noise-correlation. For at most 1000 steps, the last row is a lower
-    bound for all kinds of correlation.
+    Muon orthogonalizes this momentum. The command assumes cyclic lots. In the table, each name in
+    parentheses is a value of the config key \\[privacy] noise-correlation. With at most 1000 steps,
+    the last row of the table is a lower bound for every kind of correlation.
 
     Example: [bold]fedmuon privacy correlated --lot 256 --population 10000 --steps 200 --nesterov[/]
     """
@@ -318,7 +323,10 @@ def tuned(
         bool,
         Option(
             "--draw",
-            help="Also draw the random number of runs to do. Draw only once, before the first run.",
+            help=(
+                "Also draw the number of runs at random. Draw this number only once, before "
+                "the first run."
+            ),
         ),
     ] = False,
 ) -> None:
@@ -346,7 +354,8 @@ def spent(
     """Compute the epsilon that each client of a private run has spent so far.
 
     The command reads the run's ledger. The run may be unfinished. For a folder of `run --seeds` or
-    `sweep`, it shows the epsilon of each run, and the sum, which all runs together spend.
+    `sweep`, the command shows the epsilon of each run, and the epsilon that all runs spend
+    together.
 
     Example: [bold]fedmuon privacy spent runs/private[/]
     """
@@ -391,8 +400,9 @@ def audit(
         int | None,
         Option(
             help=(
-                "Number of simulated runs with the canary. The same number runs without the "
-                "canary. Default: 100000, or 2000 with --code release."
+                "Number of simulated runs with the canary. The command simulates the same "
+                "number of runs without the canary. Default: 100000, or 2000 with --code "
+                "release."
             )
         ),
     ] = None,
@@ -410,9 +420,9 @@ def audit(
         str,
         Option(
             help=(
-                "projected: simulate only the component of each release along the canary. "
-                "release: run the private training steps of a small network, with few steps and "
-                "blocks."
+                "What is simulated. projected: only the component of each release along the "
+                "canary. release: the private training steps of a small network, with few "
+                "steps and blocks."
             ),
             autocompletion=completion.among("projected", "release"),
         ),
@@ -447,7 +457,7 @@ def audit(
     engine: EngineName = None,
     data: DataName = None,
 ) -> None:
-    """Audit epsilon: compute a lower bound with an attack, and compare it with the accountant.
+    """Audit epsilon: compute a lower bound with an attack, and the accountant's upper bound.
 
     The attack tries to detect inserted examples (canaries). Without --one-run, the command
     simulates many runs of the setting that the options describe.

@@ -132,9 +132,9 @@ def score_text(
         Path,
         Argument(
             help=(
-                "Text file with one reference per line. Several lines may be references of the "
-                "same sentence; an empty line separates them from the references of the next "
-                "sentence."
+                "Text file with one reference per line. If a sentence has several references, "
+                "write each of them on its own line. Put an empty line before the references "
+                "of the next sentence."
             )
         ),
     ],

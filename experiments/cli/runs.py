@@ -345,9 +345,9 @@ def sweep(
 ) -> None:
     """Run a config at every point of a grid, and show the best values with intervals.
 
-    The run folder contains sweep.json, cells.csv (one row per run), points.csv (means over seeds),
-    and figures. For networks, a sweep over local.lr does not change local.aux-lr. To tune both
-    step sizes, add local.aux-lr to the grid.
+    The output folder contains sweep.json, cells.csv (one row per run), points.csv (means over
+    seeds), and figures. For networks, a sweep over local.lr does not change local.aux-lr. To tune
+    both step sizes, add `--grid local.aux-lr=VALUES`.
 
     Example: [bold]fedmuon sweep my.toml --grid local.lr=0.01:10:log7 --seeds 3 --jobs 2[/]
     """
@@ -459,7 +459,7 @@ def deploy_demo(
     """Run one experiment on a SuperLink with one SuperNode per client.
 
     The command starts and stops the SuperLink and the SuperNodes on this machine. The default
-    config has 3 rounds with 2 of 3 clients on synthetic data.
+    config has 3 clients, synthetic data, and 3 rounds. Each round trains 2 clients.
 
     Example: [bold]fedmuon deploy-demo --set federation.rounds=5 --out runs/deployed[/]
     """

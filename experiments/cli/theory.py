@@ -46,7 +46,7 @@ def bound(
     clients: Annotated[int | None, Option(help="Number of clients N.")] = None,
     per_round: Annotated[int | None, Option(help="Clients per round K.")] = None,
     size: Annotated[int | None, Option(help="Samples per client. Default: 200.")] = None,
-    batch: Annotated[int | None, Option(help="Batch size. 0 is the full batch.")] = None,
+    batch: Annotated[int | None, Option(help="Batch size. 0 means the full batch.")] = None,
     delta: Annotated[
         float | None, Option(help="Probability δ with which the bound may fail.")
     ] = None,
@@ -81,8 +81,8 @@ def bound(
         float | None,
         Option(
             help=(
-                "Probability that the bound fails because of random participation, if K < N. "
-                "Default: 0.01."
+                "Probability that the bound fails because clients are chosen at random, if "
+                "not all clients take part in each round (K < N). Default: 0.01."
             )
         ),
     ] = None,
@@ -165,11 +165,20 @@ def stationarity(
     sigma0: Annotated[
         float,
         Option(
-            help="Noise of one sample's gradient (Nesterov Muon, DiSK, Newton-Schulz convergence)."
+            help=(
+                "Noise σ₀ of the gradient of one sample (Nesterov Muon, DiSK, Newton-Schulz "
+                "convergence)."
+            )
         ),
     ] = 1.0,
     sigma1: Annotated[
-        float, Option(help="Gradient noise that is proportional to the gradient (Nesterov Muon).")
+        float,
+        Option(
+            help=(
+                "Noise σ₁ of one sample's gradient, relative to the norm of the full gradient "
+                "(Nesterov Muon)."
+            )
+        ),
     ] = 0.0,
     batch: Annotated[
         int, Option(help="Samples per gradient. With Poisson lots: expected samples per lot.")
@@ -178,9 +187,22 @@ def stationarity(
         int, Option(help="Smaller side min(m, n) of the m x n matrix, which bounds its rank.")
     ] = 10,
     gamma: Annotated[
-        float, Option(help="Alignment γ that the orthogonalizer loses (Nesterov Muon).")
+        float,
+        Option(
+            help=(
+                "Error γ of the orthogonalizer O: <M, O(M)> is at least (1 - γ) times the "
+                "nuclear norm of M (Nesterov Muon)."
+            )
+        ),
     ] = 0.0,
-    nu: Annotated[float, Option(help="Overshoot ν of the orthogonalizer (Nesterov Muon).")] = 0.0,
+    nu: Annotated[
+        float,
+        Option(
+            help=(
+                "Error ν of the orthogonalizer: its operator norm is at most 1 + ν (Nesterov Muon)."
+            )
+        ),
+    ] = 0.0,
     singular: Annotated[
         str,
         Option(
@@ -201,7 +223,7 @@ def stationarity(
         Option(help="Rank of a sketch, only with --singular (Nesterov Muon). 0 means no sketch."),
     ] = 0,
     oversample: Annotated[
-        int, Option(help="Additional columns of the sketch (Nesterov Muon).")
+        int, Option(help="Number of columns of the sketch beyond its rank (Nesterov Muon).")
     ] = 10,
     power: Annotated[
         int | None,
@@ -222,7 +244,9 @@ def stationarity(
             )
         ),
     ] = 0.99,
-    degree: Annotated[int, Option(help="Taylor degree (DP-Muon, Newton-Schulz convergence).")] = 2,
+    degree: Annotated[
+        int, Option(help="Degree of the Taylor coefficients (DP-Muon, Newton-Schulz convergence).")
+    ] = 2,
     iterations: Annotated[
         int,
         Option(
@@ -236,7 +260,10 @@ def stationarity(
     noise: Annotated[
         float,
         Option(
-            help="Noise of a lot's gradient sum, divided by the clipping bound (DP-Muon, DiSK)."
+            help=(
+                "Noise multiplier: standard deviation of the noise in a lot's gradient sum, "
+                "divided by the clipping bound (DP-Muon, DiSK)."
+            )
         ),
     ] = 1.0,
     columns: Annotated[
@@ -342,7 +369,9 @@ def flops(
             help="Rank of the sketch of the orthogonalizer randomized-polar. 0 means no sketch."
         ),
     ] = 0,
-    oversample: Annotated[int, Option(help="Additional columns of the sketch.")] = 10,
+    oversample: Annotated[
+        int, Option(help="Number of columns of the sketch beyond its rank.")
+    ] = 10,
     power: Annotated[int, Option(help="Power iterations h.")] = 1,
     sketch: Annotated[
         str,
