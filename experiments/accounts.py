@@ -30,8 +30,9 @@ class NoiseResult:
     """The smallest noise multiplier that meets a target epsilon.
 
     Attributes:
-        noise: Noise multiplier σ of one block: the noise divided by the clipping bound.
-        spent: The epsilon that this noise spends, at most the target.
+        noise: Noise multiplier σ of one block. It is the standard deviation of the noise divided by
+            the clipping bound.
+        spent: The epsilon that this noise spends. It is at most the target.
 
     Example:
         >>> import fedmuon
@@ -157,11 +158,15 @@ def alike(
     adjacency: str,
     correlation: tuple[int, tuple[float, bool], int],
 ) -> tuple[float, float, int]:
-    """Return s, rate and steps of Poisson lots that spend the same epsilon with the noise / s.
+    """Replace the sampling by Poisson sampling that spends the same epsilon.
 
-    Lots in a fixed order spend the same epsilon as one release of all examples. `correlation`
-    describes the noise: its band, its momentum (beta, and whether it is Nesterov momentum) and its
-    number of buffers.
+    Lots in a fixed order are replaced by one release of all examples. `correlation` describes
+    correlated noise by its band, its momentum and its number of buffers. The momentum is a pair of
+    beta and whether it is Nesterov momentum.
+
+    Returns:
+        s, the rate and the number of steps. Poisson lots with this rate and this number of steps
+        spend the same epsilon if their noise is divided by s.
     """
     band, momentum, buffers = correlation
     share = rate(lot, population)
@@ -197,7 +202,7 @@ def alike(
 def fixed_order_of(
     sampling: str, steps: int, lots: int, band: int, momentum: tuple[float, bool], buffers: int
 ) -> FixedOrderSampling:
-    """Return the sampling in a fixed order with the noise that the options describe."""
+    """Return a sampling in a fixed order with the correlated noise that the options describe."""
     if band != 1 and buffers:
         raise InputError(
             "--band and --buffers are two ways to correlate the noise. Remove one of them."
@@ -307,7 +312,8 @@ def epsilon_and_cut(
 ) -> tuple[EpsilonResult, float]:
     """Return the epsilon of a run, and a bound on the probability that a lot exceeds `max_lot`.
 
-    `correlation` describes the noise: its band, its momentum and its number of buffers.
+    `correlation` describes correlated noise by three values: its band, its momentum and its number
+    of buffers.
     """
     over, share, many = alike(lot, population, steps, sampling, mode, adjacency, correlation)
     cut = cut_of(max_lot, lot, population, steps, sampling, mode, adjacency)

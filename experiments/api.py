@@ -50,9 +50,10 @@ Configured = Config | Tables | Mapping[str, Any] | str | Path | None
 
 @contextlib.contextmanager
 def _plainly() -> Iterator[None]:
-    """Use torch's default settings: gradients, no autocast, float32, and no meta device.
+    """Temporarily use torch's default settings.
 
-    The caller may have changed these settings. Worker processes start with the defaults, too.
+    The caller may have changed these settings. With the defaults, gradients are on, autocast is
+    off, and new tensors are float32 and have data. Worker processes start with the defaults, too.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
@@ -499,7 +500,7 @@ def bound(
             `size`.
         config: The settings: the path of a TOML file, a dictionary of tables such as `{"local":
             {"lr": 0.1}}`, or a `fedmuon.Config`. A missing key takes its default.
-        size: Number of samples n_i of each client; 200 by default. Not allowed with `run`.
+        size: Number of samples n_i of each client. The default is 200. Not allowed with `run`.
         rho: Failure probability of the random choice of participants. For parameters, the default
             is 0.01. For a run, the participants are known, so the bound adds no failure probability
             unless you pass `rho`.
@@ -635,7 +636,7 @@ def _chosen(
 def _tables_and_objects(
     config: Configured, objects: Mapping[str, Any], test: Any
 ) -> tuple[dict[str, Any], UserObjects]:
-    """Return the tables of the config after the keywords were applied, and the user's objects."""
+    """Apply the keywords to the config. Return the resulting tables and the user's objects."""
     held = _nested(config)
     kept = _replacing(held, objects)
     if test is not None:

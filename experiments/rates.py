@@ -56,9 +56,10 @@ def require_read(paper: str, given: Sequence[str]) -> None:
 
 
 def _require_one_map(given: set[str]) -> None:
-    """Raise an error if options set the quality of the orthogonalizer twice or have no effect.
+    """Raise an error if the options of Nesterov Muon (002) contradict each other.
 
-    The options are those of Nesterov Muon (002).
+    An error is raised if two options set the quality of the orthogonalizer, or if an option has no
+    effect.
     """
     if "--singular" in given and (twice := sorted({"--gamma", "--nu"} & given)):
         raise InputError(
@@ -104,7 +105,10 @@ class InexactMap:
     power: int | None = None
 
     def quality(self) -> dict[str, float]:
-        """Return gamma and nu, and for a sketch also the number of power iterations."""
+        """Return the quality of the map as the numbers gamma and nu.
+
+        For a sketch, the result also contains the number of power iterations.
+        """
         try:
             singular = tuple(float(one) for one in self.singular.split(","))
         except ValueError:
@@ -122,7 +126,10 @@ class InexactMap:
 
 
 def nesterov(problem: Problem, rule: str, gamma: float = 0.0, nu: float = 0.0) -> dict[str, Any]:
-    """Return the schedule, the rate and the bound with its terms for Nesterov Muon (002)."""
+    """Return a record of Nesterov Muon (002).
+
+    The record contains the schedule, the rate, and the bound with its terms.
+    """
     if rule == "alpha-free":
         plan = stationarity.alpha_free(problem.steps)
     elif rule == "heavy-tailed":

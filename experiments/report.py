@@ -172,14 +172,20 @@ def _read(reader: Callable[[Path], Findings], folder: Path) -> Findings:
 
 
 def _reader(folder: Path) -> Callable[[Path], Findings] | None:
-    """Return the function that reads this kind of folder, or None. Its files identify the kind."""
+    """Return the function that reads a folder of this kind.
+
+    The files in the folder show what kind it is. The result is None if the kind is unknown.
+    """
     if any((folder / name).exists() for name in SUITE):
         return of_suite
     return of_neighbours if any((folder / name).exists() for name in RUN) else None
 
 
 def of_suite(folder: Path) -> Findings:
-    """Return the findings of a suite folder, read by the code for the `kind` in suite.json."""
+    """Return the findings of a suite folder.
+
+    The `kind` in suite.json determines which module reads the folder.
+    """
     file = folder / "suite.json"
     about = read_json(file, SHARED)
     kind = str(about["kind"])

@@ -75,7 +75,7 @@ class Result:
     @cached_property
     @in_python()
     def summary(self) -> Record:
-        """Final measures of the run: the content of summary.json."""
+        """The final measures of the run. This is the content of summary.json."""
         return RunDirectory(self.path).finished()
 
     @cached_property
@@ -100,14 +100,17 @@ class Result:
     @cached_property
     @in_python()
     def config(self) -> Config:
-        """The resolved config of the run, with every key."""
+        """The resolved config of the run.
+
+        It contains every key, including those with default values.
+        """
         RunDirectory(self.path).require_config()
         return load(self.path / "config.toml")
 
     @cached_property
     @in_python()
     def model(self) -> "dict[str, Tensor]":
-        """The final model: parameter name -> tensor."""
+        """The final model, as a dictionary of parameter names and tensors."""
         return read_tensors(self._sound("model.safetensors"))[0]
 
     @in_python()
@@ -257,18 +260,21 @@ class Result:
         """Draw the curves of the run, and return the axes.
 
         Args:
-            metric: The metric to draw, such as "loss" (all losses), "test_loss" or "accuracy".
-                Without it, one panel shows the losses and others show the first two other measures.
-            x: The horizontal axis: "rounds", "seconds" (simulated by `[devices]`), or megabytes
-                sent so far: "bytes" in both directions, "bytes-up" by clients only. A list of axes
-                makes one panel for each, for example x=["rounds", "bytes"].
+            metric: The metric to draw, such as "test_loss" or "accuracy". "loss" draws all losses.
+                Without a metric, one panel shows all losses, and further panels show up to two
+                other measures.
+            x: The horizontal axis. "rounds" is the default. "seconds" is the time that `[devices]`
+                simulates. "bytes" counts the megabytes that were sent so far in both directions.
+                "bytes-up" counts only the megabytes that clients sent. A list such as x=["rounds",
+                "bytes"] draws one panel for each axis.
             ax: Axes to draw in. Without it, a new figure is made.
-            width: "column" or "text" for a figure in the style of a paper, 3.3 or 6.8 inches wide,
-                with a Times-like font. `axes.figure.savefig("curves.pdf")` embeds the font.
+            width: The width of a figure for a paper, in a Times-like font. "column" is 3.3 inches
+                wide, and "text" is 6.8 inches wide. `axes.figure.savefig("curves.pdf")` embeds the
+                font.
 
         Returns:
-            The axes. Without `metric` and `ax`, or if `x` is a list, a tuple of the axes of all
-            panels.
+            The axes. If there are several panels, or if you pass neither `metric` nor `ax`, the
+            result is a tuple with the axes of all panels.
 
         Raises:
             InputError: If the run does not record the metric, or has no such horizontal axis.
@@ -300,7 +306,10 @@ class StabilityResult(Result):
     @cached_property
     @in_python()
     def neighbours(self) -> list[Record]:
-        """One row per neighbour: the replaced sample, perturbation, exposure and certificate."""
+        """One row per neighbour.
+
+        A row contains the replaced sample, the perturbation, the exposure and the certificate.
+        """
         whole = ("trial", "client", "index", "replacement")
         with open(self._sound("neighbours.csv"), encoding="utf-8", opener=regular) as file:
             return [
@@ -311,7 +320,7 @@ class StabilityResult(Result):
     @cached_property
     @in_python()
     def bound(self) -> Record:
-        """The bound with its constants and assumptions: the content of bound.json."""
+        """The bound with its constants and assumptions. This is the content of bound.json."""
         return json.loads(read_text(self._sound("bound.json")))
 
     def _measured(self) -> list[Record]:
@@ -334,17 +343,21 @@ class StabilityResult(Result):
         """Draw the perturbations by client with their certificates, and return the axes.
 
         Args:
-            metric: "perturbation" for one panel with the perturbations by client. Any other metric
-                draws the curve of the run, as for `Result.plot`. Without it, a second panel shows
-                the distribution of the perturbations.
-            x: The horizontal axis of a curve: "rounds", "seconds" (simulated by `[devices]`), or
-                megabytes sent so far: "bytes" in both directions, "bytes-up" by clients only.
+            metric: "perturbation" draws one panel with the perturbations by client. Any other
+                metric draws the curve of the run, as `Result.plot` does. Without a metric, there
+                are two panels: the perturbations by client, and the distribution of the
+                perturbations.
+            x: The horizontal axis of a curve. "rounds" is the default. "seconds" is the time that
+                `[devices]` simulates. "bytes" counts the megabytes that were sent so far in both
+                directions. "bytes-up" counts only the megabytes that clients sent.
             ax: Axes to draw in. Without it, a new figure is made.
-            width: "column" or "text" for a figure in the style of a paper, 3.3 or 6.8 inches wide,
-                with a Times-like font. `axes.figure.savefig("curves.pdf")` embeds the font.
+            width: The width of a figure for a paper, in a Times-like font. "column" is 3.3 inches
+                wide, and "text" is 6.8 inches wide. `axes.figure.savefig("curves.pdf")` embeds the
+                font.
 
         Returns:
-            The axes; without `metric` and `ax`, a tuple of the axes of both panels.
+            The axes. If you pass neither `metric` nor `ax`, the result is a tuple with the axes of
+            both panels.
 
         Raises:
             InputError: If the run does not record the metric, or `x` has no effect.
@@ -414,7 +427,11 @@ class SweepResult:
 
     @property
     def table(self) -> list[Record]:
-        """One row per point: its keys, and each metric as mean, `_low` and `_high` over seeds."""
+        """One row per point of the grid.
+
+        A row contains the keys of the point and the mean of each metric over seeds. `NAME_low` and
+        `NAME_high` are the ends of the metric's interval.
+        """
         return self.summary["table"]
 
     @property
@@ -424,8 +441,9 @@ class SweepResult:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about the best values, for example that the best point is on the edge of the
-        grid.
+        """Warnings about the best values.
+
+        For example, the best point may be on the edge of the grid.
         """
         return self.summary.get("warnings", [])
 
@@ -498,13 +516,15 @@ class SweepResult:
         band.
 
         Args:
-            metric: The metric to draw, such as "loss" (all losses), "test_loss" or "accuracy".
-            x: The horizontal axis: "rounds", "seconds" (simulated by `[devices]`), or megabytes
-                sent so far: "bytes" in both directions, "bytes-up" by clients only. A list of axes
-                makes one panel for each, for example x=["rounds", "bytes"].
+            metric: The metric to draw, such as "test_loss" or "accuracy". "loss" draws all losses.
+            x: The horizontal axis. "rounds" is the default. "seconds" is the time that `[devices]`
+                simulates. "bytes" counts the megabytes that were sent so far in both directions.
+                "bytes-up" counts only the megabytes that clients sent. A list such as x=["rounds",
+                "bytes"] draws one panel for each axis.
             ax: Axes to draw in. Without it, a new figure is made.
-            width: "column" or "text" for a figure in the style of a paper, 3.3 or 6.8 inches wide,
-                with a Times-like font. `axes.figure.savefig("curves.pdf")` embeds the font.
+            width: The width of a figure for a paper, in a Times-like font. "column" is 3.3 inches
+                wide, and "text" is 6.8 inches wide. `axes.figure.savefig("curves.pdf")` embeds the
+                font.
 
         Returns:
             The axes, or a tuple of the axes of all panels if `x` is a list.
@@ -543,11 +563,12 @@ class Comparison:
     """A comparison of finished runs. Runs that differ only in the seed form one row.
 
     Attributes:
-        rows: One row per group of runs: its name, the keys that differ, and its measures. `NAME ±`
-            is the standard deviation over seeds.
-        curves: Row name -> the round records of each of its runs.
-        note: A note on the numbers; may be empty.
-        folders: Row name -> the folders of its runs.
+        rows: One row per group of runs. A row contains the name of the group, the config keys that
+            differ between groups, and the measures. `NAME ±` is the standard deviation of the
+            measure NAME over seeds.
+        curves: A dictionary that maps the name of a row to the round records of its runs.
+        note: A note on how to read the numbers. It may be empty.
+        folders: A dictionary that maps the name of a row to the folders of its runs.
         left_out: Reasons why some runs are not included.
         temporary: Temporary folders that exist as long as this object does.
 
@@ -701,18 +722,21 @@ class Comparison:
         band.
 
         Args:
-            metric: The metric to draw, such as "loss" (all losses), "test_loss" or "accuracy".
-                Without it, one panel shows the losses and others show the first two other measures.
-            x: The horizontal axis: "rounds", "seconds" (simulated by `[devices]`), or megabytes
-                sent so far: "bytes" in both directions, "bytes-up" by clients only. A list of axes
-                makes one panel for each, for example x=["rounds", "bytes"].
+            metric: The metric to draw, such as "test_loss" or "accuracy". "loss" draws all losses.
+                Without a metric, one panel shows all losses, and further panels show up to two
+                other measures.
+            x: The horizontal axis. "rounds" is the default. "seconds" is the time that `[devices]`
+                simulates. "bytes" counts the megabytes that were sent so far in both directions.
+                "bytes-up" counts only the megabytes that clients sent. A list such as x=["rounds",
+                "bytes"] draws one panel for each axis.
             ax: Axes to draw in. Without it, a new figure is made.
-            width: "column" or "text" for a figure in the style of a paper, 3.3 or 6.8 inches wide,
-                with a Times-like font. `axes.figure.savefig("curves.pdf")` embeds the font.
+            width: The width of a figure for a paper, in a Times-like font. "column" is 3.3 inches
+                wide, and "text" is 6.8 inches wide. `axes.figure.savefig("curves.pdf")` embeds the
+                font.
 
         Returns:
-            The axes. Without `metric` and `ax`, or if `x` is a list, a tuple of the axes of all
-            panels.
+            The axes. If there are several panels, or if you pass neither `metric` nor `ax`, the
+            result is a tuple with the axes of all panels.
 
         Raises:
             InputError: If the runs do not record the metric, or have no such horizontal axis.
@@ -729,7 +753,10 @@ class Comparison:
         return as_html(self.rows, " ".join(self._told()))
 
     def _told(self) -> list[str]:
-        """Return the notes below the rows: about ±, about the numbers, and about runs left out."""
+        """Return the notes below the rows.
+
+        They explain ± and the numbers, and list the runs that were left out.
+        """
         notes = [SD_NOTE] if any(name.endswith(SPREAD) for name in self.measures) else []
         notes += [self.note] if self.note else []
         return [*notes, *(f"Left out: {why}" for why in self.left_out)]
@@ -871,7 +898,11 @@ def comparison(labelled: Mapping[str, Sequence[Path]]) -> Comparison:
 
 
 def _grouped(runs: Sequence[tuple[str, Finished]], note: str, left: Sequence[str]) -> Comparison:
-    """Return the comparison: a row of means and deviations, curves and folders per group."""
+    """Group the runs and return their comparison.
+
+    For each group, the comparison contains a row with means and standard deviations, the curves,
+    and the folders.
+    """
     flats = [run.keys() for _, run in runs]
     _name_objects(flats, [run.objects for _, run in runs])
     names = dict.fromkeys(name for flat in flats for name in flat)
@@ -954,7 +985,10 @@ def _traffic(members: Sequence[Finished]) -> Record:
 
 
 def _measures(members: Sequence[Finished]) -> Record:
-    """Return mean and, for several seeds, standard deviation of each measure in the summaries."""
+    """Return the mean of each measure in the summaries.
+
+    With several seeds, the result also contains the standard deviations.
+    """
     found: Record = {}
     for name in (name for name in members[0].summary if name not in ("seed", "rounds")):
         held = [one.summary.get(name) for one in members]

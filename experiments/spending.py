@@ -122,7 +122,7 @@ def _audited(folder: Path) -> Record:
 
 
 def _delta(folder: Path, held: tuple[Config, np.ndarray] | None, public: bool) -> float:
-    """Return the delta of a run that has not ended."""
+    """Return the delta of a run that is still running."""
     if held is None:
         raise InputError(f"{folder} does not contain the delta of the run. Add --delta.")
     privacy = held[0].privacy
@@ -219,7 +219,10 @@ def _shown(value: float | None) -> str:
 
 
 def privacy_record(config: Config, summary: Mapping[str, Any]) -> Record:
-    """Return the part of a private run's summary that a suite stores, or {} for other runs."""
+    """Return the part of a run's summary that a suite stores about privacy.
+
+    For a run that is not private, the result is {}.
+    """
     private = summary.get("privacy")
     if private is None:
         return {}

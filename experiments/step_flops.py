@@ -93,7 +93,11 @@ _NAMES = (*MODELS, *_PARTS)
 
 
 def model(name: str) -> list[Part]:
-    """Return the parameters of a fedmuon network, GPT-2, or Nesterov Muon's nanogpt or airbench."""
+    """Return the parameters of a model.
+
+    The model is a network of fedmuon, GPT-2, or one of the two models of Nesterov Muon (`nanogpt`
+    and `airbench`).
+    """
     if name in MODELS:
         shape = (3, 32, 32) if name in _COLOUR else (28, 28)
         return parts(routes(network(name, shape, 10), "hidden"))

@@ -40,7 +40,10 @@ class Fitting(Table):
     """A table that shows one line per cell if it is wider than the terminal."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the table, or one line per cell with the name of its column."""
+        """Yield the table if it fits.
+
+        Otherwise, yield one line per cell that begins with the name of the column.
+        """
         if self.fits(console, options):
             yield from super().__rich_console__(console, options)
             return
@@ -107,7 +110,10 @@ def columns(
 
 
 def short(keys: Sequence[str]) -> list[str]:
-    """Return the config keys without table names, unless two keys would then be equal."""
+    """Return the config keys without their table names.
+
+    A key keeps its table name if two keys would otherwise be equal.
+    """
     alone = [name.rpartition(".")[2] for name in keys]
     return [one if alone.count(one) == 1 else key for one, key in zip(alone, keys, strict=True)]
 

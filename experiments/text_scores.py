@@ -27,7 +27,10 @@ SIGMA = 6.0  # width of CIDEr's length penalty
 
 
 def bleu(written: Sentences, references: References) -> float:
-    """Corpus BLEU in percent, computed by sacrebleu with effective order."""
+    """Return the BLEU score of the whole corpus in percent.
+
+    sacrebleu computes the score with effective order.
+    """
     try:  # optional dependency
         from sacrebleu.metrics.bleu import BLEU
     except ImportError:
@@ -119,7 +122,11 @@ def nist(written: Sentences, references: References) -> float:
 
 
 def _brevity(ratio: float) -> float:
-    """Return the brevity factor of a length ratio: 1/2 for ratio 2/3, and 1 for ratios >= 1."""
+    """Return the brevity factor for a length ratio.
+
+    The factor is 1 for ratios of at least 1, and falls for smaller ratios. It is 1/2 for the ratio
+    2/3.
+    """
     if ratio <= 0:
         return 0.0
     return math.exp(math.log(0.5) * (math.log(min(1.0, ratio)) / math.log(HALF_AT)) ** 2)

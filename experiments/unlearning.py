@@ -151,7 +151,10 @@ def _require_covered(case: certificates.CertifiedSetting) -> None:
 
 
 def noised(model: Params, sigma: float, draws: int = 1) -> Params:
-    """Return `draws` copies of the model [draws, ...], each with its own secret noise."""
+    """Return `draws` copies of the model, each with its own secret noise.
+
+    The first dimension of every parameter is the number of the copy.
+    """
     rng, noisy = KeyStream(), {}
     for name, value in model.items():
         noise = torch.from_numpy(rng.standard_normal((draws, *value.shape[1:])))
@@ -160,7 +163,7 @@ def noised(model: Params, sigma: float, draws: int = 1) -> Params:
 
 
 def table(record: Record) -> Table:
-    """Return a table of the noise and its cost for each kind of certificate."""
+    """Return a printable table of the noise and its cost for each kind of certificate."""
     rows = [
         [kind, number(one['sensitivity']), number(one['sigma']),
          f"{one['accuracy']:.2%} ± {one['spread']:.2%}", number(one['told'], 2)]

@@ -41,7 +41,7 @@ QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-ne
 
 
 class Page(HTMLParser):
-    """The links, fetched files and anchors of a page."""
+    """The content of a page that is checked: its links, fetched files and anchors."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def requested(page: Path, browser: str) -> list[str]:
 
 
 def opened(page: Path, browser: str, *more: str) -> str:
-    """Open a page in a browser, and return its HTML afterwards."""
+    """Open a page in a browser, and return the HTML of the page after its scripts ran."""
     with TemporaryDirectory() as folder:
         told = (f"--user-data-dir={folder}", "--dump-dom", *more, page.resolve().as_uri())
         ended = subprocess.run(
@@ -138,7 +138,7 @@ def addresses(log: dict) -> list[str]:
 
 
 def main(site: Path) -> int:
-    """Print all problems. Return 0 if there is none, otherwise 1."""
+    """Print all problems of the built site. Return 0 if there are no problems, and 1 otherwise."""
     found = flaws(site.resolve())
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser:

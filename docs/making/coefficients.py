@@ -1,4 +1,4 @@
-"""Write docs/reference/coefficients.md: proved numbers for every set of coefficients.
+"""Write docs/reference/coefficients.md, a table of proved bounds for every set of coefficients.
 
 python -m docs.making.coefficients docs/reference/coefficients.md
 """

@@ -72,7 +72,10 @@ def usage_of(argument: click.Argument) -> str:
 
 
 def row(one: click.Parameter) -> str:
-    """Return the table row of an option or argument: spelling, default and description."""
+    """Return the table row of an option or argument.
+
+    The row contains the spelling, the default and the description.
+    """
     argument = isinstance(one, click.Argument)
     spelled = (one.human_readable_name or "").upper() if argument else ", ".join(
         (*one.opts, *one.secondary_opts)
@@ -83,7 +86,7 @@ def row(one: click.Parameter) -> str:
 
 
 def shown(default: object) -> str:
-    """Return a default as a user would type it, or "" if there is none."""
+    """Return a default value as a user would type it. If there is no default, the result is ""."""
     if default is None or default in ((), False, "") or callable(default):
         return ""
     return f"`{default}`"

@@ -21,7 +21,10 @@ DRAWINGS: dict[str, tuple[Drawn, str]] = {}
 
 
 def drawing(says: str) -> Callable[[Drawn], Drawn]:
-    """Register a drawing under the name of its function. `says` is its caption."""
+    """Return a decorator that registers a drawing under the name of its function.
+
+    `says` is the caption of the drawing.
+    """
 
     def known(draw: Drawn) -> Drawn:
         DRAWINGS[draw.__name__] = style.styled(draw), says
@@ -52,7 +55,7 @@ def inline(name: str) -> str:
     "constant."
 )
 def maps() -> Figure:
-    """Draw how four orthogonalizers map singular values, as computed by the package."""
+    """Draw how four orthogonalizers of the package map singular values."""
     from fedmuon.orthogonalize import clipped_sign, newton_schulz, smoothed_polar
 
     figure, (axes,) = style.canvas(1, False, 2.8)
@@ -249,7 +252,10 @@ def _spent(axes: Axes) -> None:
 
 @style.styled
 def picture() -> Figure:
-    """Draw the picture of the README: distances with a certificate, and ε computed in two ways."""
+    """Draw the picture of the README.
+
+    It shows distances with a certificate, and ε in two kinds of accounting.
+    """
     figure, (left, right) = style.canvas(2, False, 2.6)
     _paths(left)
     _spent(right)

@@ -44,7 +44,7 @@ def claims(folder: Path = results.FOLDER) -> str:
 
 
 def of_paper(number: str, claim: Claim, word: str, folder: Path) -> list[str]:
-    """Return the table row of a paper's claim."""
+    """Return the table row for one claim of a paper."""
     name = claim.get("suite", "")
     held = results.read(name, folder) if name else None
     again = held["again"] if held else f"fedmuon suite {name}"
@@ -62,7 +62,7 @@ def link(number: str) -> str:
 
 
 def all_words(suites: dict[str, Kept]) -> Iterator[str]:
-    """Yield every verdict of the suites that ran at full scale."""
+    """Yield the verdict of every claim in the suites that ran at full scale."""
     for held in suites.values():
         if held["scale"] == "full":
             yield from (one["verdict"] for one in held["claims"])
@@ -118,10 +118,10 @@ def headlines(folder: Path = results.FOLDER) -> str:
 
 
 def headline(title: str, asked: dict[str, list[str]], folder: Path, picture: str = "") -> str:
-    """Return a question with the figure of a suite and the matching claims.
+    """Return a question, the figure of a suite, and the claims that answer the question.
 
-    `asked` lists fragments of sentences for each suite. A suite without fragments shows all its
-    claims.
+    `asked` maps each suite to fragments of sentences. Claims with such a fragment are shown. For a
+    suite without fragments, all claims are shown.
     """
     parts = [f"## {title}"]
     if drawn := (results.read(picture, folder) or {}).get("picture") if picture else None:

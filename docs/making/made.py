@@ -1,4 +1,7 @@
-"""Generated parts of pages: `<!-- made: NAME WORDS -->` is replaced by the text of NAME(*WORDS)."""
+"""Replace comments in pages by generated text.
+
+The comment `<!-- made: NAME WORDS -->` is replaced by the result of NAME(*WORDS).
+"""
 
 from pathlib import Path
 

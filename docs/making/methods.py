@@ -96,14 +96,14 @@ def method(name: str) -> str:
 
 
 def in_python(name: str) -> str:
-    """Return how to use the method in Python."""
+    """Return a text that shows how to use the method in Python."""
     if name in PRIVATE:
         return "its name in a config, or `fedmuon.optim.DPMuon` in your own training loop"
     return f"`fedmuon.recipes.{name.replace('-', '_')}`"
 
 
 def key_table(name: str) -> str:
-    """Return a table of the keys of [local] that the method reads, with their defaults."""
+    """Return a table of the keys in [local] that affect the method, with their defaults."""
     muon = name in ORTHOGONALIZED
     tables: dict[str, Any] = {"local": {"recipe": name, **EXAMPLES.get(name, {})}}
     if muon or name == "fedper":
@@ -139,7 +139,7 @@ def certificate(name: str) -> str:
 
 
 def messages(recipe: Recipe, states: tuple[str, ...]) -> str:
-    """Return the contents of a message: the model and these states."""
+    """Return the names of everything that a message contains: the model and the given states."""
     model = "the model without its personal part" if recipe.personal else "the model"
     return ", ".join(
         [model, *(f"`{one}`" + " as factors" * (one in recipe.codecs) for one in states)]

@@ -103,7 +103,10 @@ def _run_cell(source: str, names: dict[str, Any]) -> list[Output]:
 
 
 def _run_commands(source: str) -> list[Output]:
-    """Run each command in a shell, with the commands of this environment first on the path."""
+    """Run each command in a shell.
+
+    The shell first looks for programs in the folder of this Python environment.
+    """
     found = os.environ["PATH"]
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{found}",
@@ -179,7 +182,7 @@ def executed(page: Path) -> list[list[Output]]:
 
 
 def _digest(page: Path) -> str:
-    """Return a hash of the page and of all code that its cells can import."""
+    """Return a hash of a page and of all code that the page's cells can import."""
     found = hashlib.sha256(sys.version.encode())
     files = sorted(file for one in PACKAGES for file in (ROOT / one).rglob("*.py"))
     for file in [page, ROOT / "constraints.txt", *files]:

@@ -90,7 +90,7 @@ def index() -> str:
 
 
 def named(number: str) -> str:
-    """Return a paper's short name with its number: `DP-Muon (000)`."""
+    """Return the short name of a paper followed by its number, such as `DP-Muon (000)`."""
     return f"{read(number)['name']} ({number})"
 
 
@@ -171,7 +171,10 @@ def evidence(claim: Claim) -> str:
 
 
 def shown(claim: Claim, folder: Path = results.FOLDER) -> str:
-    """Return the stored verdicts, or the command to get them, and whether there is a test."""
+    """Return the evidence for a claim as text: the stored verdicts and whether there is a test.
+
+    If no verdict is stored, the text contains the command that computes it.
+    """
     parts = ["tested"] if "test" in claim else []
     if name := claim.get("suite"):
         parts.insert(0, verdicts(name, claim, results.read(name, folder)))
@@ -213,7 +216,7 @@ def judged(claim: Claim, kept: Kept) -> list[str]:
 
 
 def matching(fragments: str | Sequence[str], kept: Kept) -> list[Claim]:
-    """Return the stored claims whose sentence contains one of the fragments.
+    """Return the stored claims whose sentence contains at least one of the fragments.
 
     Raises:
         ValueError: If no stored claim contains one of the fragments.
@@ -237,7 +240,11 @@ def suite(name: str) -> str:
 
 
 def circumstances(kept: Kept) -> str:
-    """Return a text on scale, data, machine and time of a result, with the command to rerun it."""
+    """Return a text about the circumstances of a result.
+
+    The text names the scale, the data, the machine, the time, and the command that repeats the
+    suite.
+    """
     machine = ", ".join(f"{name} {one}" for name, one in kept.get("machine", {}).items())
     on = f" on {kept['data']}" if kept["data"] else ""
     commit = f", commit {kept['commit'][:8]}" if kept.get("commit") else ""

@@ -90,9 +90,10 @@ def place_of(name: str, runs: Path = RUNS) -> Path:
 
 
 def state(name: str, runs: Path = RUNS, into: Path = results.FOLDER) -> str:
-    """Return the state of a suite: `kept`, `kept of other sources` or `not kept`.
+    """Return the state of a suite's stored result as text.
 
-    Unless the result is current, the text also states how many cells are computed.
+    The text starts with `kept`, `kept of other sources` or `not kept`. Unless the result is
+    current, the text also says how many cells of the suite are already computed.
     """
     held = results.read(name, into)
     if held and held.get("sources") == state_of_sources():
@@ -109,7 +110,10 @@ def cost(name: str, into: Path = results.FOLDER) -> float:
 
 
 def listed(names: Sequence[str], runs: Path = RUNS, into: Path = results.FOLDER) -> Iterator[str]:
-    """Yield one line per suite: its state, and the seconds of its stored result."""
+    """Yield one line of text per suite.
+
+    The line contains the state and the run time of the stored result.
+    """
     for name in names:
         took = cost(name, into)
         known = f"{took:9.0f} s" if took < math.inf else f"{'unknown':>11}"
@@ -135,7 +139,7 @@ class Part:
 
     @property
     def name(self) -> str:
-        """Names of the suite and the cell."""
+        """The name of the suite and the name of the cell."""
         return f"{self.suite}/{self.cell.name}"
 
     @property

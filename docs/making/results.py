@@ -1,4 +1,4 @@
-"""Stored results of suites: docs/results/SUITE.json, small enough for the repository.
+"""Store the results of suites in docs/results/SUITE.json, which is part of the repository.
 
 python -m docs.making.results runs/dp-bias        stores the results in that folder
 """
@@ -85,7 +85,10 @@ KINDS: dict[str, Callable[[Figure], bytes]] = {
 
 
 def read(suite: str, folder: Path = FOLDER) -> dict[str, Any] | None:
-    """Read the stored result of a suite, or None. Verdicts get their current names."""
+    """Return the stored result of a suite, or None if there is no stored result.
+
+    Verdicts with names of earlier versions get their current names.
+    """
     file = folder / f"{suite}.json"
     if not file.exists():
         return None

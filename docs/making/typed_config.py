@@ -43,7 +43,7 @@ class Tables(TypedDict, total=False):
 
 
 def written() -> str:
-    """Return the contents of the file."""
+    """Return the whole text of the generated file."""
     parts, members = [], []
     for table in TABLES_OF_A_CONFIG:
         name = f"{table.capitalize()}Keys"

@@ -73,7 +73,7 @@ class Settings(Table):
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
-    """Return a cell for each variant and each kind of exact run."""
+    """Return a cell for each combination of a variant and a kind of exact run."""
     source = {"data": {"name": request.data}, "engine": {"dtype": "float64", "device": "cpu"}}
     found = []
     for place, (name, tables) in enumerate(settings.variants.items()):
@@ -117,7 +117,10 @@ def measure(settings: Settings, variant: str, config: Config, truth: str) -> Rec
 
 @dataclass(frozen=True)
 class ScoredRun:
-    """A run of the matrix task whose training samples get scores, with T test samples."""
+    """A run of the matrix task.
+
+    The study computes scores of its training samples for T test samples.
+    """
 
     experiment: Experiment
     seed: int
@@ -163,7 +166,11 @@ def train(config: Config, tests: int) -> ScoredRun:
 
 
 def trajectory(run: ScoredRun) -> Tensor:
-    """Return the scores <grad f_t, dX^R / dw_z> by a reverse pass through the run (our method)."""
+    """Return the scores of our method, which differentiates the whole run in one reverse pass.
+
+    A score is <grad f_t, dX^R / dw_z>. It is the derivative of test loss t with respect to the
+    weight w_z of training sample z, where X^R is the final model.
+    """
     slopes = run.slopes(run.models[-1], run.test)
     towards = run.test.inputs[:, None, :, None] * slopes[:, None, None, :]
     none = Batch(run.test.inputs[:0], run.test.labels[:0])

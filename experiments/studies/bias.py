@@ -54,7 +54,7 @@ Pair = Annotated[list[Positive], Field(min_length=2, max_length=2)]
 
 
 class Settings(Table):
-    """The keys of the suite's file."""
+    """The keys that the suite's TOML file may contain."""
 
     iterations: Annotated[list[Count], Field(min_length=1)]  # q; the exact factor is always added
     coefficients: str

@@ -53,7 +53,7 @@ GOALS = {
 
 
 class Settings(Table):
-    """The keys of the suite's file. `horizons` are numbers of rounds."""
+    """The keys that the suite's TOML file may contain. `horizons` are numbers of rounds."""
 
     seeds: Annotated[list[Natural], Field(min_length=1)]
     tuning_seeds: Annotated[list[Natural], Field(min_length=1)]
@@ -73,7 +73,10 @@ class Settings(Table):
 
 @dataclass(frozen=True)
 class Searched:
-    """A cell: one federation with one number of samples."""
+    """A cell of the suite.
+
+    It searches the settings of one federation with one number of samples.
+    """
 
     name: str
     size: int

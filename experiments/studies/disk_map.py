@@ -44,7 +44,10 @@ SETTLED = {
 
 
 class Settings(Table):
-    """The keys of the suite's file. `gains` and `reaches` are κ and γ of DiSK."""
+    """The keys that the suite's TOML file may contain.
+
+    `gains` are values of κ in DiSK, and `reaches` are values of γ.
+    """
 
     seeds: Seeds
     tuning_seeds: Seeds
@@ -58,7 +61,10 @@ class Settings(Table):
 
     @property
     def pairs(self) -> list[tuple[float, float, str]]:
-        """All triples of kappa, gamma and the name of the map's row."""
+        """All pairs of gain and reach.
+
+        Each element contains kappa, gamma, and the name of the row in the map.
+        """
         rows = [(f"{reach:g}", reach) for reach in self.reaches] + [(SINGLE, 0.0)] * self.single
         return [
             (gain, reach or (1 - gain) / gain, name)
@@ -143,7 +149,7 @@ class MapCell:
         return {"rows": rows, "tuning": tuning}
 
     def config_of(self, lr: float, pair: tuple[float, float, str] | None, seed: int) -> Config:
-        """Return the config of one run. Without a pair, the recipe has no filter."""
+        """Return the config of one run. If `pair` is None, the run uses no filter."""
         last: Tables = {"local": {"lr": lr}, "privacy": {"epsilon": self.epsilon},
                         "federation": {"seed": seed}}  # fmt: skip
         if pair is None:
@@ -154,7 +160,10 @@ class MapCell:
         return resolve(contents.cell(self.tables, last))
 
     def _run(self, lr: float, pair: tuple[float, float, str] | None, seed: int) -> Record:
-        """Train once in a separate folder, and return the final measures; nan if it diverged."""
+        """Train once in a separate folder, and return the final measures.
+
+        If the run diverged, the measures are nan.
+        """
         assert self.folder is not None
         name = "none" if pair is None else f"{pair[0]:g}-{pair[1]:.6g}"
         folder = self.folder / f"{name}-{lr:g}-{seed}"
@@ -181,9 +190,10 @@ PAIRS, LEVELS = ("kappa", "choice"), ("kappa", "epsilon")
 
 
 def maps(rows: Columns, axes: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return two arrays of accuracies [S, cells]: for the tuning seeds and for the other seeds.
+    """Return the accuracies as two arrays, one for the tuning seeds and one for the other seeds.
 
-    Here, a cell is a pair of values of the two columns. A run that diverged has accuracy 0.
+    A row of an array is a seed, and a column is a cell of the map. A cell is a pair of values of
+    the two columns `axes`. A run that diverged has accuracy 0.
     """
     places = distinct(rows, *axes)
     found = []
@@ -198,11 +208,13 @@ def maps(rows: Columns, axes: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def shared_trend(tuning: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return, for each other seed, the size of the trend that the tuning seeds show [S].
+    """Return the size of a trend for each of the other seeds.
 
-    Let u be the unit vector along mean(tuning) minus its mean over cells. The result is (m_s, u) /
-    sqrt(cells) for the map m_s of seed s. Its absolute value is the root mean square, in accuracy
-    per cell, of the part of m_s that follows the trend.
+    The tuning seeds determine the shape of the trend.
+
+    Let u be the unit vector along the mean map of the tuning seeds minus its mean over cells. For
+    the map m_s of seed s, the result is (m_s, u) / sqrt(cells). Its absolute value is the root mean
+    square, in accuracy per cell, of the part of m_s that follows the trend.
     """
     trend = tuning.mean(0)
     trend = trend - trend.mean()
@@ -266,7 +278,11 @@ def _said(found: dict[str, Slope]) -> str:
 
 
 def numbers(rows: Columns, tuning: Columns) -> Rows:
-    """Return a table row per ε: step size, and accuracies with no filter, all pairs, best pair."""
+    """Return the rows of the report's table, one for each ε.
+
+    A row contains the step size and three accuracies: without the filter, the mean over all pairs
+    (κ, γ), and the accuracy of the best pair.
+    """
     head = ("ε", "step size", "no filter", "mean of all (κ, γ)", "lowest to highest mean",
             "best pair on tuning seeds", "accuracy of this pair")  # fmt: skip
     lines: Rows = [head]

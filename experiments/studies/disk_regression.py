@@ -42,7 +42,10 @@ Gain = Annotated[float, Field(gt=0, le=1)]
 
 
 class Settings(Table):
-    """The keys of the suite's file. `gain` and `reach` are DiSK's kappa and gamma."""
+    """The keys that the suite's TOML file may contain.
+
+    `gain` and `reach` are DiSK's kappa and gamma.
+    """
 
     noises: Annotated[list[Positive], Field(min_length=2)]
     lrs: Annotated[list[Positive], Field(min_length=1)]
@@ -73,7 +76,11 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 @dataclass(frozen=True)
 class Regression:
-    """The loss F(x) = (x - x*)' H (x - x*) / 2 + F*, the mean of (a'x - y)^2 / 2 over samples."""
+    """A linear regression whose exact loss is known.
+
+    The loss is the mean of (a'x - y)^2 / 2 over the samples. It is computed as F(x) = (x - x*)' H
+    (x - x*) / 2 + F*, where x* is the minimizer, F* is the minimum, and H is the Hessian matrix.
+    """
 
     hessian: Tensor  # [d, d], largest eigenvalue 1
     best: Tensor  # [d, 1]
@@ -108,10 +115,11 @@ def regression(samples: int, features: int, condition: float, label_noise: float
 
 
 def measure(settings: Settings, method: str, gain: float) -> Record:
-    """Return a row for each step size, noise level and seed, with the loss of the last model.
+    """Train all runs of one method and gain, and return a row for each run.
 
-    The loss of a diverged run is infinite. `shared` is True for rows with the step size and gain
-    that all methods share.
+    There is a run for each step size, noise level and seed. A row contains the loss of the last
+    model. The loss of a diverged run is infinite. `shared` is True for rows with the step size and
+    gain that all methods share.
     """
     data = settings.samples, settings.features, settings.condition, settings.label_noise
     problem = regression(*data)

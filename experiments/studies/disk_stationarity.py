@@ -51,7 +51,10 @@ SEED, SIGMA, SMOOTHNESS = 0, 0.5, 1.0
 
 
 class Settings(Table):
-    """The keys of the suite's file. `level` and `horizons` are for runs of DiSK, Corollary 4."""
+    """The keys that the suite's TOML file may contain.
+
+    `level` and `horizons` are used only by the runs for DiSK, Corollary 4.
+    """
 
     reaches: Annotated[list[float], Field(min_length=1)]
     gains: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)]
@@ -68,7 +71,7 @@ class Settings(Table):
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
-    """Return a cell for each reach and gain, and one for each horizon of Corollary 4."""
+    """Return a cell for each pair of reach and gain, and a cell for each horizon of Corollary 4."""
     grid = [
         Call(f"disk-{reach:g}-{gain:g}", partial(measure, settings, reach, gain), settings.steps)
         for reach, gain in itertools.product(settings.reaches, settings.gains)
@@ -144,7 +147,10 @@ def _rows(
     settings: Settings, runs: Sequence[theorem.Disk], noise: float, start: theorem.Start,
     shared: Record,
 ) -> list[Record]:  # fmt: skip
-    """Return rows of runs that differ only in step size and seed. They are one batch."""
+    """Return one row for each of several runs that are computed together in one batch.
+
+    The runs differ only in step size and seed.
+    """
     problem, one = Robust.of(settings), runs[0]
     gap, slope = problem.start()
     rates = torch.tensor([run.lr for run in runs], dtype=torch.float64)
@@ -179,13 +185,16 @@ def trajectory(
     settings: Settings, problem: Robust, run: theorem.Disk, lr: Tensor, noise: float, batch: int,
     start: theorem.Start,
 ) -> Tensor:  # fmt: skip
-    """Return the mean over t of |grad F(x_t)|^2 [S], with one run from x_0 = 0 per entry of lr."""
+    """Return the mean of |grad F(x_t)|^2 over all steps t, for each run.
+
+    All runs start from x_0 = 0. There is one run for each element of `lr`.
+    """
     link = disk_filter(run.gain, run.reach)
     seeds, features, samples = settings.seeds, settings.features, len(problem.labels)
     copies = len(lr) // seeds
 
     def from_zero(params: Params) -> dict[str, Tensor]:
-        """Start the filter with g~_{-1} = 0, as in the proof in the DiSK paper."""
+        """Start the filter from zero, g~_{-1} = 0, as the proof in the DiSK paper does."""
         state = link.init(params)
         return state | {"steps": torch.ones_like(state["steps"])}
 
@@ -308,7 +317,7 @@ def _corollary_claims(best: Columns) -> Sequence[Claim]:
 
 
 def _under(means: Sequence[tuple[Slope, float]], places: Sequence[str]) -> Effect:
-    """Return the effect `mean over seeds / bound` at each place, with its interval."""
+    """Return the ratio of the mean over seeds to the bound, with its interval, at each place."""
     ends = [[end / bound for end in (mean.value, mean.low, mean.high)] for mean, bound in means]
     free = np.array([mean.free for mean, _ in means])
     return Effect(
@@ -317,9 +326,10 @@ def _under(means: Sequence[tuple[Slope, float]], places: Sequence[str]) -> Effec
 
 
 def _filter_claims(grid: Columns) -> Sequence[Claim]:
-    """Return the claims about the benefit of filtering. Runs are paired by seed.
+    """Return the claims about the benefit of filtering.
 
-    The claims are about the largest noise, gamma = -1 and full batches.
+    The claims are about the largest noise level, gamma = -1 and full batches. Runs with the same
+    seed are compared with each other.
     """
     part = where(grid, reach=-1.0, noise=grid["noise"].max(), batch=0.0)
     best, least = np.full(3, np.nan), (np.nan, np.nan)

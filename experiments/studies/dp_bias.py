@@ -1,9 +1,11 @@
-"""Study `dp-bias`: the mean effect of noise on a Newton–Schulz direction.
+"""Study `dp-bias`: how noise changes the mean of a Newton–Schulz direction.
 
-The study is about DP-Muon, section 4. The released momentum is M = H + rho E. The corrected
-direction is O = 2 Q(M) - (Q(M + rho U) + Q(M - rho U)) / 2 with random probes U. Means are over E
-and U. The uncorrected bias is P_rho Q(H) - Q(H). The corrected bias is (2 P_rho - P_(sqrt 2 rho))
-Q(H) - Q(H). P is the Gaussian heat operator: P_rho Q(H) = E Q(H + rho U).
+The study is about DP-Muon, section 4. There, the server releases the momentum M = H + rho E with
+Gaussian noise E. Q is the Newton–Schulz map, so the uncorrected direction is Q(M). The corrected
+direction is O = 2 Q(M) - (Q(M + rho U) + Q(M - rho U)) / 2 with random probes U. A bias is the mean
+of a direction over E and U, minus Q(H). Let P be the Gaussian heat operator, P_rho Q(H) = E Q(H +
+rho U). The uncorrected bias is then P_rho Q(H) - Q(H). The corrected bias is (2 P_rho - P_(sqrt 2
+rho)) Q(H) - Q(H).
 """
 
 import math
@@ -40,7 +42,10 @@ QUADRATURE, MONTE_CARLO, TAYLOR = "quadrature", "monte-carlo", "taylor"
 
 
 class Settings(Table):
-    """The keys of the suite's file. `norm` is ||H||_F. It must not be 1, where Q has a kink."""
+    """The keys that the suite's TOML file may contain.
+
+    `norm` is ||H||_F. It must not be 1, where Q has a kink.
+    """
 
     rhos: Annotated[list[Positive], Field(min_length=2)]
     norm: Positive
@@ -71,7 +76,10 @@ def output_map(settings: Settings) -> Map:
 
 
 def momentum(shape: str, norm: float) -> Tensor:
-    """Return a random H [m, n] with this Frobenius norm and singular values 1 : 2 : 3 : ..."""
+    """Return a random matrix H with the Frobenius norm `norm`.
+
+    Its singular values are proportional to 1, 2, 3, ...
+    """
     m, n = SHAPES[shape]
     rng = generator(SEED, Draw.SYNTHETIC, block=m * n)
     left, right = (np.linalg.qr(rng.standard_normal((k, m)))[0] for k in (m, n))
@@ -132,10 +140,11 @@ def _sampled(
     """Estimate the biases and errors at one rho.
 
     Returns:
-        Four elements: both biases [2, m, n]; their standard errors [2]; the root mean square errors
-        of a single direction O [2], without and with the correction; and two relative standard
-        errors. The first of these is for the ratio of the two root mean square errors, and the
-        second for the root mean square of phi.
+        Four elements. The first contains both biases, as an array of shape [2, m, n]. The second
+        contains the standard errors of the biases. The third contains the root mean square errors
+        of a single direction O, without and with the correction. The last contains two relative
+        standard errors: that of the ratio of the two root mean square errors, and that of the root
+        mean square of phi.
 
     To first order, the error of log sqrt(mean a) is mean(a / mean a - 1) / 2. The pairs (E, U) are
     independent.
@@ -204,10 +213,11 @@ def _record(
     shape: str, way: str, rhos: Sequence[float], biases: Tensor, terms: Tensor,
     errors: Tensor | None = None, spreads: Tensor | None = None,
 ) -> Record:  # fmt: skip
-    """Return a row for each rho with the norms of both biases [2, rhos, m, n].
+    """Return a row for each rho with the norms of both biases.
 
     `off` is the norm of the difference between a bias and its leading term. The norms alone cannot
-    show that the leading term has a wrong sign or direction. `errors` has the shape [2, rhos].
+    show that the leading term has a wrong sign or direction. `biases` has the shape [2, rhos, m,
+    n], and `errors` has the shape [2, rhos].
     """
     nothing = torch.zeros(biases.shape[:2])
     columns = {
@@ -348,7 +358,10 @@ def _single_directions(rows: Columns) -> Sequence[Claim]:
 
 
 def _errors(part: Columns, of: str) -> np.ndarray:
-    """Return relative standard errors, or nan for tables of earlier versions, which lack them."""
+    """Return the relative standard errors in a table.
+
+    If an earlier version wrote the table, they are nan.
+    """
     return part.get(f"{of}_error", np.full(len(part["rho"]), np.nan))
 
 
@@ -364,7 +377,7 @@ def numbers(rows: Columns) -> Rows:
 
 
 def _measured(rows: Columns) -> Curves:
-    """Return the curves of all measured biases, by matrix and method."""
+    """Return a curve for each measured bias. Each curve belongs to one matrix and one method."""
     return {
         (shape, MEASURED[way]): _part(rows, shape, way)
         for shape, way in distinct(rows, "shape", "way")

@@ -52,7 +52,11 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 
 def account(name: str, row: Row) -> Record:
-    """Return a record: the published epsilon, our epsilon in each mode, and joint mode's noise."""
+    """Return a record for one published setting.
+
+    The record contains the published epsilon, our epsilon in each mode, and the noise that mode
+    `joint` requires for the published epsilon.
+    """
     releases = row.lot / row.population, row.steps, row.delta, row.blocks
     joint = epsilon(row.noise, *releases)
     spent = {

@@ -84,7 +84,10 @@ class People(Table):
 
 
 class Settings(People):
-    """The keys of the suite's file. `slope` is c, an upper bound on any person's gradient norm."""
+    """The keys that the suite's TOML file may contain.
+
+    `slope` is c, an upper bound on any person's gradient norm.
+    """
 
     noises: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=2)]
     slope: Positive
@@ -143,7 +146,10 @@ class Location:
         return shares.sum(1)[:, None] * at - shares @ self.points
 
     def value(self, squares: Tensor) -> Tensor:
-        """Return f [S] from the squared distances."""
+        """Return the loss f of each seed.
+
+        `squares` contains the squared distances from W to every person.
+        """
         return (self.slope * (self.slope**2 + squares).sqrt() - self.slope**2).mean(1)
 
     def gradient(self, at: Tensor) -> Tensor:
@@ -376,7 +382,10 @@ def numbers(rows: Columns) -> Rows:
 
 @style.styled
 def norms_and_bounds(rows: Columns, narrow: bool = False) -> Figure:
-    """Draw mean nuclear norms and bounds against T: a panel per method, a colour per noise."""
+    """Draw mean nuclear norms and bounds against T.
+
+    There is a panel for each method and a colour for each noise level.
+    """
     figure, panels = style.canvas(len(NAMES), narrow, 2.9)
     for axes, (method, name) in zip(panels, NAMES.items(), strict=True):
         for noise, look in zip(levels(rows, "noise"), style.SERIES, strict=False):

@@ -71,7 +71,9 @@ NEWER = ("choose", "ban-newlines", "needs-files", "paper", "scores", "orders", "
 
 
 class Settings(Table):
-    """The keys of the suite's file. `public` overrides `base` for training the public decoder.
+    """The keys that the suite's TOML file may contain.
+
+    `public` overrides `base` for training the public decoder.
 
     If `choose` is set, one of the models after evaluated rounds writes the sentences: the model
     with the highest BLEU, or with the lowest NLL, on the validation part. The reported NLL is then
@@ -173,7 +175,7 @@ class TextCell:
     folder: Path | None = None
 
     def compute(self) -> Record:
-        """Return the tables `ends`, `curves` and `written` of all methods, and `searched`."""
+        """Train all methods. Return the tables `ends`, `curves`, `written` and `searched`."""
         base, folder = self.settings.base, self.folder
         assert folder is not None
         weights = str(base.get("task", {}).get("weights", ""))
@@ -336,7 +338,10 @@ class Models(Callback):
         return self.folder / f"round-{number:07}.safetensors"
 
     def chosen(self, run: Run, settings: Settings) -> tuple[Params, float]:
-        """Return the best model by validation BLEU or NLL, and the lowest validation NLL."""
+        """Return the best model, and the lowest NLL on the validation part.
+
+        The best model has the highest BLEU or the lowest NLL on the validation part.
+        """
         losses = lows = self.losses(run)
         if self.choose == "bleu":
             pairs = corpus(run.config.data.name, run.config.data.folder)["dev"]
@@ -348,7 +353,7 @@ class Models(Callback):
         return _read(run, best), min(losses)
 
     def losses(self, run: Run) -> list[float]:
-        """Return the NLL of every model on the validation part."""
+        """Return the negative log-likelihood of every stored model on the validation part."""
         data, task = run.config.data, run.experiment.task
         pairs = corpus(data.name, data.folder)["dev"]
         rows, _ = pair_windows(pairs, tokens_of(data.tokenizer), data.context, data.pad_token)
@@ -511,7 +516,10 @@ def ordered(ends: Columns, better: str, than: str, measure: str) -> Claim:
 def numbers(
     published: Mapping[str, Mapping[str, float]], ends: Columns, curves: Columns, paper: str = "000"
 ) -> Rows:
-    """Return table rows with means and standard deviations, and the published values below."""
+    """Return the rows of the report's table.
+
+    The rows contain means and standard deviations. The published values are in the rows below.
+    """
     measured = [name for name in MEASURES if name in ends]
     lines: Rows = [("method", "noise σ", "blocks", *(MEASURES[name][0] for name in measured))]
     for name in distinct(ends, "method"):

@@ -42,7 +42,7 @@ from fedmuon.runs.directory import Record
 
 
 class Settings(bounded.People):
-    """The keys of the suite's file."""
+    """The keys that the suite's TOML file may contain."""
 
     noises: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=1)]
     least: Positive
@@ -69,7 +69,10 @@ def slopes(settings: Settings) -> Tensor:
 
 
 def measure(settings: Settings, noise: float, steps: int) -> Record:
-    """Return a row for each seed: the mean nuclear norm, the bound with its terms, and K_T."""
+    """Return a row for each seed.
+
+    A row contains the mean nuclear norm, the bound with its terms, and K_T.
+    """
     own, shape = slopes(settings), settings.shape
     given = settings.model_dump(exclude={"least", "tail"})
     given |= {"slope": float(own.max()), "probes": 1}
@@ -126,7 +129,10 @@ STANDS_ON = (
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Return the claims about the bound, its rate, the decrease of norms, and clipping."""
+    """Return the claims of the study.
+
+    They are about the bound, its rate, the decrease of gradient norms, and clipping.
+    """
     parts = split(rows, "noise", "σ")
     curves = {name: curve(part, "steps", "mean_nuclear") for name, part in parts.items()}
     slopes = {name: one.slope for name, one in curves.items()}

@@ -85,7 +85,7 @@ class Ordered(Table):
 
 
 class Settings(Table):
-    """The keys of the suite's file.
+    """The keys that the suite's TOML file may contain.
 
     `tuning-seeds` choose the step sizes and `seeds` compare the methods. No seed may be in both
     lists. `extend` is the maximum number of values that may be added to a grid.
@@ -250,7 +250,10 @@ def in_words(steps: Steps) -> str:
 
 
 def set_by(place: str, one: Model | Method) -> dict[str, str]:
-    """Return a dict that maps each `table.key` of a model or method to `place`."""
+    """Return a dictionary with every `table.key` that a model or method sets.
+
+    Each value is `place`.
+    """
     keys = {f"{table}.{key}": place for table, held in one.base.items() for key in held}
     return keys | (dict.fromkeys(one.grid | one.then, place) if isinstance(one, Method) else {})
 
@@ -367,7 +370,10 @@ def inside_grid(rows: Columns) -> Claim:
 
 
 def ordered(rows: Columns, better: str, than: str) -> Claim:
-    """Return the claim that `better` is at least as accurate as `than`, on each model and alpha."""
+    """Return the claim that `better` is at least as accurate as `than`.
+
+    The claim is about every model and every alpha.
+    """
     sentence = f"{better} ends at least as accurate as {than}, each at its own best step sizes."
     values, reach, places = [], [], []
     for model, alpha in distinct(rows, "model", "alpha"):
@@ -393,7 +399,10 @@ def ordered(rows: Columns, better: str, than: str) -> Claim:
 
 
 def numbers(rows: Columns, tuning: Columns, curves: Columns) -> Rows:
-    """Return a table row per model, alpha and method, with the most accurate method first."""
+    """Return the rows of the report's table, one for each model, alpha and method.
+
+    The most accurate method comes first.
+    """
     head = ("method", "step sizes", "accuracy", "test loss", "rounds to target")
     lines: Rows = [head]
     for model, alpha in distinct(rows, "model", "alpha"):
@@ -429,7 +438,10 @@ def mean_to_target(reached: np.ndarray) -> str:
 
 @style.styled
 def by_method(rows: Columns, tuning: Columns, curves: Columns, narrow: bool = False) -> Figure:
-    """Draw the accuracy of every method: a panel per model, a colour per alpha."""
+    """Draw the accuracy of every method.
+
+    There is a panel for each model and a colour for each alpha.
+    """
     models, methods = distinct(rows, "model"), distinct(rows, "method")
     figure, panels = style.canvas(len(models), narrow, 0.9 + 0.27 * len(methods))
     alphas = sorted(distinct(rows, "alpha"), reverse=True)

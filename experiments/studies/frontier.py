@@ -39,7 +39,7 @@ SETTLED = {
 
 
 class Settings(Table):
-    """The keys of the suite's file. `horizons` are numbers of rounds."""
+    """The keys that the suite's TOML file may contain. `horizons` are numbers of rounds."""
 
     seeds: Annotated[list[Natural], Field(min_length=1)]
     starts: Annotated[list[Literal["zero", "gaussian"]], Field(min_length=1)]
@@ -152,7 +152,11 @@ def best(rows: Columns, mine: np.ndarray) -> int | None:
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Return the claims: bounds hold, models with a bound below B / 10 learn, the ball helps."""
+    """Return the claims of the study.
+
+    They say that the bounds hold, that models with a bound below B / 10 can learn, and that the
+    constants on the ball help.
+    """
     gap, bound = rows["gap"], rows["bound"]
     low, high = (rows.get(name, gap) for name in ("gap_low", "gap_high"))
     within = Claim(
@@ -167,7 +171,10 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def _claims_of(rows: Columns, start: str) -> tuple[Claim, Claim]:
-    """Return the claims about models with a bound below B / 10. If there are none, X0 is used."""
+    """Return the claims about models with a bound below B / 10.
+
+    If a seed has no such model, its initial model X0 is used.
+    """
     here, small = rows["start"] == start, rows["share"] < TENTH
     covered = []  # the best covered accuracy of each seed, or the accuracy of X0
     for kind in NAMES:
@@ -250,9 +257,10 @@ MANY = 300  # with more points, the marks are smaller
 
 @style.styled
 def by_share(rows: Columns, narrow: bool = False) -> Figure:
-    """Draw accuracy against bound / B: a point per model, and the best accuracy as a step line.
+    """Draw the accuracy of models against their bound divided by B.
 
-    The lower panels show the test and train losses of the models on the step line.
+    Each model is a point. A step line shows the best accuracy among all models with at most this
+    bound. The lower panels show the test and train losses of the models on the step line.
     """
     starts = distinct(rows, "start")
     figure, panels = style.canvas(2 * len(starts), narrow, 2.3, len(starts))

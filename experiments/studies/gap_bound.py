@@ -46,7 +46,10 @@ Values = Annotated[list[Scalar], Field(min_length=2)]
 
 
 class Settings(Table):
-    """The keys of the suite's file. `vary` lists values for config keys."""
+    """The keys that the suite's TOML file may contain.
+
+    `vary` maps a config key to a list of values.
+    """
 
     seeds: Annotated[list[Natural], Field(min_length=1)]
     vary: Annotated[dict[str, Values], Field(min_length=1)]
@@ -151,7 +154,11 @@ def series(rows: Columns, key: str) -> list[Columns]:
 
 
 def _ranks(settings: Sequence[Columns], form: str) -> Slope:
-    """Return Spearman's rho between gap and bound across settings, as a mean over seeds."""
+    """Return Spearman's rank correlation between the gaps and the bounds of the settings.
+
+    The correlation is computed for each seed, and the result is the mean over seeds with its
+    interval.
+    """
     found = [
         spearman(
             *(
@@ -224,7 +231,10 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Return a table row per setting: mean gap, mean bounds, and the smallest bound / gap."""
+    """Return the rows of the report's table, one for each setting.
+
+    A row contains the mean gap, the mean bounds, and the smallest ratio of bound to gap.
+    """
     forms = distinct(rows, "form")
     lines: Rows = [("setting", "gap (95%)", *forms, "range B", "smallest bound / gap", "accuracy")]
     for one in settings_of(rows):

@@ -60,7 +60,7 @@ THEOREM, FREE, CLASSICAL = "theorem", "alpha-free", "classical"
 
 
 class Settings(Table):
-    """The keys of the suite's file.
+    """The keys that the suite's TOML file may contain.
 
     An entry of the noise is `noise` times a random number with a stable distribution of index alpha
     + `margin`. If the theorem allows it, the noise also grows with the gradient norm (`sigma1`).
@@ -97,10 +97,11 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss f(X) = (1/3) sum h((A X B)_ij), h(s) = s^2 / 2 + sin^2 s, with ||A|| = ||B|| = 1.
+    """A nonconvex loss that is 1-smooth in the Frobenius norm.
 
-    h'' = 1 + 2 cos 2s is in [-1, 3]. Therefore f is 1-smooth in the Frobenius norm and not convex.
-    Its minimum is f* = 0.
+    The loss is f(X) = (1/3) sum h((A X B)_ij), where h(s) = s^2 / 2 + sin^2 s and ||A|| = ||B|| =
+    1. The second derivative h'' = 1 + 2 cos 2s is in [-1, 3]. Therefore f is 1-smooth but not
+    convex. Its minimum is f* = 0.
     """
 
     left: Tensor
@@ -128,12 +129,19 @@ class Objective:
 
 @dataclass(frozen=True)
 class Noise:
-    """Gradient noise (s + t ||grad f||_F) S, where S [A seeds, m, n] has stable random entries."""
+    """Random gradient noise whose size grows with the gradient.
+
+    The noise is (s + t ||grad f||_F) S, where s and t are constants, and S is a random array of
+    shape [A seeds, m, n] with stable entries.
+    """
 
     settings: Settings
 
     def size(self, alpha: float) -> float:
-        """Return (sum_ij E |S_ij|^alpha)^(1/alpha), a bound on (E ||S||_F^alpha)^(1/alpha)."""
+        """Return a bound on (E ||S||_F^alpha)^(1/alpha), the size of the random array S.
+
+        The bound is (sum_ij E |S_ij|^alpha)^(1/alpha), where the sum is over the entries of S.
+        """
         each = moment(min(2.0, alpha + self.settings.margin), alpha)
         return (math.prod(self.settings.shape) * each) ** (1 / alpha)
 
@@ -441,7 +449,7 @@ def curves(rows: Columns, narrow: bool = False) -> Figure:
 
 @style.styled
 def slopes(rows: Columns, narrow: bool = False) -> Figure:
-    """Draw fitted slopes with 95% intervals against alpha, for both schedules."""
+    """Draw the fitted slopes with 95% intervals against alpha, for both step size schedules."""
     figure, panels = style.canvas(2, narrow, 2.9)
     alphas = np.unique(rows["alpha"])
     for axes, (schedule, title) in zip(panels, SCHEDULES.items(), strict=True):

@@ -38,7 +38,7 @@ COLUMNS = 24 * 3 * 3  # number of columns of the flattened weight
 
 
 class Settings(Table):
-    """The keys of the suite's file. Step sizes are the same for all widths."""
+    """The keys that the suite's TOML file may contain. Step sizes are the same for all widths."""
 
     widths: Annotated[list[Count], Field(min_length=2)]
     steps: Annotated[list[Count], Field(min_length=1)]  # numbers of steps to average over

@@ -75,7 +75,7 @@ OWN = {"exact-sign": np.ones_like, "cubic": five_cubic}  # map -> its function o
 
 
 class Settings(Table):
-    """The keys of the suite's file."""
+    """The keys that the suite's TOML file may contain."""
 
     degrees: Annotated[list[str], Field(min_length=1)]
     iterations: Annotated[list[Count], Field(min_length=1)]
@@ -125,10 +125,10 @@ def measure_maps(settings: Settings, coefficients: str) -> Record:
 
 
 def draw_matrices(rank: int, tau: float, count: int) -> Tensor:
-    """Return random matrices [count, r, r + 1] with |M|_F <= 1 and singular values >= tau.
+    """Return random matrices with |M|_F <= 1 whose singular values are at least tau.
 
-    In the first matrix, all singular values are tau. In the last matrix, one singular value is
-    large.
+    The result has the shape [count, r, r + 1]. In the first matrix, all singular values are tau. In
+    the last matrix, one singular value is large.
     """
     rng = generator(SEED, Draw.SYNTHETIC, block=rank)
     left, right = (np.linalg.qr(rng.standard_normal((count, rank + k, rank)))[0] for k in (0, 1))
@@ -178,7 +178,7 @@ class Classifier:
 
 
 def measure_runs(settings: Settings, name: str, lr: float) -> Record:
-    """Train with T and with S, and return a row for each lambda of S."""
+    """Train a run with T and runs with S. Return a row for each lambda of S."""
     problem = Classifier(settings)
     found = trajectory(settings, problem, MAPS[name], lr, 1 + settings.neighbours)
     end = found.path[-1]
@@ -232,7 +232,7 @@ def trajectory(
     lr: float,
     replicas: int = 1,
 ) -> Trajectory:
-    """Train the run (replica 0) and its neighbours with this orthogonalizer."""
+    """Train a run and its neighbours with this orthogonalizer. Replica 0 is the run."""
     chain = Chain(
         (gradient(), momentum(settings.memory), map_matrices(map_of_table(table)), descend(lr))
     )
@@ -428,7 +428,10 @@ def _distance_claims(runs: Columns) -> Sequence[Claim]:
 
 
 def _gap_claims(runs: Columns) -> Sequence[Claim]:
-    """Return the claims about the bound for T that follows from the bound for S."""
+    """Return the claims about the bound for the map T.
+
+    This bound follows from the bound for the smoothed map S.
+    """
     low, high = (runs.get(name, runs["gap"]) for name in ("gap_low", "gap_high"))
     gap, bound = runs["gap"], runs["bound"]
     best, shown = math.inf, []

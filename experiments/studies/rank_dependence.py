@@ -50,7 +50,7 @@ METHODS = ("sgd-m", *MAPS)
 
 
 class Settings(Table):
-    """The keys of the suite's file. Step sizes are the same for all ranks."""
+    """The keys that the suite's TOML file may contain. Step sizes are the same for all ranks."""
 
     ranks: Annotated[list[Count], Field(min_length=2)]
     steps: Annotated[list[Count], Field(min_length=1)]  # numbers of steps to average over
@@ -188,7 +188,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Return table rows with slopes, by method and number of steps."""
+    """Return the rows of the report's table with the slopes by method and number of steps."""
     head = ("method", *(f"slope over K = {length:.0f}" for length in levels(rows, "steps")))
     return [head, *((NAMES[name], *map(str, slopes(rows, name).values())) for name in NAMES)]
 

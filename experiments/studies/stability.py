@@ -72,7 +72,10 @@ SETTLED = {
 
 
 class Grid(Table):
-    """The values of each factor. Every combination is one run."""
+    """The values of each factor of a grid.
+
+    The suite trains a run for every combination of the values.
+    """
 
     train: Annotated[list[Count], Field(min_length=1)]
     per_round: Annotated[list[Count], Field(min_length=1)]
@@ -92,7 +95,7 @@ class Published(Table):
 
 
 class Suite(Table):
-    """The keys of the suite's file. `base` overrides the config tables BASE."""
+    """The keys that the suite's TOML file may contain. `base` overrides the config tables BASE."""
 
     title: str
     seeds: Annotated[list[Natural], Field(min_length=1)]
@@ -320,7 +323,10 @@ def _after_changes(
     ranged: list[tuple[certificates.CertifiedSetting, Certificate]], why: list[gap.Why],
     losses: list[Loss], measure: Callable[[list[float]], list[Loss]],
 ) -> list[str]:  # fmt: skip
-    """Return the verdict on each run's gap, after the config changes that a note suggests."""
+    """Return a verdict on the gap of each run.
+
+    If a note suggests changes to the config, the verdicts are those for the changed configs.
+    """
     verdicts = [verdict for _, verdict in ranged]
     if any(one.changes for one in why):
         after = [gap.after_changes(case) for case, _ in ranged]
@@ -342,7 +348,7 @@ COMPARED = (
 
 
 def work(content: dict[str, Any], request: SuiteRequest) -> "Stability":
-    """Return the suite as stacks of runs that share samples and schedule."""
+    """Return the suite. Runs that share samples and schedule form a stack."""
     suite = validate(Suite, content)
     named = {"data": {"name": request.data}}
     read = merged(merged(suite.base, request.changes), named)
@@ -427,7 +433,10 @@ class Stability(Work):
 
     @property
     def published(self) -> Published | None:
-        """The published row of the Stability note, Table 2, for this data set, if there is one."""
+        """The row for this data set in the Stability note, Table 2.
+
+        It is None if there is no such row.
+        """
         return self.lines.get(PUBLISHED_FOR.get(self.request.data, ""))
 
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:

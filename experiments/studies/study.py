@@ -237,7 +237,10 @@ def draw_with_bound(
     axes: Axes, rows: Columns, look: tuple[str, str], label: str, bound_label: str = "",
     **wanted: Any,
 ) -> None:  # fmt: skip
-    """Draw mean nuclear norms with intervals against the steps, and the bound as a dashed line."""
+    """Draw the mean nuclear norms and their bound against the number of steps.
+
+    The norms have intervals. The bound is a dashed line.
+    """
     norms, bounds = (curve(rows, "steps", one, **wanted) for one in ("mean_nuclear", "bound"))
     style.errorbars(axes, norms.sizes, norms.means, norms.reach, look, label)
     axes.plot(bounds.sizes, bounds.means, "--", color=look[0], lw=1.2, label=bound_label)

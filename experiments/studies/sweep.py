@@ -338,7 +338,10 @@ class GridSearch(WorkOfRuns):
         return {"cells": cells, "points" if self.grid else "metrics": self.over_seeds(cells)}
 
     def rows(self, records: list[Record]) -> list[Record]:
-        """Return a row for each run: its point, its seed and its measures."""
+        """Return one row for each run.
+
+        A row contains the point of the grid, the seed and the measures.
+        """
         names = dict.fromkeys(name for one in records for name in one["ends"])
         return [
             {**self.values_at(cell), "seed": record["head"]["seed"], "run": cell.name}
@@ -351,9 +354,10 @@ class GridSearch(WorkOfRuns):
         return dict.fromkeys(self.grid, "") | dict(cell.point)
 
     def over_seeds(self, cells: Sequence[Record]) -> list[Record]:
-        """Return rows of means over seeds with intervals: one per point, or one per metric.
+        """Return rows with means over seeds and their intervals.
 
-        Without a grid, there is only one point, and each metric has a row.
+        There is one row for each point of the grid. Without a grid, there is only one point, and
+        the rows are its metrics.
         """
         names = list(cells[0])[len(self.grid) + 2 : -1] if cells else []
         if not self.grid:
@@ -488,9 +492,9 @@ class GridSearch(WorkOfRuns):
 
 
 def _is_limit(key: str, value: Any) -> bool:
-    """Return whether no smaller or larger value of the key exists.
+    """Return whether the value is an end of the range that the key allows.
 
-    This also holds for 0 if it stands for a default.
+    The value 0 always counts as an end, because it may stand for a default.
     """
     table, _, name = key.partition(".")
     field = FIELDS.get(table, {}).get(name)
@@ -649,7 +653,10 @@ def run_grid(
 
 
 def draw(work: GridSearch, out: Path, summary: Record) -> None:
-    """Write the figures: curves of the best points by round, and the metric over the grid."""
+    """Write the figures of the sweep.
+
+    They show the curves of the best points by round, and the metric over the grid.
+    """
     metric = work.metric
     if metric is None:
         curves = {work.title: [_rounds(out, cell) for cell in work.cells]}

@@ -1,4 +1,7 @@
-"""Figures of a sweep: the metric along one numeric key, or a heat map over two numeric keys."""
+"""Figures of a sweep.
+
+They show the metric against one numeric key, or as a heat map over two numeric keys.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -37,7 +40,10 @@ def over_grid(summary: Row, axes: Sequence[str], words: str, rising: bool) -> Fi
 
 
 def _best(rows: Sequence[Row], name: str, rising: bool) -> Row | None:
-    """Return the row with the best metric, or None if no row has the metric."""
+    """Return the row with the best value of the metric.
+
+    If no row has the metric, the result is None.
+    """
     held = [row for row in rows if row[name] is not None]
     return (max if rising else min)(held, key=lambda row: row[name], default=None)
 
@@ -86,7 +92,7 @@ def _lines(
 
 
 def _wide(values: Sequence[float]) -> bool:
-    """Return whether the values are so different that they need a logarithmic axis."""
+    """Return whether the values differ so much that they need a logarithmic axis."""
     return bool(values) and min(values) > 0 and max(values) >= 10 * min(values)
 
 

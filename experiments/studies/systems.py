@@ -78,7 +78,10 @@ class Part(Model):
 
 
 class Settings(Table):
-    """The keys of the suite's file. See `federated-comparison` for the search of step sizes."""
+    """The keys that the suite's TOML file may contain.
+
+    The step sizes are searched as in the study `federated-comparison`.
+    """
 
     seeds: Annotated[list[Natural], Field(min_length=1)]
     tuning_seeds: Annotated[list[Natural], Field(min_length=1)]
@@ -238,7 +241,10 @@ def methods_table(parts: Mapping[str, Any]) -> Titled:
 
 
 def _settings(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return settings as text, such as `compression.uplink = top-k, compression.share = 0.05`."""
+    """Return settings as one line of text.
+
+    For example, the text is `compression.uplink = top-k, compression.share = 0.05`.
+    """
     every = ((table, key, value) for table, keys in tables.items() for key, value in keys.items())
     return ", ".join(f"{table}.{key} = {text(value)}" for table, key, value in every)
 

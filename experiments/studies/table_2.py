@@ -41,7 +41,10 @@ KEPT = ("n", "lr", "lambda", "alpha", "per_round", "seed", "gap", "gap_low", "ga
 
 
 class Settings(Table):
-    """The keys of the suite's file. `suites` lists names or paths of suites of kind `stability`."""
+    """The keys that the suite's TOML file may contain.
+
+    `suites` lists names or paths of suites of kind `stability`.
+    """
 
     suites: Annotated[list[str], Field(min_length=1)]
 
@@ -102,7 +105,10 @@ def printed(rows: Columns, suite: str, column: str) -> float:
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Return the claims about gaps and bounds, and about the published order and signs."""
+    """Return the claims of the study.
+
+    They are about gaps, bounds, the published order of the suites, and the published signs.
+    """
     return [*(_within(rows, one) for one in distinct(rows, "suite")),
             *(_ordered(rows, one) for one in ("bound", "mean_perturbation")),
             _signed(rows)]  # fmt: skip
@@ -139,7 +145,7 @@ def _ordered(rows: Columns, column: str) -> Claim:
 
 
 def _signed(rows: Columns) -> Claim:
-    """Return the claim that the mean gaps of the suites have the published signs."""
+    """Return the claim that the mean gap of each suite has the published sign."""
     suites = distinct(rows, "suite")
     signs = {one: np.sign(printed(rows, one, "gap")) for one in suites}
     if np.isnan(list(signs.values())).any():

@@ -45,7 +45,10 @@ Key = Annotated[str, Field(pattern=r"^[a-z-]+\.[a-z-]+$")]
 
 
 class Sweep(Table):
-    """A config key and its values. Variants run at each value. Figures of curves show one value."""
+    """The config key that is varied, and its values.
+
+    Every variant runs at each value. Figures of curves show only one of the values.
+    """
 
     key: Key
     values: Annotated[list[float | int], Field(min_length=1)]
@@ -64,12 +67,15 @@ class Sweep(Table):
 
 
 class Claim(Table):
-    """A claim about the variants `better` and `than`.
+    """A claim that compares the variants `better` and `than`.
 
-    The kinds are: `terminal` (the last value of `better` is at most that of `than`, or at least,
-    for accuracy), `sooner` (`better` reaches the train loss of `than` in less time), `near` (the
-    two last values differ by at most `within` times the larger value), and `falling` or `rising`
-    (the last value of `better` falls or rises along the sweep).
+    The `kind` is one of the following:
+
+    - `terminal`: The last value of `better` is at most that of `than`. For accuracy, it is at least
+      that of `than`.
+    - `sooner`: `better` reaches the train loss of `than` in less time.
+    - `near`: The last values of both differ by at most `within` times the larger value.
+    - `falling`, `rising`: The last value of `better` falls or rises along the sweep.
     """
 
     better: str
@@ -97,7 +103,7 @@ class Times(Table):
 
 
 class Suite(Table):
-    """The keys of the suite's file.
+    """The keys that the suite's TOML file may contain.
 
     `published` contains numbers by data set and variant, and `source` names the paper they are
     from. `also` is a text that is added to every verdict.
@@ -165,7 +171,7 @@ MEASURES = ("train_loss", "test_loss", "test_gap", "accuracy")
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """One run: a variant at a value of the sweep with a seed."""
+    """One run of the suite. A run has a variant, a value of the sweep, and a seed."""
 
     variant: str
     x: float | None
@@ -184,9 +190,9 @@ class TrainingRun:
         return self.config.federation.rounds
 
     def compute(self) -> Record:
-        """Train or resume the run, and return its evaluated rounds, and why it diverged, if it did.
+        """Train or resume the run.
 
-        A run that diverged has no summary, and the measures in its last row are nan.
+        Return its evaluated rounds, and the reason if the run diverged.
         """
         assert self.folder is not None
         if why := RunDirectory(self.folder).lost():
@@ -347,8 +353,8 @@ class Training(WorkOfRuns):
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
         """Return the rows of curves.csv, runs.csv and summary.csv.
 
-        A variant that is not swept has rows for every value of the sweep. Without a sweep, the
-        value is nan.
+        A variant that does not depend on the sweep gets the same rows for every value of the sweep.
+        In a suite without a sweep, the value is nan.
         """
         placed = [
             one | {"head": one["head"] | {"x": x}}
@@ -370,7 +376,7 @@ class Training(WorkOfRuns):
         return spending.with_privacy_columns(found, [one["head"] for one in placed], placed)
 
     def _means(self, ends: list[Record], names: list[str]) -> list[Record]:
-        """Return rows of means over seeds with standard deviations, and the published numbers."""
+        """Return rows with means over seeds, standard deviations, and the published numbers."""
         rows = []
         # compare as text, because nan is not equal to itself
         for _, group in itertools.groupby(ends, lambda row: (row["variant"], str(row["x"]))):

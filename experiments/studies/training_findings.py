@@ -104,7 +104,10 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
 
 
 def _pending(folder: Path, about: Mapping[str, Any]) -> str:
-    """Return a note with a command if more seeds were requested than the tables contain, or ""."""
+    """Return a note if more seeds were requested than the tables contain.
+
+    The note contains the command that adds them. Otherwise, the result is "".
+    """
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # --resume reports them
         cells = json.loads(read_text(folder / "suite.lock"))[-1]
         if len(cells) > about["runs"]:
@@ -137,7 +140,10 @@ def sampling_in_words(clients: Columns) -> str:
 
 
 def budget_claims(runs: Columns, clients: Columns) -> list[Claim]:
-    """Return the claim that clients keep their target epsilon, or [] if there is no target."""
+    """Return the claim that clients stay within their target epsilon.
+
+    If there is no target, the result is [].
+    """
     if not (clients["target"] > 0).all():
         return []
     sentence = (
@@ -268,7 +274,7 @@ def looks(variants: Sequence[str]) -> dict[str, Look]:
 def draw_curves(
     rows: Columns, variants: Sequence[str], by: str, x: float = np.nan, narrow: bool = False
 ) -> Figure:
-    """Draw held-out and train loss, and accuracy, by round or by seconds of training.
+    """Draw held-out loss, train loss and accuracy against rounds or seconds of training.
 
     Held-out loss is a solid line and train loss is a dashed line. For a variant "A + B" of a
     variant "A", the lines are dotted and dash-dotted. A line is the mean over seeds, and its band

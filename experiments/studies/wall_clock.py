@@ -63,7 +63,7 @@ class Printed(Table):
 
 
 class Settings(Table):
-    """The keys of the suite's file."""
+    """The keys that the suite's TOML file may contain."""
 
     shapes: Annotated[list[Annotated[list[Count], Field(min_length=2, max_length=2)]],
                       Field(min_length=1)]  # fmt: skip
@@ -165,10 +165,11 @@ def claims(rows: Columns, times: Columns) -> Sequence[Claim]:
 
 
 def _time_claims(times: Columns) -> Sequence[Claim]:
-    """Return the claims that Lemma 11 predicts the measured ratio up to a factor.
+    """Return the claims that Lemma 11 predicts the measured ratio of times up to a factor.
 
-    The time of the SVD cancels in predicted / measured. So predicted / measured is the time of q
-    Newton–Schulz steps divided by the time of a product with the same number of operations.
+    The predicted ratio divided by the measured ratio does not depend on the time of the SVD. It is
+    the time of q Newton–Schulz steps divided by the time of a product with the same number of
+    operations.
     """
     measured = times["svd_seconds"] / times["seconds"]
     off, lemma, fast = times["made"] / measured, times["lemma"] / measured, times["efficiency"]
@@ -265,7 +266,10 @@ def slowdown(table: Columns) -> tuple[float, bool]:
 
 
 def numbers(rows: Columns, times: Columns) -> Rows:
-    """Return a table row for each shape, and then a row for each published table."""
+    """Return the rows of the report's table.
+
+    There is a row for each shape, and then a row for each published table.
+    """
     counts = "Lemma 11, our counts", "Lemma 11, its counts"
     lines: Rows = [("shape or table", "q", "SVD / NS", *counts)]
     for k in range(len(times["m"])):

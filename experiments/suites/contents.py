@@ -108,7 +108,7 @@ def preamble(text: str) -> str:
 
 
 def require_plain(word: str, what: str) -> None:
-    """Raise InputError for a name that a spreadsheet would read as a formula."""
+    """Raise InputError if a name begins with a character that starts a formula in a spreadsheet."""
     if word.startswith(FORMULAS):
         raise InputError(
             f"{what} {word!r} begins with a character that starts a formula in a spreadsheet. "
@@ -215,7 +215,10 @@ def require_other_seeds(
 
 
 def room(source: Source | None, test: Scalar = TEST) -> tuple[int, int]:
-    """Return the numbers of held-out and training samples. A source of None is unlimited."""
+    """Return the maximum numbers of held-out and training samples.
+
+    If `source` is None, the number of training samples is unlimited.
+    """
     if not isinstance(test, int) or isinstance(test, bool):
         raise InputError(f"[data] test = {test!r} is not valid: set an integer, such as 1000")
     if source is None:

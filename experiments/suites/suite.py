@@ -89,9 +89,10 @@ class Work(ABC):
         return f"{files.digest(self.lock)} {cell.name}"
 
     def joined(self, lock: bytes) -> bytes | None:
-        """Return the lock that a folder gets if this suite can use it, otherwise None.
+        """Return the lock to write if this suite may use a folder, or None if it may not.
 
-        `lock` is the lock that the folder has now.
+        Args:
+            lock: The lock that the folder has now.
         """
         return lock if lock == self.lock else None
 
@@ -190,7 +191,10 @@ class Opened:
 
 @contextmanager
 def opened(work: Work, out: Path, resume: bool = False) -> Iterator[Opened]:
-    """Lock the folder of a suite. It must be new, or with `resume` contain cells of this suite."""
+    """Open and lock the folder of a suite.
+
+    The folder must be new. If `resume` is set, the folder may also contain cells of this suite.
+    """
     with held(out):
         cells, places, done = work.within(out), _open(work, out, resume), {}
         for one in work.cells:
@@ -368,7 +372,10 @@ def settings_card(configs: Sequence[Config]) -> list[tuple[str, str, str]]:
 
 
 def shown(values: Sequence[Scalar]) -> str:
-    """Return all values as text, or the smallest and the largest if there are many."""
+    """Return the values as text.
+
+    If there are many values, the text contains only the smallest and the largest.
+    """
     said = [f"{one:g}" if isinstance(one, float) else str(one) for one in values]
     if len(values) <= LISTED or isinstance(values[0], str):
         return ", ".join(said)
