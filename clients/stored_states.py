@@ -57,7 +57,9 @@ class Memory:
         self._last = None if last < 0 else last
 
     def recall(self, round: int) -> States:
-        """Return the client's stored states before a round; empty before the client's first round.
+        """Return the states that the client stored before a round.
+
+        The result is empty before the client's first round.
 
         Raises:
             InputError: If the node does not have the required states.

@@ -105,7 +105,7 @@ def deadline(seconds: float) -> Iterator[None]:
 def train_together(
     messages: Sequence[Message], contexts: Sequence[Context], fetch: Fetch = nothing
 ) -> list[Message]:
-    """Train the clients of messages with the same content in one batch; return the replies."""
+    """Train the clients of messages with the same content in one batch, and return the replies."""
     numbers = [partition(context) for context in contexts]
     with distrusted():
         config, round, stack, rows, factor, dealt = request(messages[0])

@@ -25,7 +25,7 @@ SAMPLE = 1024  # maximum number of serialized messages; further messages have th
 
 @dataclass(frozen=True)
 class Sizes:
-    """The bytes of a round: sent to the clients (`down`) and back to the server (`up`)."""
+    """The bytes that one round sends to the clients (`down`) and back to the server (`up`)."""
 
     down: int
     up: int

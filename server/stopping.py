@@ -37,7 +37,7 @@ def pause(seconds: float) -> None:
 
 @contextlib.contextmanager
 def on_signals() -> Iterator[None]:
-    """Within this block, convert signals to end the process into requests to stop.
+    """Within this block, treat a signal that would end the process as a request to stop.
 
     If the block is interrupted by a request, raise an InputError, because Flower reports only
     errors to the user.

@@ -53,7 +53,10 @@ class RoundFailed(InputError):
 
 @dataclass
 class FedMuonStrategy(Strategy):
-    """A Flower strategy that runs any optimizer of fedmuon; `state` is the current server state."""
+    """A Flower strategy that runs any optimizer of fedmuon.
+
+    The attribute `state` is the current state of the server.
+    """
 
     config: Config
     experiment: Experiment
@@ -162,7 +165,7 @@ class FedMuonStrategy(Strategy):
         return ArrayRecord(pack(sent.params, sent.states))
 
     def messages(self, kind: str, clients: Sequence[int]) -> list[Message]:
-        """Create messages with the same records for each client; serialize each array only once."""
+        """Create messages with the same records for each client. Serialize each array only once."""
         stack = len(next(iter(self.state.params.values())))
         request: dict[str, int | float | str] = {"round": self.state.round, "stack": stack}
         request["dealt"] = self.experiment.shards.partition_digest
@@ -351,5 +354,8 @@ class FlowerEngine:
         return FedMuonStrategy(self.config, experiment, state).rounds(self.grid)
 
     def memory(self) -> list[Record]:
-        """Return the peak memory of each worker; empty if the grid has no workers."""
+        """Return the peak memory of each worker.
+
+        The result is empty if the grid has no workers.
+        """
         return self.grid.memory() if isinstance(self.grid, Measured) else []

@@ -434,7 +434,10 @@ def mechanism_problems(privacy: Any, local: Any) -> Iterator[str]:
 
 
 def in_turns(lot: float, public_rate: float, adjacency: str) -> str:
-    """Return why lots cannot be cut from a fixed order of the samples; empty if it is possible."""
+    """Return why lots cannot be cut from a fixed order of the samples.
+
+    Return an empty text if this is possible.
+    """
     if adjacency == "add-remove" and not public_rate:
         return MOVED
     if lot != int(lot):

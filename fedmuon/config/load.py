@@ -208,7 +208,7 @@ def only_read(tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
-    """Load the TOML file at `path`, or the defaults if it is None, and apply the overrides.
+    """Load the TOML file at `path` and apply the overrides. If `path` is None, use the defaults.
 
     An override has the form `table.key=value`.
     """
@@ -218,8 +218,8 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
 def to_resume(folder: Path) -> Path:
     """Return the path of config.toml in the folder of a run to resume.
 
-    Raise an error if it is missing. Otherwise, a command with --resume and a wrong path would start
-    a new run with the defaults.
+    Raise an error if the file is missing. Otherwise, a command with --resume and a wrong path would
+    start a new run with the defaults.
     """
     if not (file := folder / "config.toml").exists():
         raise InputError(
@@ -262,7 +262,7 @@ def dump(config: Config) -> str:
 def flatten(config: Config) -> dict[str, Scalar]:
     """Convert a config to the flat run config of Flower.
 
-    Its keys have the form `table.key` or `table.options.key`.
+    The keys of the run config have the form `table.key` or `table.options.key`.
     """
     flat: dict[str, Scalar] = {}
     for table, keys in nested(config).items():

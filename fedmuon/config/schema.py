@@ -1567,7 +1567,7 @@ def refusal(config: Config, name: str, value: Any = None) -> str:
 
 
 def unread_by_own_recipe(config: Config, private: bool) -> Iterator[str]:
-    """Yield errors for keys of built-in private recipes that are set with a custom recipe.
+    """Yield errors for keys that only built-in private recipes use, if the recipe is custom.
 
     `private` tells whether the custom recipe has a privacy mechanism. Such a mechanism already
     contains these settings. Only the key `delta` then has an effect, in the privacy accountant.

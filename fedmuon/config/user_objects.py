@@ -155,9 +155,9 @@ def facts_for(config: Config, kind: str) -> dict[str, Any]:
 
 
 def with_defaults(config: Config) -> Config:
-    """Return the config after using defaults that the parameters of custom objects define.
+    """Return the config with the default values that custom objects define for their parameters.
 
-    Such a default replaces the default of a key that is not set.
+    If a key is not set, the default value of the parameter replaces the default value of the key.
     """
     own, changes = user_objects(config), {}
     for kind, keys in OFFERED.items():
@@ -242,9 +242,9 @@ def object_options(config: Config, table: str) -> dict[str, Any]:
 
 
 def parameter(key: str) -> str:
-    """Return the parameter name for a config key.
+    """Return the name of the Python parameter that receives the value of a config key.
 
-    For `lambda`, a reserved word of Python, it is `lam`.
+    The key `lambda` belongs to the parameter `lam`, because `lambda` is a reserved word of Python.
     """
     return "lam" if key == "lambda" else key.replace("-", "_")
 

@@ -107,7 +107,7 @@ def plain(what: object, most: int | None = 200) -> str:
 
 
 def near(name: str, known: Iterable[str], most: int = 1) -> list[str]:
-    """Return the known names that are like `name` except for a typing error or case.
+    """Return the known names that differ from `name` only by a typing error or by case.
 
     The nearest name comes first.
 
@@ -120,7 +120,11 @@ def near(name: str, known: Iterable[str], most: int = 1) -> list[str]:
 
 
 def instead(name: str, known: Iterable[str], words: str = "use one of") -> str:
-    """Return `did you mean lr?` if a known name is similar, else `use one of` and all names."""
+    """Suggest known names for an unknown name.
+
+    If a known name is similar, return a question such as `did you mean lr?`. Otherwise, return `use
+    one of` and all known names.
+    """
     names = list(known)
     if close := near(name, names):
         return f"did you mean {close[0]}?"
@@ -214,7 +218,7 @@ class Guard:
     ) -> Callable[..., Any]:
         """Return the function wrapped in this guard.
 
-        `read` converts the function's result, if set.
+        If `read` is set, it converts the result of the function.
         """
         return _Guarded(self, function, read)
 

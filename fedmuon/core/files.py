@@ -78,7 +78,10 @@ def why_and_remedy(error: OSError, path: Path | None = None, elsewhere: bool = T
 
 
 def disk_full(path: Path | None = None) -> str:
-    """Return the end of a message about a full disk if the user cannot choose another place."""
+    """Return the end of an error message about a full disk.
+
+    This text is for files whose place the user cannot choose.
+    """
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     return why_and_remedy(error, path, elsewhere=False)
 
@@ -113,7 +116,7 @@ def regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
 
 
 def require_regular(path: Path) -> Path:
-    """Return the path if it names a regular file; otherwise raise an error.
+    """Return the path if it names a regular file. Otherwise, raise an error.
 
     Use this function before a library opens the file by itself.
     """
@@ -130,13 +133,17 @@ def read_bytes(path: Path) -> bytes:
 def read_text(
     path: Path, encoding: str = "utf-8", errors: str = "strict", newline: str | None = None
 ) -> str:
-    """Read the text of a regular file; the options are those of `open`."""
+    """Read the text of a regular file. The options are those of Python's function `open`."""
     with open(path, encoding=encoding, errors=errors, newline=newline, opener=regular) as file:
         return file.read()
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace a file atomically: a reader sees all old bytes or all new bytes."""
+    """Replace a file atomically.
+
+    Another process that reads the file sees either the complete old content or the complete new
+    content.
+    """
     with mendable(path, "write"):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
         try:
@@ -186,7 +193,7 @@ def sealed(record: Record, home: str = "") -> str:
 
 
 def unsealed(line: str, home: str = "") -> Record | None:
-    """Return the record in a line written by `sealed`; None if the line is damaged.
+    """Return the record in a line written by `sealed`, or None if the line is damaged.
 
     A line with another `home` counts as damaged.
     """
@@ -217,7 +224,10 @@ def whole_lines(path: Path) -> list[str]:
 
 
 def sums_of(folder: Path) -> dict[str, str]:
-    """Return the checksums in a folder's SHA256SUMS by file name; empty if this file is missing."""
+    """Return the checksums in a folder's SHA256SUMS, by file name.
+
+    The result is empty if the file SHA256SUMS is missing.
+    """
     entries = [line.rstrip("\n").partition("  ") for line in whole_lines(folder / SUMS)]
     return {name: digest for digest, _, name in entries}
 

@@ -19,14 +19,17 @@ LARGEST = 1 << 20  # arrays with more entries are compared at a subset of their 
 
 
 class HiddenState:
-    """A snapshot of the numbers, arrays and tensors inside a custom object, by their places."""
+    """A snapshot of the numbers, arrays and tensors that a custom object contains."""
 
     def __init__(self, found: Any) -> None:
         self._found = found
         self._before = self._values()
 
     def changed(self) -> str:
-        """Return the place of a value that changed since the snapshot; empty if none changed."""
+        """Return the place of a value that changed since the snapshot.
+
+        Return an empty text if no value changed.
+        """
         for name, value in self._values().items():
             if name not in self._before or not self._before[name].same(value):
                 return f"its {name}"

@@ -132,7 +132,9 @@ def _holder(file: Path) -> str:
 
 
 def writer(folder: Path) -> str:
-    """Describe the process that is writing to the folder; return an empty text if there is none.
+    """Describe the process that is writing to the folder.
+
+    Return an empty text if no process is writing.
 
     A process on another machine is assumed to be alive.
     """

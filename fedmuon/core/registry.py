@@ -104,7 +104,10 @@ def absolute_name(name: str) -> str:
 
 
 def source_file(place: str) -> Path | None:
-    """Return the Python file of an imported module or of a path to a .py file; None if unknown."""
+    """Return the Python file of an imported module, or of a path to a .py file.
+
+    Return None if the file is unknown.
+    """
     if place.endswith(".py"):
         return Path(place)
     file = getattr(sys.modules.get(place), "__file__", None) or ""
@@ -141,7 +144,10 @@ def blame(error: BaseException) -> str | None:
 
 
 def _attribute(one: Any, attribute: str) -> str:
-    """Return an attribute of a custom object as text; empty if the access raises an error."""
+    """Return an attribute of a custom object as text.
+
+    Return an empty text if the access raises an error.
+    """
     try:
         return str(getattr(one, attribute, ""))
     except Exception:
@@ -319,9 +325,10 @@ def make(found: Any, known: Mapping[str, Any], values: tuple[type, ...] = ()) ->
 
 
 def takes(found: Any, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts (of `known`) for which the object has a parameter of the same name.
+    """Return the entries of `known` for which the object has a parameter of the same name.
 
-    A torch module takes no facts, because it passes all arguments to its `forward`.
+    `known` contains facts, such as the seed of the run. A torch module takes no facts, because it
+    passes all arguments to its `forward`.
     """
     parameters = {} if _is_module(found) else _parameters(found)
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
@@ -331,7 +338,10 @@ def takes(found: Any, known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def default_of(found: Any, name: str) -> Any:
-    """Return the default of a parameter; None if the parameter is required or does not exist."""
+    """Return the default of a parameter.
+
+    Return None if the parameter is required or does not exist.
+    """
     parameter = _parameters(found).get(name)
     return None if parameter is None or parameter.default is parameter.empty else parameter.default
 
@@ -364,14 +374,20 @@ def _is_module(found: Any) -> bool:
 
 
 def require_callable(found: Any, kind: str, wanted: str) -> Any:
-    """Return the object if it can be called; otherwise raise an error with the text `wanted`."""
+    """Return the object if it can be called.
+
+    Otherwise, raise an error whose text `wanted` tells which objects are possible.
+    """
     if not callable(found):
         raise unfit(found, kind, wanted)
     return found
 
 
 def unfit(found: Any, kind: str, wanted: str) -> InputError:
-    """Return the error that an object cannot be used as this kind, such as `schedule`."""
+    """Return an error which says that an object cannot be used as a certain kind of object.
+
+    `kind` is the name of the kind, such as `schedule`. The error advises to pass `wanted` instead.
+    """
     if isinstance(found, Filled):  # the function needs more arguments than the facts
         said = getattr(found.func, "__name__", "") or type(found.func).__name__
         return InputError(

@@ -45,7 +45,10 @@ class Draw(IntEnum):
 def generator(
     seed: int, what: Draw, *, round: int = 0, client: int = 0, step: int = 0, block: int = 0
 ) -> np.random.Generator:
-    """Return an independent generator for one draw. `block` numbers the matrices of a model."""
+    """Return a random generator for one draw, independent of the generators of all other draws.
+
+    If a model needs one draw per matrix, `block` is the number of the matrix.
+    """
     key = (int(what), round, client, step, block)
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
 
@@ -56,7 +59,7 @@ STRIDE, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111
 
 
 def sample_keys(rng: np.random.Generator, rows: np.ndarray | None, size: int) -> np.ndarray:
-    """Draw the keys, int64 [n], from which the dropout masks of a client's samples follow.
+    """Draw a key for each sample of a client. The keys determine the dropout masks of the samples.
 
     Args:
         rng: The random generator for this client and step.
@@ -80,9 +83,11 @@ class Normals(Protocol):
 
 
 def normal(rngs: Sequence[Normals], shape: tuple[int, ...]) -> "Tensor":
-    """Return standard normal entries [K S, ...] in float64, drawn once for each of K clients.
+    """Draw standard normal numbers in float64 for K clients with S replicas each.
 
-    The S replicas of a client get the same entries, because runs that are compared must use the
+    The first axis of the result has length K S.
+
+    All S replicas of a client get the same numbers, because runs that are compared must use the
     same noise.
     """
     import torch  # late, because accountants and bounds do not need it

@@ -94,10 +94,10 @@ def whole() -> Iterator[None]:
 
 @contextlib.contextmanager
 def told(hear: Hearer, unless: Sequence[int] = ()) -> Iterator[None]:
-    """Within this context, pass signals that end a program to the function `hear`.
+    """Within this context, call the function `hear` for each signal that would end the program.
 
-    At the end, the previous handlers are restored. They are not restored if `unless` contains a
-    signal by then.
+    At the end, the previous handlers of the signals are restored. However, if `unless` then
+    contains a signal, the handlers are not restored.
     """
     found = {end: signal.getsignal(end) for end in _ours()}
     # None stands for a handler that was set in C.
@@ -113,7 +113,7 @@ def told(hear: Hearer, unless: Sequence[int] = ()) -> Iterator[None]:
 
 
 def _ours() -> list[signal.Signals]:
-    """Return the signals that end a program, but without SIGHUP if nohup ignores SIGHUP."""
+    """Return the signals that end a program. If nohup ignores SIGHUP, it is left out."""
     nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [end for end in ENDS if not (nohup and end == signal.SIGHUP)]
 

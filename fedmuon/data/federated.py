@@ -253,7 +253,8 @@ def first_of(rest: np.ndarray, validation: int, train: int = 0) -> np.ndarray:
     Args:
         rest: The samples that are neither train nor test samples.
         validation: Number of validation samples.
-        train: Number of train samples; the error message suggests a smaller number if one exists.
+        train: Number of train samples. If there are too few validation samples, the error message
+            suggests a smaller number.
     """
     if validation > len(rest):
         fits = train + len(rest) - validation

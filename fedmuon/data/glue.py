@@ -21,7 +21,7 @@ from fedmuon.data.text import tokens_of
 
 
 class Form(NamedTuple):
-    """The columns of sentences and label in a GLUE task, its labels in order, its held-out file."""
+    """The format of a GLUE task: its columns, its labels in order, and its held-out file."""
 
     sentences: tuple[str, ...]
     label: str
@@ -47,7 +47,7 @@ def glue(name: str, folder: str | Path, context: int = 64, tokenizer: str = "") 
     Args:
         name: A key of `FORMS`.
         folder: Folder with the files of the task.
-        context: T. Each sample has T + 1 tokens.
+        context: The context length T. Each sample has T + 1 tokens.
         tokenizer: Folder of a tokenizer. If empty, each byte is a token.
 
     Raises:

@@ -60,7 +60,7 @@ class Neighbours:
         return cls(client, position, replacement, inputs, labels)
 
     def repeated(self, times: int) -> "Neighbours":
-        """Return the same S data sets `times` times, one sequence after the other."""
+        """Repeat the whole sequence of S data sets `times` times."""
         return Neighbours(*(np.concatenate([values] * times) for values in vars(self).values()))
 
 
@@ -95,10 +95,11 @@ def draw(
 
 
 def census(data: FederatedData, source: Source, seed: int) -> np.ndarray:
-    """Replace each of the n samples once, as an array [n, 3]. Neighbour t replaces row t of `data`.
+    """Return one neighbour for each of the n samples: neighbour t replaces row t of `data`.
 
-    A row is (client, position, replacement). Replacements are drawn as in `draw` and depend only on
-    (seed, t). They use a separate random stream, so they are independent of the draws of `draw`.
+    The result is an array [n, 3] with rows (client, position, replacement). Replacements are drawn
+    as in `draw` and depend only on (seed, t). They use a separate random stream, so they are
+    independent of the draws of `draw`.
     """
     pool, client = _pool(data, source), np.repeat(np.arange(len(data.sizes)), data.sizes)
     drawn = np.empty((len(client), 3), np.int64)

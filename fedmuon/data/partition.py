@@ -178,9 +178,11 @@ def require_samples(client: np.ndarray, clients: int, minimum: int) -> None:
 
 
 def weights(sizes: np.ndarray, kind: str) -> np.ndarray:
-    """Return the weights p [N] of the clients, with sum 1 (Stability note).
+    """Return the weight of each client, as an array [N] with sum 1.
 
-    The kind `size` means n_i / n, and `uniform` means 1 / N.
+    With the kind `size`, the weight of client i is n_i / n, where n_i is the number of its samples
+    and n is the number of all samples. With the kind `uniform`, each weight is 1 / N. In the
+    Stability note, the weights are called p.
     """
     if kind == "size":
         return sizes / sizes.sum()

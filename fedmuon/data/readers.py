@@ -403,7 +403,8 @@ def load(name: str, *, normalize: str = "unit", **options: Any) -> tuple[np.ndar
         **options: Options of the reader.
 
     Returns:
-        Inputs [n, d] float64 with norm at most 1, and labels [n].
+        The inputs as a float64 array [n, d] whose rows have a norm of at most 1, and the labels
+        [n].
     """
     source = read(name, **options)
     return unit_rows(source.inputs, normalize), source.labels

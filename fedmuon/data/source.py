@@ -23,7 +23,8 @@ class Source:
         classes: Number of classes; 0 for real-valued targets.
         official_test: Index of the first sample of the source's official test part, if it has one.
         where: The place of the samples, for messages.
-        vocabulary: Vocabulary size V if samples are windows of tokens 0 to V - 1; otherwise 0.
+        vocabulary: Vocabulary size V if samples are windows of tokens 0 to V - 1. For other
+            samples, it is 0.
         owner: The number [n] of the client that owns each sample, if known.
         center: A vector [d] that is subtracted from every sample before scaling, or None.
         public: The number of public samples whose mean is `center`. `inputs` does not contain these
@@ -133,7 +134,7 @@ def flat_rows(
     Each row is scaled independently of the others. `pixels` divides uint8 images by 255, in
     float32, and leaves other values unchanged. `tokens` converts to float32, which represents
     integers below 2^24 exactly. For other values of `normalize`, see `unit_rows`. The vector
-    `center` [d] is subtracted first; it has the same scale as the result of `pixels`.
+    `center` [d] is subtracted first. Its scale is the same as that of the result of `pixels`.
     """
     if normalize not in (PIXELS, TOKENS):
         return unit_rows(raw, normalize, chosen, center)
@@ -160,7 +161,7 @@ def unit_rows(
     replacing one sample would change all rows. A neighbouring data set must differ in only one row.
 
     Args:
-        raw: Samples [m, ...]; uint8 images are first divided by 255.
+        raw: Samples [m, ...]. If they are uint8 images, they are first divided by 255.
         normalize: `unit` maps a sample u to u / ||u||_2, and zero to zero. `ball` maps u to u /
             max(1, ||u||_2).
         chosen: Indices of the samples to scale; None means all samples.

@@ -75,9 +75,10 @@ def text_files(folder: str | Path) -> list[Path]:
 
 
 def windows(tokens: np.ndarray, context: int) -> np.ndarray:
-    """Cut a text of l tokens into consecutive windows [(l - 1) // T, T + 1].
+    """Cut a text into consecutive windows of T + 1 tokens.
 
-    The last token of a window is also the first token of the next window.
+    The last token of a window is also the first token of the next window. A text of l tokens
+    therefore has (l - 1) // T windows.
     """
     count = max(0, (len(tokens) - 1) // context)
     return tokens[np.arange(count)[:, None] * context + np.arange(context + 1)]
@@ -121,7 +122,7 @@ def _source(name: str, groups: list[bytes], context: int, where: str) -> Source:
 class Tokens:
     """A vocabulary whose last token is END, which occurs in no text.
 
-    For bytes, `pieces` is None.
+    If the tokens are bytes, `pieces` is None.
     """
 
     vocabulary: int
@@ -236,7 +237,7 @@ def table_text(
     Args:
         name: `e2e` or `dart`.
         folder: Folder with the files.
-        context: T. Each window has T + 1 tokens.
+        context: The context length T. Each window has T + 1 tokens.
         tokenizer: Folder of a tokenizer. If empty, each byte is a token.
         pad_token: Whether to fill windows with an additional token [PAD] instead of END.
     """
@@ -290,7 +291,7 @@ def corpus(name: str, folder: str | Path) -> dict[str, list[Pair]]:
 
 
 def table_files(name: str, folder: str | Path) -> dict[str, Path]:
-    """Return the train, dev and test file in a folder, as far as they exist.
+    """Return the train, dev and test files that exist in a folder.
 
     If several files match, the first by name is used.
     """
@@ -301,7 +302,7 @@ def table_files(name: str, folder: str | Path) -> dict[str, Path]:
 
 
 def prompts(pairs: Sequence[Pair]) -> dict[str, list[str]]:
-    """Group sentences by their table, in the order of the file: table -> sentences."""
+    """Return a dictionary from each table to its sentences, in the order of the file."""
     found: dict[str, list[str]] = {}
     for pair in pairs:
         found.setdefault(pair.table, []).append(pair.sentence)

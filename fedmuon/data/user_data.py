@@ -79,7 +79,10 @@ def _in_order(named: Mapping[str, Any], like: Sequence[str], name: str) -> list[
 
 
 def _names_of(data: Any, target: str) -> list[str]:
-    """Return the names of the inputs of valid samples; empty if the inputs have no names."""
+    """Return the names of the inputs of valid samples.
+
+    The result is empty if the inputs have no names.
+    """
     if _has_columns(data):
         return [name for name, _ in _columns(data) if name != target]
     if _is_sequence(data):
@@ -221,7 +224,10 @@ def as_array(part: Any, what: str) -> np.ndarray:
 
 
 def _unlike(part: Any) -> str:
-    """Describe the first sample whose shape differs from sample 0; empty if all shapes agree."""
+    """Describe the first sample whose shape differs from the shape of sample 0.
+
+    Return an empty text if all shapes agree.
+    """
     with contextlib.suppress(Exception):  # errors of any library, also for ragged input
         shapes = [np.shape(one) for one in part]
         for number, shape in enumerate(shapes):
@@ -250,7 +256,10 @@ def _of_image(image: Any) -> np.ndarray:
 
 
 def _problem(part: Any) -> str:
-    """Return why numpy would read wrong values from an object; empty if the values are right."""
+    """Return why NumPy would read wrong values from an object.
+
+    Return an empty text if NumPy reads the right values.
+    """
     if _is_sparse(part):
         return f"are a sparse {type(part).__name__}: {DENSE.format('.toarray()')}"
     if isinstance(part, Mapping | Set):
@@ -285,7 +294,10 @@ def _of_tensor(part: Any, what: str) -> np.ndarray:
 
 
 def storage_problem(tensor: Any) -> str:
-    """Return why a tensor's entries cannot be read, and what to do; empty if they are readable."""
+    """Return why a tensor's entries cannot be read, and what to do.
+
+    Return an empty text if the entries can be read.
+    """
     if tensor.is_nested:
         return "a nested tensor, whose rows may differ in length: pad the rows to one shape"
     if tensor.is_meta:

@@ -99,7 +99,7 @@ class Demand(NamedTuple):
 
 @dataclass(frozen=True)
 class PerExample:
-    """The accounts of the examples of each client."""
+    """The privacy accounts of a run that protects single examples: one account per client."""
 
     config: Config
     experiment: Experiment
@@ -108,7 +108,7 @@ class PerExample:
 
     @property
     def ledger_about(self) -> tuple[str, Record | None]:
-        """The source of the rates in the ledger, and further facts that hold for all its lines."""
+        """Facts that hold for all lines of the ledger, such as the source of the sampling rates."""
         rate_from = "public" if self.released.public_rate else "samples"
         fixed_order, most = self.released.fixed_order, self.released.max_lot
         if most:
@@ -116,11 +116,15 @@ class PerExample:
         return rate_from, None if fixed_order is None else fixed_order.about
 
     def blocks(self, params: Params) -> int:
-        """Return the number of blocks in a release; each block is clipped to the bound."""
+        """Return the number of blocks in a release. Each block is clipped separately."""
         return self.released.clipping.blocks(params)
 
     def require_possible(self) -> None:
-        """Raise an error if a lot exceeds all clients, or if correlated noise would not cancel."""
+        """Raise an error if the lot or the correlated noise is not possible for these clients.
+
+        A lot must not exceed the samples of the largest client. Correlated noise needs a single
+        client and the engine `inline`.
+        """
         mechanism = self.released
         if not mechanism.public_rate and mechanism.lot > self.sizes.max():
             raise InputError(
@@ -134,7 +138,10 @@ class PerExample:
                 raise InputError(ONE_CLIENT)
 
     def cut(self) -> float:
-        """Return a bound on the probability that any lot of a client exceeds max-lot."""
+        """Return a bound of the probability that at least one lot of a client exceeds max-lot.
+
+        The bound is an upper bound, and is valid for every client.
+        """
         mechanism, steps = self.released, self.experiment.plan.steps
         if not mechanism.max_lot:
             return 0.0
@@ -152,7 +159,7 @@ class PerExample:
         )
 
     def demands(self) -> list[Demand]:
-        """Return what the accountant needs to know about the clients that can spend most."""
+        """Return the accountant's input for the clients that can spend the largest epsilon."""
         mechanism, steps = self.released, self.experiment.plan.steps
         worst = hardest(  # with noise 1, because all clients use the same noise
             Event(mechanism.rate(int(self.sizes[client])), 1.0, int(rounds))
@@ -206,7 +213,7 @@ class PerExample:
 
 @dataclass(frozen=True)
 class PerClient:
-    """The accounts of whole clients."""
+    """The privacy accounts of a run that protects whole clients."""
 
     config: Config
     experiment: Experiment
@@ -215,7 +222,7 @@ class PerClient:
 
     @property
     def ledger_about(self) -> tuple[str, dict[str, str | int]]:
-        """The source of the rates in the ledger, and further facts that hold for all its lines."""
+        """Facts that hold for all lines of the ledger, such as the source of the sampling rates."""
         level = self.released
         about: dict[str, str | int] = {
             "unit": "client",
@@ -233,7 +240,7 @@ class PerClient:
         return 1
 
     def demands(self) -> list[Demand]:
-        """Return what the accountant needs to know about the client with most participations."""
+        """Return the accountant's input for the client that takes part in the most rounds."""
         level, plan = self.released, self.experiment.plan
         rounds = plan.rounds if level.poisson else int(rounds_taken(self.experiment).max())
         factor = (1 + ROUNDING) / level.counted if level.shared else 1.0
@@ -268,7 +275,10 @@ class PerClient:
 def unit_of(
     config: Config, experiment: Experiment, sizes: np.ndarray
 ) -> PerExample | PerClient | None:
-    """Return the accounts for the unit that a run protects; None if the run is not private."""
+    """Return the accounts for the unit that a run protects, which is an example or a client.
+
+    Return None if the run is not private.
+    """
     recipe = experiment.recipe
     if recipe.client_level is not None:
         return PerClient(config, experiment, sizes, recipe.client_level)
@@ -346,9 +356,9 @@ def require_accountable(
 
 
 def _spent_at_most(unit: PerExample | PerClient, blocks: int, delta: float, cut: float) -> float:
-    """Return the largest epsilon of a client that the planned run spends.
+    """Return the largest epsilon that any client spends in the planned run.
 
-    `cut` is the probability that a lot of the run is cut.
+    `cut` is the probability that at least one lot exceeds max-lot and is therefore cut.
     """
     adjacency = unit.released.adjacency
     answers = [
@@ -365,10 +375,10 @@ def _spent_at_most(unit: PerExample | PerClient, blocks: int, delta: float, cut:
 
 
 def _left_by_cuts(mechanism: Mechanism | None, delta: float, cut: float, epsilon: float) -> float:
-    """Return the delta that remains for the releases, after the part for lots that are cut.
+    """Return the part of delta that remains for the releases.
 
-    Raise an error if less than half of delta remains. If rounds are repeated after an interruption,
-    they need more of delta.
+    The other part of delta covers the probability that a lot is cut. Raise an error if less than
+    half of delta remains. Rounds that are repeated after an interruption use up more of delta.
     """
     left = delta_left(delta, cut, epsilon)
     if cut and mechanism is not None and left < max(delta / 2, LEAST_DELTA):
@@ -390,7 +400,11 @@ def require_counted(
     delta: float,
     tensors: Sequence[Tensor],
 ) -> None:
-    """Raise an error if the accountant or the lattice does not support these releases."""
+    """Raise an error if the privacy accountant cannot account for these releases.
+
+    An error is also raised if these releases draw noise on a lattice (a grid of numbers) and the
+    lattice is not possible for this noise.
+    """
     counted, shared = 1.0, False
     if isinstance(released, ClientLevel):  # noise shares have another lattice
         counted, shared = released.counted, released.shared
@@ -425,7 +439,10 @@ def _too_little(released: Mechanism | ClientLevel) -> str:
 
 
 def protected(config: Config, sizes: np.ndarray, mechanism: Mechanism | None = None) -> float:
-    """Return the number of clients, or of one client's examples, for the choice of delta.
+    """Return the number of clients or examples that privacy protects, to choose delta.
+
+    With client-level privacy, the result is a number of clients. Otherwise, it is the number of
+    examples of one client.
 
     Args:
         config: The config. It may set a public population of examples.
@@ -439,10 +456,11 @@ def protected(config: Config, sizes: np.ndarray, mechanism: Mechanism | None = N
 
 
 def delta_of(config: Config, sizes: np.ndarray, mechanism: Mechanism | None = None) -> float:
-    """Return [privacy] delta or, if it is 0, a default: n^-1.1 for n = `protected`, at most 1e-5.
+    """Return [privacy] delta, or a default value if it is 0.
 
-    The default n^-1.1 is from DiSK. The maximum of 1e-5 matters for clients with few samples,
-    because a delta near 1 / n protects nobody.
+    The default value is n^-1.1, but at most 1e-5, where n is the result of `protected`. The value
+    n^-1.1 is from DiSK. The maximum of 1e-5 matters for clients with few samples, because a delta
+    near 1 / n protects nobody.
     """
     return config.privacy.delta or min(MOST_DELTA, protected(config, sizes, mechanism) ** -1.1)
 
@@ -453,7 +471,7 @@ def rounds_taken(experiment: Experiment) -> np.ndarray:
 
 
 def epsilons(ledger: Ledger, delta: float, accountant: str = "pld") -> dict[int, Answer]:
-    """Return the epsilon of each client at delta."""
+    """Return the epsilon of each client in the ledger, for this delta."""
     adjacency, sampling = ledger.about["adjacency"], ledger.about["sampling"]
 
     @cache
@@ -475,7 +493,7 @@ def client_name(client: int) -> int | str:
 
 @dataclass(frozen=True)
 class RunAccountant:
-    """The account of a private run. Open it before the first release."""
+    """The privacy account of a run. Open the account before the first release."""
 
     unit: PerExample | PerClient
     ledger: Ledger

@@ -62,9 +62,9 @@ class Weighted(Batch):
 
 @dataclass(frozen=True)
 class Differentiable:
-    """A wrapper of a task that makes the task's gradient differentiable in the sample weights.
+    """A task whose gradient can be differentiated with respect to the sample weights.
 
-    `directions` is the number of reverse passes that run together.
+    This class wraps another task. `directions` is the number of reverse passes that run together.
     """
 
     task: Task
@@ -93,7 +93,10 @@ class Differentiable:
 
 
 class _Gradient(torch.autograd.Function):
-    """The gradient G(X, w) as an autograd function that uses the kernels of the task."""
+    """The gradient of the loss as an autograd function of the model X and the sample weights w.
+
+    The kernels of the task compute the gradient.
+    """
 
     @staticmethod
     def forward(
@@ -145,7 +148,11 @@ def _of_matrix(weight: Tensor, towards: Tensor, batch: Weighted) -> tuple[Params
 def _of_network(
     what: Differentiable, params: Params, towards: Params, batch: Weighted
 ) -> tuple[Params, Tensor]:
-    """Return a client's reverse derivatives with respect to parameters and weights [n + P]."""
+    """Differentiate the scalar product of a client's gradient and the direction `towards`.
+
+    Return the derivatives with respect to the parameters, and with respect to the n + P weights of
+    the samples and candidates.
+    """
     task = what.task
     assert isinstance(task, NetworkTask)
     point, direction = ({name: one[0] for name, one in tree.items()} for tree in (params, towards))
@@ -179,10 +186,12 @@ Tree = dict[tuple[str, ...], Tensor]  # the tensors of a server state, by their 
 
 
 class Pulled(NamedTuple):
-    """The derivatives <V, dX^R / dw> for the samples of a client in one round, and k directions V.
+    """The derivatives of the final model with respect to a client's sample weights in one round.
 
-    `own` [k, b] contains the derivatives for the b samples in `rows` (None means all samples).
-    `others` [k, P] contains the derivatives for the P candidates that may replace a sample.
+    Each derivative is <V, dX^R / dw>, where V is one of k directions, X^R is the final model and w
+    is the weight of a sample. `own` [k, b] contains the derivatives for the b samples in `rows`. If
+    `rows` is None, these are all samples of the client. `others` [k, P] contains the derivatives
+    for the P candidates that may replace a sample.
     """
 
     client: int
@@ -193,9 +202,9 @@ class Pulled(NamedTuple):
 
 @dataclass(frozen=True)
 class Weighed(Shard):
-    """A client's samples with candidates.
+    """A client's samples, together with candidates that may replace a sample.
 
-    Each mini-batch has its own weights. All full batches share the same weights.
+    Each mini-batch has its own sample weights. All full batches share the same weights.
     """
 
     others: Batch = field(kw_only=True)
@@ -203,7 +212,7 @@ class Weighed(Shard):
 
     @property
     def candidates(self) -> int:
-        """The number P of candidates."""
+        """The number of candidates that may replace a sample of the client."""
         return len(self.others.labels)
 
     def batch(self, rows: np.ndarray | None) -> Weighted:
@@ -223,9 +232,11 @@ def pulled_back(
     others: Callable[[int], Batch],
     heard: Callable[[], None] = lambda: None,
 ) -> Iterator[Pulled]:
-    """Run the reverse pass for k directions in the final model, from the last round to the first.
+    """Yield the derivatives of the final model, in k directions, from the last round to the first.
 
-    `others` maps a client to its candidates. `heard` is called after each round.
+    The derivatives are with respect to the weights of the samples. `towards` contains the k
+    directions. The function `others` returns the candidates of a client, which may replace one of
+    the client's samples. The function `heard` is called after each round.
     """
     adjoint: Tree = {("params", name): value for name, value in towards.items()}
     count = len(next(iter(towards.values())))
@@ -245,7 +256,9 @@ def _through(
 ) -> tuple[Tree, list[Pulled]]:
     """Propagate the adjoint [k, ...] from the end of a round to the start of the round.
 
-    Return this adjoint, and the derivatives with respect to the sample weights in this round.
+    The adjoint contains the derivatives with respect to the server's model and states, for k
+    directions. Return the adjoint at the start of the round, and the derivatives with respect to
+    the sample weights in this round.
     """
     leaves = {place: value.detach().requires_grad_() for place, value in _tree(state).items()}
     params = {place[1]: value for place, value in leaves.items() if place[0] == "params"}

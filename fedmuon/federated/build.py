@@ -169,7 +169,7 @@ def build_experiment(
 
     Args:
         config: The resolved config.
-        data: The partitioned samples; by default, they are read and partitioned.
+        data: The partitioned samples. By default, the samples are read and partitioned.
         neighbours: The samples that each replica replaces, if the replicas are neighbouring data
             sets.
         lr: A step size per replica [S], which overrides the step size in the config.

@@ -211,7 +211,7 @@ def _is_centred(config: Config, task: Task) -> bool:
 
 
 def user_map(config: Config) -> Orthogonalizer | None:
-    """Return the custom orthogonalizer; None if the orthogonalizer is built in."""
+    """Return the custom orthogonalizer, or None if the orthogonalizer is built in."""
     found = make_named(config, "orthogonalizer", values=(Orthogonalizer,))
     return None if found is None else as_orthogonalizer(found, guard(config, "orthogonalizer"))
 
@@ -249,7 +249,7 @@ def matrix_counts(network: nn.Module, rule: str, qkv: str = "split") -> dict[str
 
 
 def _require_countable(config: Config, recipe: Recipe, hidden: bool) -> None:
-    """Raise an error if the server's rule needs counts of samples or steps that it cannot get.
+    """Raise an error if the server's rule needs a number of samples or steps that it cannot get.
 
     Also raise an error for `epochs` if all clients must take the same number of steps.
     """
@@ -482,7 +482,10 @@ def _trial_steps(
 def _context(
     params: Params, clients: Sequence[int], step: int, factor: float = 1.0, private: bool = False
 ) -> Context:
-    """Return the context of a trial step with half the squared distance to random centres."""
+    """Return the context of a trial step.
+
+    The loss of the trial is half the squared distance between the parameters and random centres.
+    """
     drawn = torch.Generator().manual_seed(0)
     centres = {}
     for name, value in params.items():  # always drawn for two clients, also if one takes part

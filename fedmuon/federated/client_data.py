@@ -162,7 +162,7 @@ def build_data(config: Config, source: Source | None = None) -> FederatedData:
 
 
 def deal(config: Config, source: Source) -> Dealt:
-    """Draw train samples, the client of each train sample, and held-out samples."""
+    """Choose the train samples, the client of each train sample, and the held-out samples."""
     dealt, share = _dealt(config, source), config.data.client_test
     if not share:
         return dealt
@@ -216,7 +216,7 @@ def _partition_guard(config: Config) -> AbstractContextManager[None]:
 
 
 def _index_arrays(config: Config) -> tuple | list | None:
-    """Return the user's partition if it consists of index arrays; otherwise None."""
+    """Return the user's partition if it consists of index arrays. Otherwise, return None."""
     found = user_objects(config).partition
     with _partition_guard(config):
         return found if isinstance(found, tuple | list) else None
@@ -346,7 +346,7 @@ class Shard:
 
     @classmethod
     def among(cls, data: Batch, neighbours: Neighbours | None, client: int) -> "Shard":
-        """Return a client's shard for several data sets, which may each replace one sample."""
+        """Return a client's shard for several data sets, each of which may replace one sample."""
         there = np.flatnonzero(neighbours.client == client) if neighbours else np.array([])
         if neighbours is None or not there.size:
             return cls(Batch(data.inputs, data.labels))
@@ -362,7 +362,10 @@ class Shard:
         return len(self.data.labels)
 
     def batch(self, rows: np.ndarray | None) -> Batch:
-        """Return the samples with these row numbers; None returns all samples without a copy."""
+        """Return the samples with these row numbers.
+
+        If `rows` is None, return all samples without a copy.
+        """
         if rows is None:
             return self.data
         chosen = to_device(torch.from_numpy(rows), self.data.labels.device)
@@ -403,7 +406,10 @@ class Shards:
         device: torch.device,
         neighbours: Neighbours | None = None,
     ) -> "Shards":
-        """Move the data to a device, in the precision of the run."""
+        """Create the shards from the data of all clients.
+
+        The tensors have the dtype `dtype` and are on the device `device`.
+        """
 
         def batch(inputs: np.ndarray, labels: np.ndarray) -> Batch:
             rows = torch.from_numpy(inputs).to(device, dtype)

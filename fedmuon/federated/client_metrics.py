@@ -48,7 +48,10 @@ def client_metrics(
 
 
 def cosines_to_mean(before: Params, models: Sequence[Params]) -> list[float]:
-    """Return the cosine between each update and the mean update; NaN if either is 0."""
+    """Return the cosine between each update and the mean update.
+
+    The cosine is NaN if one of the two updates is 0.
+    """
 
     def update(model: Params) -> Tensor:  # computed twice, to store only one update at a time
         return _flat({name: one - before[name] for name, one in model.items()})

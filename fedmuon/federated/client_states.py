@@ -60,7 +60,10 @@ class ClientStates:
         return next((one for one in reversed(rounds) if one < before), None)
 
     def read(self, client: int, before: int) -> States:
-        """Return the newest states of a client before a round; empty if no states are stored."""
+        """Return the newest states that a client stored before a round.
+
+        The result is empty if the client stored no states.
+        """
         last = self.last_round(client, before)
         if last is None:
             return {}

@@ -98,8 +98,8 @@ class Devices:
         """For each client [N], return the seconds from `now` until the client is available.
 
         The result is 0 for an available client. With random availability, the result is infinite
-        for all other clients, because availability does not change during an `attempt` at a
-        `round`.
+        for an unavailable client, because availability does not change during an attempt at a
+        round.
         """
         many = len(self.needed)
         if self.spans is not None:
@@ -123,7 +123,7 @@ class Devices:
     def choose(
         self, now: float, round: int, many: int, attempt: int = 0, barred: Collection[int] = ()
     ) -> tuple[float, np.ndarray]:
-        """Draw `many` clients uniformly from the available clients that are not barred.
+        """Draw `many` clients uniformly from the available clients that are not in `barred`.
 
         If fewer clients are available, choose all available clients. If no client is available,
         wait until at least one is available.
@@ -144,7 +144,7 @@ class Devices:
 
 
 def _wait(spans: np.ndarray, now: float, day: float) -> float:
-    """Return the seconds until the next interval begins; 0 within an interval."""
+    """Return the seconds until the next interval begins. Within an interval, return 0."""
     place = int(np.searchsorted(spans[:, 1], now, side="right"))
     if place == len(spans):
         return float(spans[0, 0] + day - now)
@@ -298,7 +298,7 @@ def devices_of(config: Config, work: np.ndarray, sizes: tuple[int, int]) -> Devi
 
 
 def hardware(config: Config, clients: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return each client's speed, download bandwidth and upload bandwidth [N]."""
+    """Return three arrays: the speeds, download bandwidths and upload bandwidths of all clients."""
     table, found = config.devices, []
     traced = _hardware_trace(table.trace, clients) if table.reads_trace else {}
     for block, name in enumerate(HARDWARE):

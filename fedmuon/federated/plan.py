@@ -63,7 +63,7 @@ class RandomnessPlan:
     )
 
     def factors(self) -> np.ndarray | None:
-        """Return the step-size factor of each round [R]; None without a schedule."""
+        """Return the step-size factor of each round, or None if the run has no schedule."""
         if self.factor is None:
             return None
         return np.array([self.factor_at(round) for round in range(self.rounds)])
@@ -137,7 +137,10 @@ class RandomnessPlan:
         return int((self.schedule()[:round] == client).sum()) * self.steps + step
 
     def rows(self, round: int, client: int, step: int, size: int) -> np.ndarray | None:
-        """Draw the row numbers [b] of a client's mini-batch; None means all rows."""
+        """Draw the row numbers of a client's mini-batch.
+
+        The result None means that the mini-batch contains all rows.
+        """
         if self.batch == 0 or self.batch >= size:
             return None
         rng = generator(self.seed, Draw.BATCH, round=round, client=client, step=step)
@@ -146,7 +149,10 @@ class RandomnessPlan:
     def keys(
         self, round: int, client: int, step: int, rows: np.ndarray | None, size: int
     ) -> np.ndarray:
-        """Return the keys [b] of the dropout masks for these samples; None means all samples."""
+        """Return the keys of the dropout masks for the samples in `rows`.
+
+        If `rows` is None, return the keys for all samples of the client.
+        """
         rng = generator(self.seed, Draw.DROPOUT, round=round, client=client, step=step)
         return sample_keys(rng, rows, size)
 

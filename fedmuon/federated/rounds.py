@@ -208,7 +208,7 @@ def starts(
 def as_read(
     recipe: Recipe, plan: RandomnessPlan, state: ServerState, replies: Sequence[Reply]
 ) -> tuple[list[Reply], States]:
-    """Convert replies to the form that the server's rule needs; also return the next EF21 states.
+    """Convert replies to the form that the server's rule needs. Also return the next EF21 states.
 
     With FedBuff, a reply is converted to a change of the newest model. This change is 1 / sqrt(1 +
     staleness) times the difference between the client's reply and the model that the client
@@ -236,7 +236,7 @@ def as_read(
 def _uncompressed(
     recipe: Recipe, state: ServerState, replies: Sequence[Reply]
 ) -> tuple[list[Reply], States]:
-    """Decompress replies that started from this state; also return the next EF21 states."""
+    """Decompress replies that started from this state. Also return the next EF21 states."""
     ordered = sorted(replies, key=lambda reply: reply.client)
     found, estimates = decompressed(recipe, state, ordered)
     if recipe.codecs:
@@ -304,11 +304,14 @@ def client_update(
     own: Mapping[int, States] = NO_STATES,
     measured: bool = False,
 ) -> list[Reply]:
-    """Train clients in one batch: E local steps from the server's model (lines 4 to 11 of Alg. 1).
+    """Train several clients in one batch, for E local steps from the server's model.
+
+    This function does lines 4 to 11 of Algorithm 1 in the Stability note.
 
     The tensors have the shape [K S, ...] for K clients with S replicas each. Each part of the
-    optimizer starts with a new state, unless the server sent a state or the client stored one in an
-    earlier round (`own`). If `measured` is true, S must be 1, and replies contain metrics.
+    optimizer starts with a new state, unless the server sent a state or the client stored a state
+    in an earlier round. The stored states are in `own`. If `measured` is true, S must be 1, and the
+    replies contain metrics.
     """
     numbers, count = [client for client, _ in clients], len(clients)
     steps = plan.steps_of(clients[0][1].size)  # clients in one batch take the same number of steps
@@ -432,7 +435,7 @@ def payload_bytes(params: Params, states: States) -> int:
 
 
 def mean_loss(replies: Sequence[Reply]) -> np.ndarray:
-    """Return the mean loss of the replies, per replica [S]; NaN if there are no replies."""
+    """Return the mean loss of the replies for each replica, or NaN if there are no replies."""
     if not replies:
         return np.array([math.nan])
     total: Tensor = sum((reply.loss for reply in replies[1:]), start=replies[0].loss)
@@ -569,7 +572,7 @@ def compressed(
 
 
 def received_trees(recipe: Recipe, state: ServerState) -> dict[str, Params]:
-    """Return the model and states that a client gets if the server sends this state."""
+    """Return the model and the states that a client receives when the server sends this state."""
     like, sent = shared_part(recipe, state.params), broadcast(recipe, state)
     trees = {MODEL: sent.params, **recipe.decoded(sent.states, state.params)}
     if recipe.compression is None or not recipe.compression.down:
@@ -580,7 +583,7 @@ def received_trees(recipe: Recipe, state: ServerState) -> dict[str, Params]:
 def decompressed(
     recipe: Recipe, state: ServerState, replies: Sequence[Reply]
 ) -> tuple[list[Reply], States]:
-    """Decompress the replies; also return the next EF21 states of the server."""
+    """Decompress the replies. Also return the next EF21 states of the server."""
     if recipe.compression is None or not recipe.compression.up:
         return list(replies), {}
     base = received_trees(recipe, state)
@@ -857,7 +860,10 @@ def distances(params: Params, families: int = 1) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Risk:
-    """The mean loss [S] of each replica, and the mean [S] of each other score, in float64."""
+    """The mean loss of each replica, and the mean of each other score, in float64.
+
+    Each tensor has the shape [S] for S replicas.
+    """
 
     loss: np.ndarray
     scores: dict[str, np.ndarray]
@@ -877,7 +883,10 @@ def risk(
 def sums(
     task: Task, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor | None = None
 ) -> tuple[Tensor, Params]:
-    """Return sums [S] of losses and scores over samples, with `weights` [n] if they are set."""
+    """Return the sums of losses and of scores over the samples, for each replica.
+
+    If `weights` is set, each sample is multiplied by its weight.
+    """
     if weights is None:
         weights = torch.ones(len(labels), dtype=torch.float64, device=labels.device)
     stack = len(next(iter(params.values())))
@@ -922,5 +931,9 @@ def client_means(task: Task, params: Params, shards: Shards) -> dict[str, np.nda
 
 
 def sample_weights(sizes: np.ndarray, client_weights: np.ndarray) -> Tensor:
-    """Return each sample's weight p_i / n_i [n], sorted by client (Stability note, sec. 3)."""
+    """Return the weight of each sample, sorted by client.
+
+    A sample of client i has the weight p_i / n_i. Here, p_i is the weight of the client, and n_i is
+    the number of its samples (Stability note, section 3).
+    """
     return torch.from_numpy(np.repeat(client_weights / sizes, sizes))

@@ -60,7 +60,7 @@ def unpack(tensors: Mapping[str, Tensor], params: Params, states: States) -> tup
 
 
 def received(arrays: Mapping[str, bytes], like: Params, states: States) -> tuple[Params, States]:
-    """Unpack the arrays of a received message; at most the expected size is allocated."""
+    """Unpack the arrays of a received message. Never allocate more memory than expected."""
     wanted = named(like, states)
     known = {
         name: _read(data, wanted[name], name) for name, data in arrays.items() if name in wanted
@@ -99,7 +99,7 @@ def _header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 @contextlib.contextmanager
 def distrusted() -> Iterator[None]:
-    """Within this block, convert every error to an InputError with one line."""
+    """Within this block, convert every error to an InputError whose message has one line."""
     try:
         yield
     except InputError as error:

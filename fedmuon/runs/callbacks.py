@@ -186,7 +186,7 @@ class EarlyStopping(Callback):
 class TensorBoard(Callback):
     """Write every number of each round as TensorBoard event files.
 
-    It needs the package: `pip install 'fedmuon[tensorboard]'`.
+    This callback requires the package tensorboard. Run `pip install 'fedmuon[tensorboard]'`.
 
     Args:
         folder: The folder of the event files.
@@ -231,7 +231,7 @@ class TensorBoard(Callback):
 class MLflow(Callback):
     """Log every number of each round as an MLflow metric.
 
-    It needs the package: `pip install 'fedmuon[mlflow]'`.
+    This callback requires the package mlflow. Run `pip install 'fedmuon[mlflow]'`.
 
     Args:
         experiment: Name of the MLflow experiment.
@@ -286,7 +286,7 @@ class MLflow(Callback):
 class WandB(Callback):
     """Log every number of each round to Weights & Biases.
 
-    It needs the package: `pip install 'fedmuon[wandb]'`.
+    This callback requires the package wandb. Run `pip install 'fedmuon[wandb]'`.
 
     Args:
         project: Name of the project.

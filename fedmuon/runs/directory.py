@@ -92,7 +92,10 @@ class RunDirectory:
         files.remove_drafts(self.path)
 
     def lost(self) -> str:
-        """Return why the unfinished run or audit cannot be resumed; empty if it can be resumed."""
+        """Return why the unfinished run or audit cannot be resumed.
+
+        Return an empty text if it can be resumed.
+        """
         if (self.path / AUDIT).exists() and AUDIT not in sums_of(self.path):
             return (
                 "contains an audit that did not finish, and the random choices of its canaries "
@@ -125,7 +128,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
-        """Save the error to a file if the work within this context ends with non-finite numbers."""
+        """Save the error to a file if numbers are no longer finite within this context."""
         with mendable(self.path / FAILED, "write"):
             (self.path / FAILED).unlink(missing_ok=True)
         try:
@@ -136,7 +139,7 @@ class RunDirectory:
             raise
 
     def failure(self) -> str:
-        """Return why the run failed; empty if it did not fail."""
+        """Return why the run failed, or an empty text if the run did not fail."""
         file = self.path / FAILED
         with mendable(file, "read"):
             return files.read_text(file).strip() if file.exists() else ""
@@ -226,7 +229,7 @@ class RunDirectory:
         return digest("".join(sums.get(name, "") for name in FIXED).encode())
 
     def identity(self) -> dict[str, bytes]:
-        """Return the name and content of the file with the id of the run; empty for old versions.
+        """Return the name and the content of the file with the id of the run.
 
         The id of a new run is random, so that runs with the same config have different ids. A
         resumed run keeps its id. Runs of older versions have no id.
@@ -265,7 +268,7 @@ class RunDirectory:
         self._head = ledger
 
     def newest_checkpoint(self) -> Checkpoint | None:
-        """Return the newest valid checkpoint; None if there is no checkpoint.
+        """Return the newest valid checkpoint, or None if there is no checkpoint.
 
         Raise an error if all checkpoints are damaged.
         """
@@ -292,7 +295,7 @@ class RunDirectory:
         return None
 
     def saved_round(self) -> int | None:
-        """Return the number of the round in the last checkpoint; None if there is no checkpoint."""
+        """Return the number of the round in the last checkpoint, or None without a checkpoint."""
         with contextlib.suppress(InputError):
             return int(read_metadata(self.path / CHECKPOINTS[0]).get("round", 0))
         return None
@@ -424,7 +427,7 @@ class RunDirectory:
         self.forget_checkpoints()
 
     def summary(self) -> Record | None:
-        """Return the summary of the run; None if the run has not finished."""
+        """Return the summary of the run, or None if the run has not finished."""
         file = self.path / "summary.json"
         if not file.exists():
             return None
@@ -468,9 +471,10 @@ def client_records(folder: Path) -> list[Record]:
 
 
 def traffic_of(rounds: Sequence[Record]) -> tuple[int, int] | None:
-    """Return the total bytes sent to clients and from clients in a run, as (down, up).
+    """Return (down, up): the total bytes that a run sent to clients, and received from clients.
 
-    Return None if the records of a round do not contain these numbers, as in older versions.
+    Return None if the records of a round do not contain these numbers. Older versions of fedmuon
+    did not record them.
     """
     if not all("bytes_up" in one for one in rounds):
         return None

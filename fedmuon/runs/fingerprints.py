@@ -79,7 +79,7 @@ def described(
 
 
 def require_same(folder: Path, found: Record) -> Record:
-    """Return the content of objects.json in a run folder; empty if the file is missing.
+    """Return the content of objects.json in a run folder, or an empty result without this file.
 
     Raise an error if the digests in `found` differ from the digests in the file.
     """

@@ -300,9 +300,9 @@ def restored(directory: RunDirectory, fresh: ServerState) -> ServerState:
 
 
 def end_bytes(state: ServerState) -> tuple[bytes, bytes]:
-    """Return the content of the files of the final model and of its momentum.
+    """Return the contents of two files: the final model, and the momentum of the optimizer.
 
-    If the recipe has no momentum, the momentum is 0.
+    If the optimizer has no momentum, the file of the momentum contains zeros.
     """
     learned, _ = split_statistics(state.params)
     zeros = {name: torch.zeros_like(value) for name, value in learned.items()}
@@ -323,7 +323,7 @@ def _saving(save: Callable[[], None], *errors: type[BaseException]) -> Iterator[
 def _record(run: Run, result: Round, trained: float, seconds: float) -> Record:
     """Return the record of a round for rounds.jsonl.
 
-    It contains results if the round is evaluated.
+    If the round is evaluated, the record also contains the results.
     """
     state = result.state
     record: Record = {"round": state.round, "participants": result.participants.tolist()}
@@ -488,7 +488,7 @@ WORST = {"accuracy": "lowest", "loss": "highest"}
 
 
 def distribution(values: np.ndarray, name: str) -> dict[str, float]:
-    """Return the mean of values [C], their standard deviation, and the mean of the worst tenth.
+    """Return the mean and the standard deviation of values [C], and the mean of the worst tenth.
 
     For a custom metric, it is unknown whether larger values are better. The result then contains
     the means of both the lowest and the highest tenth.

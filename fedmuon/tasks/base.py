@@ -63,7 +63,7 @@ def is_statistic(name: str) -> bool:
 
 
 def split_statistics(params: Params) -> tuple[Params, Params]:
-    """Split a model into (parameters with gradients, running statistics of norm layers)."""
+    """Split a model into parameters with gradients and running statistics of norm layers."""
     learned = {name: one for name, one in params.items() if not is_statistic(name)}
     return learned, {name: one for name, one in params.items() if is_statistic(name)}
 
@@ -99,7 +99,8 @@ def blocks(tree: Params, count: int) -> list[Params]:
 class Task(Protocol):
     """The interface of a task: loss and gradients.
 
-    Every method computes all replicas of a stack.
+    A stack contains the parameters of several replicas. Each method computes its result for all
+    replicas of the stack.
     """
 
     @property
@@ -112,7 +113,10 @@ class Task(Protocol):
 
     @property
     def stack_limit(self) -> int:
-        """The largest number of parameters for which training clients in one batch is faster."""
+        """The maximum number of parameters of all clients that are trained in one batch.
+
+        Up to this number, a batch is faster than training the clients one by one.
+        """
 
     @property
     def thread_safe(self) -> bool:
@@ -158,9 +162,9 @@ Targets = Callable[[Tensor, Tensor], Tensor]  # (inputs [n, d], labels [n]) -> t
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return -log p_y of each sample.
+    """Return the cross-entropy -log p_y of each sample, where p_y is the probability of its label.
 
-    For several targets, return the mean without IGNORED targets.
+    If a sample has several targets, return the mean over the targets that are not IGNORED.
     """
     each = functional.cross_entropy(
         outputs.movedim(-1, 1), targets, reduction="none", ignore_index=IGNORED

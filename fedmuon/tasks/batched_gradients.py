@@ -122,9 +122,10 @@ def _products(rows: np.ndarray, weights: np.ndarray, out: np.ndarray) -> None:
 def _slopes(
     logits: np.ndarray, labels: np.ndarray, skip: np.ndarray, share: float, right: np.ndarray
 ) -> None:
-    """Replace logits [S, c, n] by share (p_y p - p_y e_y), and add the sums of p_y to `right` [S].
+    """Overwrite the logits [S, c, n] with slopes, and add the sums of p_y to `right` [S].
 
-    The result is 0 for the sample skip[s] of replica s.
+    The slope of a sample is share (p_y p - p_y e_y), where p contains the predicted probabilities
+    and y is the label. The slope of the sample skip[s] in replica s is 0.
     """
     n = len(labels)
     peak, sums, chosen = np.empty((3, n), logits.dtype)

@@ -126,7 +126,7 @@ class Suprema:
 
 
 def suprema(classes: int, radius: ArrayLike, nonnegative: bool = False) -> Suprema:
-    """Return upper bounds for all models whose centred logits have a norm of at most `radius`.
+    """Return bounds for all models whose centred logits have a norm of at most `radius`.
 
     Args:
         classes: Number of classes c.

@@ -403,7 +403,9 @@ def lora_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarr
 
 
 def fold_adapters(network: nn.Module, params: Params) -> Params:
-    """Return the parameters of an equivalent decoder without adapters, with W + A B for each W.
+    """Return the parameters of an equivalent decoder without adapters.
+
+    A weight W with the adapters A and B becomes W + A B.
 
     If the network has no adapters, return `params`.
     """

@@ -40,7 +40,11 @@ RANDOM = (  # functions that draw from torch's global generator; dropout functio
 
 @dataclass
 class Shapes:
-    """The input shapes of all dropouts in one call, and names of other random functions."""
+    """The dropouts and the other random functions that were used in one call.
+
+    `inputs` contains the input shape of each dropout, and `others` the names of the other
+    functions.
+    """
 
     inputs: list[tuple[int, ...]] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
@@ -112,7 +116,10 @@ def _signed(number: int) -> int:
 
 
 def _shifted(values: Tensor, by: int) -> Tensor:
-    """Shift logically to the right. The shift of int64 would copy the sign."""
+    """Shift the bits to the right, and insert zeros at the left.
+
+    The usual right shift of an int64 number would insert copies of the sign bit.
+    """
     return (values >> by) & (2 ** (64 - by) - 1)
 
 

@@ -155,8 +155,8 @@ class Member(NamedTuple):
 def split_members(members: Sequence[Member]) -> list[list[list[Member]]]:
     """Split the work of members into pieces for threads, as a list of lists of pieces.
 
-    Add the results of the pieces in an inner list, in order. Then concatenate the sums of all inner
-    lists.
+    To combine the results, first add the results of the pieces in each inner list, in order. Then
+    concatenate the sums.
     """
     found: list[list[list[Member]]] = []
     for some in group_small(members):
@@ -204,7 +204,7 @@ def thin_parts(member: Member) -> list[slice]:
 def replaced_within(there: Replaced, replicas: slice, samples: slice) -> Replaced | None:
     """Return the replacements that belong to some replicas and samples, renumbered for this part.
 
-    Return None if there are none.
+    Return None if no replacement belongs to them.
     """
     replica, position = there.replica - replicas.start, there.position - samples.start
     held = (replica >= 0) & (there.replica < replicas.stop)
@@ -224,9 +224,10 @@ Own = Callable[[Member, Replaced], tuple[Tensor, Tensor]]  # returns p_y [T, 1],
 
 
 class _Part(NamedTuple):
-    """Some samples of a member, as (samples, labels, weights), and the sums over these samples.
+    """Some samples of a member, and the sums over these samples.
 
-    `total` [S, c, d] is the sum of gradients, and `right` [S] is the sum of p_y.
+    `total` [S, c, d] is the sum of gradients, and `right` [S] is the sum of the probabilities p_y
+    that the model predicts for the true labels.
     """
 
     member: Member

@@ -82,7 +82,10 @@ class _Attention(nn.Module):
 
 
 def positions(read: Tensor) -> Tensor:
-    """Return sines and cosines [H W, d] that encode rows and columns of patches [n, d, H, W]."""
+    """Return sines and cosines that encode the row and the column of each patch of an image.
+
+    For patches [n, d, H, W], the result has the shape [H W, d].
+    """
     width, rows, columns = read.shape[1:]
     count = torch.arange(max(width // 4, rows, columns), dtype=read.dtype, device=read.device)
     waves = SLOWEST ** (-count[: width // 4] / max(1, width // 4 - 1))
@@ -122,7 +125,10 @@ def network(name: str, shape: Shape, classes: int) -> nn.Module:
 
 
 def with_channels(shape: Shape) -> Shape:
-    """Return the shape of a sample as a network receives the sample: (d,) or (C, H, W)."""
+    """Return the shape in which a network receives a sample.
+
+    The shape is (d,) for a vector, and (C, H, W) for an image.
+    """
     return (1, *shape) if len(shape) == 2 else shape
 
 
@@ -164,11 +170,13 @@ def cnn(shape: Shape, classes: int) -> nn.Module:
 
 
 def tanh_cnn(shape: Shape, classes: int) -> nn.Module:
-    """Build a network with convolutions of 16 (8 x 8) and 32 (4 x 4) channels, and tanh.
+    """Build a small convolutional network with the activation function tanh.
 
-    It also has 32 hidden units. This network is common in private learning on MNIST (Papernot et
-    al. 2021; the example of Opacus). It has only 26,010 parameters, and the noise of private
-    learning grows with the number of parameters. The function tanh keeps gradients small.
+    The network has two convolutions, with 16 channels and 8 x 8 kernels, and with 32 channels and 4
+    x 4 kernels. They are followed by 32 hidden units. This network is common in private learning on
+    MNIST: see Papernot et al. 2021 and the example of Opacus. It has only 26,010 parameters. A
+    small number is useful, because the noise of private learning grows with the number of
+    parameters. The function tanh keeps gradients small.
     """
     channels, *sides = shape
     for kernel, padding in ((8, 3), (4, 0)):  # stride 2, then pooling with stride 1
@@ -244,7 +252,10 @@ LEAST = {  # minimum number of pixels along the shorter side
 
 
 class _Residual(nn.Module):
-    """A pre-activation residual block. If its widths agree, its shortcut is the identity."""
+    """A pre-activation residual block.
+
+    If the input and the output have the same width, the shortcut is the identity.
+    """
 
     def __init__(self, inner: int, outer: int, stride: int) -> None:
         super().__init__()

@@ -251,7 +251,7 @@ class NetworkTask:
             )
 
     def _in_one_batch(self, params: Params, batch: Batch, replica: int) -> tuple[Tensor, Params]:
-        """Return the loss [] and the gradient of one replica, and its next running statistics."""
+        """Return the loss and the gradient of one replica, and its next running statistics."""
         inputs, labels = samples_of(batch, replica)
         shares = inputs.new_full((len(labels),), 1 / len(labels))
         learned, now = split_statistics(params)
@@ -387,7 +387,7 @@ class NetworkTask:
     def total(
         self, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor, keys: Tensor
     ) -> Tensor:
-        """Return the weighted sum of losses, sum_j w_j loss_j [], of one replica."""
+        """Multiply the loss of each sample by its weight, and return the sum for one replica."""
         outputs = self._outputs(params, inputs, keys)
         return self.loss(outputs, self.targets(inputs, labels)) @ weights
 

@@ -57,7 +57,7 @@ class Chunks:
     def each(
         self, work: Callable[[slice], Found], rows: int, replicas: int = 1, start: int = 0
     ) -> Iterator[Found]:
-        """Yield the results of work(part) for each group of the samples from `start` to `rows`."""
+        """Call `work` for each group of the samples from `start` to `rows`. Yield the results."""
         while start < rows:
             part = slice(start, min(rows, start + max(1, self.most // replicas)))
             try:
@@ -198,8 +198,8 @@ def split_samples(
 ) -> list[list[tuple[Params, Samples]]]:
     """Split samples into pieces for threads, as a list of lists of pieces.
 
-    Each sample needs `products` products. Add the results of the pieces in an inner list. Then
-    concatenate the sums of all inner lists.
+    `products` is the number of products that each sample needs. To combine the results, first add
+    the results of the pieces in each inner list. Then concatenate the sums.
     """
     rows, replicas = samples.labels.shape[1], size_of(params)
     each = rows * products / WORK

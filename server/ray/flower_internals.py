@@ -39,7 +39,10 @@ def numbered(message: Message) -> str:
 
 
 def with_content(message: Message, content: RecordDict | None) -> Message:
-    """Copy a message with other content, or without content; the copy can get another id."""
+    """Copy a message with other content, or without content.
+
+    The copy can get another id.
+    """
     found = copy.copy(message)
     found.__dict__["_content"] = content
     found.__dict__["_metadata"] = copy.copy(message.metadata)

@@ -351,7 +351,7 @@ class RayGrid(Grid):
             self._store(expired(message) if batch.late else refusal(message, why(error)))
 
     def _can_split(self, batch: Batch) -> bool:
-        """Return whether messages are sent again one by one after a failure of this batch."""
+        """Return whether the messages of a failed batch are sent again one by one."""
         return len(batch.messages) > 1 and self._asks_again
 
     def _still_wanted(self, batch: Batch) -> list[Message]:

@@ -89,7 +89,7 @@ class Worker:
         return replies, states
 
     def _together(self, messages: list[Message], states: dict[int, RecordDict]) -> list[Message]:
-        """Answer all messages in one call of the app; return an empty list if the call fails.
+        """Answer all messages in one call of the app, or return an empty list if the call fails.
 
         After a failure, the messages are answered one by one, so that only the faulty client fails.
         """

@@ -39,7 +39,7 @@ Resources = dict[str, float]
 
 
 class WorkerPool:
-    """A pool of equal Ray actors. Each actor takes one call at a time.
+    """A pool of Ray actors with the same code. Each actor takes one call at a time.
 
     Attributes:
         all: All actors.
@@ -102,7 +102,11 @@ class WorkerPool:
         self.all, self.idle, self.absent = [], [], []
 
     def grow(self) -> None:
-        """Start missing actors: the requested number, or as many as fit on the current machines."""
+        """Start actors until the pool is complete.
+
+        A complete pool has the requested number of actors. If no number was requested, it has as
+        many actors as fit on the current machines.
+        """
         if (now := time.monotonic()) < self._looked + LOOK:
             return
         self._looked = now
@@ -143,7 +147,10 @@ class WorkerPool:
         return worker.ready.remote(*(self._held if worker in self._earlier else ()))
 
     def due(self) -> list[tuple[Any, int]]:
-        """Remove and return the absent actors whose next query is due, with their failures."""
+        """Return the absent actors that must be queried again now, with their numbers of failures.
+
+        The actors are removed from `absent`.
+        """
         now, absent = time.monotonic(), self.absent
         self.absent = [one for one in absent if one[0] > now]
         return [(worker, tries) for at, worker, tries in absent if at <= now]
@@ -252,8 +259,8 @@ class Batch:
 def batches(messages: Sequence[Message], size: int) -> Iterator[Batch]:
     """Split messages into batches of `size` messages, in the same order.
 
-    All messages to the same node are in one batch, which may therefore be larger. The node's state
-    passes from each message to the next message.
+    All messages to the same node are in one batch, which may therefore be larger. Each message can
+    change the state of its node, and the next message to this node uses the changed state.
     """
     by_node: dict[int, list[Message]] = {}
     for message in messages:
@@ -269,7 +276,7 @@ def batches(messages: Sequence[Message], size: int) -> Iterator[Batch]:
 
 
 def calls(share: float, each: float, most: int) -> int:
-    """Return into how many calls a worker's share of the messages is split.
+    """Return the number of calls into which a worker's share of the messages is split.
 
     Several calls balance the load, but each call costs some milliseconds.
 
@@ -282,7 +289,7 @@ def calls(share: float, each: float, most: int) -> int:
 
 
 def apart(messages: Sequence[Message]) -> tuple[RecordDict | None, list[Message]]:
-    """Separate the common content of messages from the messages.
+    """Return the content that all messages share, and the messages without this content.
 
     If the messages have different contents, return None and the unchanged messages.
     """

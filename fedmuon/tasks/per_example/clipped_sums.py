@@ -101,7 +101,7 @@ class ClippedSums:
     def one(
         self, points: Points, inputs: Tensor, labels: Tensor, keys: Tensor, clipping: Clipping
     ) -> tuple[Tensor, Params]:
-        """Return the mean loss [] at the last point and the clipped sum for one replica."""
+        """Return the mean loss at the last point, and the clipped sum, for one replica."""
         params, rows = points[-1][1], len(labels)
         loss, totals = next(iter(params.values())).new_zeros(()), Params()
         groups, turns = self.chunks(params, len(points)), Turns()

@@ -83,13 +83,17 @@ class Clipping:
         return len(self._groups(params))
 
     def sensitivity(self, params: Collection[str]) -> float:
-        """Return C sqrt(m), the maximum L2 norm that one example can add to the sums."""
+        """Return the maximum L2 norm of the contribution of one example to the sums.
+
+        If m blocks are clipped separately to the bound C, the result is C sqrt(m).
+        """
         return self.bound * math.sqrt(self.blocks(params))
 
     def factors(self, squares: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the factor that clips each block of each example, from squared norms [..., n].
+        """Return the factor that clips each block of each example.
 
-        If a squared norm is not finite, the factor is 0.
+        The factors are computed from the squared norms [..., n] of the blocks. If a squared norm is
+        not finite, the factor is 0.
         """
         found: dict[str, Tensor] = {}
         for names in self._groups(squares):
@@ -159,7 +163,7 @@ def scaled_norms(values: Tensor) -> Tensor:
 def inner_products(a: Tensor, b: Tensor) -> Tensor:
     """Return a @ b.mT, added up in pieces along the last axis.
 
-    The error of an entry is at most `inner_error` times eps times the product of both norms.
+    The error of an entry is at most `inner_error` times eps times the norms of its two vectors.
     """
     size, piece = a.shape[-1], _piece(a.shape[-1])
     total = a[..., :piece] @ b[..., :piece].mT
@@ -179,7 +183,11 @@ def inner_error(size: int) -> float:
 
 
 def sum_of_products(a: Tensor, b: Tensor) -> Tensor:
-    """Return sum_gst a_gst b_gst [n] for arrays [n, g, s, t], axis by axis and in float64."""
+    """Return the inner product of a and b for each example.
+
+    Both arrays have the shape [n, g, s, t], and the result has the shape [n]. The products are
+    added in float64, one axis after the other.
+    """
     return (a * b).sum(3, dtype=torch.float64).sum(2).sum(1).to(a.dtype)
 
 
@@ -192,12 +200,12 @@ def sum_error(dtype: torch.dtype, *axes: int) -> float:
 
 
 def largest_ratio(dtype: torch.dtype, error: float, count: int) -> float:
-    """Return the maximum ratio of a gradient's terms to its norm for which the norm is accurate.
+    """Return the largest ratio of a gradient's terms to its norm for which the norm is accurate.
 
-    The norm must be accurate up to `slack`. If terms cancel, the norm of their sum loses accuracy.
-    The error of the squared norm is at most `error` eps times the square of the terms, and `count`
-    terms are added. The result is the largest x <= 8 with error x^2 / 2 + (count / 2 + 1) x <=
-    slack / eps - 64.
+    The norm must be accurate up to `slack`. If the terms of a gradient cancel, the norm of their
+    sum loses accuracy. Here, `count` terms are added, and the error of the squared norm is at most
+    `error` times eps times the square of the terms. The result is the largest x <= 8 that satisfies
+    error x^2 / 2 + (count / 2 + 1) x <= slack / eps - 64.
     """
     budget, linear = slack(dtype) / torch.finfo(dtype).eps - REST, count / 2 + 1
     # The root of the quadratic equation, in a form without cancellation

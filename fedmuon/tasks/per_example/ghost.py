@@ -82,7 +82,10 @@ def rule_of(layer: nn.Module) -> Callable[..., Parts] | None:
 
 
 def _linear(layer: nn.Module, uses: Sequence[Use], transposed: bool = False) -> Parts:
-    """Return per-example gradients of a linear layer. `transposed` means a weight [in, out]."""
+    """Return per-example gradients of a linear layer.
+
+    If `transposed` is true, the weight has the shape [in, out].
+    """
     flat = [pair for use in uses for pair in zip(*_telescope(*use), strict=True)]
     read, slope = (  # [n, 1, T, in] and [n, 1, T, out]; T runs over positions and points
         concatenate([_sequence(v) for v in column], 1)[:, None]
@@ -127,7 +130,11 @@ def _embedding(layer: nn.Embedding, uses: Sequence[Use]) -> Parts:
 
 
 def _norm(layer: nn.Module, uses: Sequence[Use]) -> Parts:
-    """Return per-example gradients of a norm layer. The scale has slope * normalized input."""
+    """Return per-example gradients of a norm layer.
+
+    The gradient of the scale is the output gradient times the normalized input. The gradient of the
+    shift is the output gradient.
+    """
     pairs = [pair for use in uses for pair in zip(*use, strict=True)]
     scale = [_sum_to_shape(layer, slope * NORMS[type(layer)](layer, read)) for read, slope in pairs]
     shift = [_sum_to_shape(layer, slope) for _, slope in pairs]
@@ -231,7 +238,7 @@ class LayerUse:
     slope: Tensor | None = None
 
     def keep(self, slope: Tensor) -> None:
-        """Store the output gradient. Autograd calls this method as a hook."""
+        """Store the output gradient. This method is a hook that autograd calls."""
         self.slope = slope
 
     def times(self, c: float) -> Tensor:
@@ -311,13 +318,13 @@ class Ghosts:
 
 
 def find_ghosts(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -> Ghosts | None:
-    """Return the layers with parameters if records give exact per-example gradients, else None.
+    """Return the layers with parameters, or None if records give no exact per-example gradients.
 
-    The conditions are: Every layer with parameters has a rule, and its first axis runs over the
-    samples. A parameter is used only by its own layer. No input of a layer is overwritten, and
-    every output has a gradient. The test uses two batch sizes on torch's device `meta`, where
-    nothing is computed. If `whole` is true, samples are integers, such as tokens. Otherwise,
-    samples have the dtype of the parameters.
+    Records give exact per-example gradients under these conditions: Every layer with parameters has
+    a rule, and its first axis runs over the samples. A parameter is used only by its own layer. No
+    input of a layer is overwritten, and every output has a gradient. The test uses two batch sizes
+    on torch's device `meta`, where nothing is computed. If `whole` is true, samples are integers,
+    such as tokens. Otherwise, samples have the dtype of the parameters.
     """
     owners = {
         name: layer
@@ -362,7 +369,7 @@ def _ties(owners: dict[str, nn.Module]) -> dict[str, str] | None:
 def _count_entries(
     module: nn.Module, owners: dict[str, nn.Module], shape: tuple[int, ...], whole: bool
 ) -> int | None:
-    """Return how many numbers a call with shape[0] samples stores.
+    """Return how many numbers the records of all layers contain after a call with shape[0] samples.
 
     Return None if the records of the layers are incomplete.
     """
@@ -477,7 +484,9 @@ def _differ(one: Tensor, other: Tensor, kept: list[int]) -> bool:
 
 
 def _trial_values(module: nn.Module) -> dict[str, Tensor]:
-    """Return random parameters for a trial call, and the module's buffers (ones if on `meta`).
+    """Return random parameters and the module's buffers for a trial call.
+
+    If a buffer is on the device `meta`, it has no values, and ones are returned instead.
 
     Entry (i, j, ...) of a parameter is number i + j + ... of one short list of random numbers. A
     large network therefore needs no extra memory.

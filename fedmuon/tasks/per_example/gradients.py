@@ -48,7 +48,7 @@ class Explicit:
         return norms(self.values.flatten(1)).square_()
 
     def add_to_(self, total: Tensor, factors: Tensor) -> None:
-        """Add the sum of all gradients, multiplied by their factors, to the total."""
+        """Multiply each gradient by its factor, and add the results to the total."""
         total.view(-1).addmv_(self.values.flatten(1).T, factors)
 
     def rows(self, chosen: Tensor) -> "Explicit":
@@ -58,11 +58,13 @@ class Explicit:
 
 @dataclass(frozen=True)
 class Outer:
-    """Per-example gradients G_i = sum_t slope_it read_it^T, stored as their factors.
+    """Per-example gradients of a layer, stored as the layer's inputs and output gradients.
 
-    The layer's inputs (`reads`) are [n, g, T, d], and its output gradients (`slopes`) are [n, g, T,
-    p]. T counts positions and points, and g counts independent groups of channels. The norm is
-    computed from two T x T Gram matrices ("ghost clipping", Li et al. 2022).
+    The gradient of example i is G_i = sum_t slope_it read_it^T. Here, `reads` [n, g, T, d] contains
+    the layer's inputs, and `slopes` [n, g, T, p] contains the gradients with respect to its
+    outputs. The axis T runs over positions and points, and the axis g runs over independent groups
+    of channels. The norm is computed from two T x T Gram matrices ("ghost clipping", Li et al.
+    2022).
     """
 
     reads: Tensor
@@ -81,8 +83,9 @@ class Outer:
     def squares_and_lost(self) -> tuple[Tensor, list[int]]:
         """The squared norms [n], and the examples whose full gradients were computed instead.
 
-        A squared norm is sum_st (read_s . read_t)(slope_s . slope_t). For T = 1, it is a product of
-        two squared norms.
+        A squared norm is the sum of (read_s . read_t) (slope_s . slope_t) over all s and t. For T =
+        1, the squared norm is |read|^2 |slope|^2. If the sum is not accurate enough, the full
+        gradient of the example is computed.
         """
         if self.reads.shape[2] == 1:
             return (scaled_norms(self.reads) * scaled_norms(self.slopes)).square_().sum((1, 2)), []
@@ -92,16 +95,19 @@ class Outer:
 
     @property
     def error(self) -> float:
-        """The error of a squared norm from Gram matrices, in eps times the square of `terms`."""
+        """The error bound of a squared norm that is computed from Gram matrices.
+
+        The unit of the bound is eps times the square of `terms`.
+        """
         _, groups, count, size = self.reads.shape
         products = inner_error(size) + inner_error(self.slopes.shape[3])
         return products + sum_error(self.reads.dtype, count, count, groups)
 
     def terms(self) -> Tensor:
-        """Return the size [n] of the terms of each gradient, which is an upper bound of its norm.
+        """Return an upper bound of the norm of each gradient: the sum of the norms of its terms.
 
-        For one group, the size is sum_t |slope_t| |read_t|. For several groups, it is the root of
-        the sum of the squared sizes.
+        For one group, the bound is the sum of |slope_t| |read_t| over t. For several groups, the
+        bound is the root of the sum of the squared bounds of all groups.
         """
         # Increase the norms by the maximum that underflow can remove from a product.
         reads, slopes = (
@@ -119,7 +125,7 @@ class Outer:
         return Outer(self.reads[chosen], self.slopes[chosen])
 
     def add_to_(self, total: Tensor, factors: Tensor) -> None:
-        """Add the sum of all gradients, multiplied by their factors, to the total [g, p, d]."""
+        """Multiply each gradient by its factor, and add the results to the total [g, p, d]."""
         factors = _add_formed_(total, factors, self.squares_and_lost[1], self._form)
         groups, p, d = self.shape
         weighted = (self.slopes * factors[:, None, None, None]).transpose(0, 1)
@@ -134,9 +140,10 @@ class Outer:
 
 @dataclass(frozen=True)
 class Lookup:
-    """Per-example gradients of an embedding [size, p], as slopes [n, T, p].
+    """Per-example gradients of an embedding, stored as gradients with respect to its outputs.
 
-    The slopes belong to the rows `indices` [n, T] of the embedding.
+    The embedding has the shape [size, p]. `slopes` [n, T, p] contains the output gradients. The
+    output gradient of example i at position t belongs to row `indices[i, t]` of the embedding.
     """
 
     indices: Tensor
@@ -154,17 +161,18 @@ class Lookup:
 
     @cached_property
     def merged(self) -> Tensor:
-        """The slopes [n, T, p], in which slopes with the same index are added at its first place.
+        """The slopes, after adding up the slopes of each example that have the same index.
 
-        At other places of the same index, the entries are 0. Slopes that cancel have therefore
-        already cancelled before the norm is computed.
+        The result has the shape [n, T, p]. The sum is at the first position of its index, and the
+        entries at the other positions of this index are 0. Opposite slopes therefore cancel before
+        the norm is computed.
         """
         same = self.indices[:, :, None] == self.indices[:, None, :]
         first = ~same.tril(-1).any(2)
         return (same.to(self.slopes.dtype) @ self.slopes).mul_(first[..., None])
 
     def add_to_(self, total: Tensor, factors: Tensor) -> None:
-        """Add the sum of all gradients, multiplied by their factors, to the total [size, p]."""
+        """Multiply each gradient by its factor, and add the results to the total [size, p]."""
         weighted = (self.merged * factors[:, None, None]).flatten(0, 1)
         total.index_add_(0, self.indices.flatten(), weighted)
 
@@ -196,7 +204,8 @@ class Tied:
     def squares_and_lost(self) -> tuple[Tensor, list[int]]:
         """The squared norms [n], and the examples whose full gradients were computed instead.
 
-        A squared norm is ||E_i||^2 + ||H_i||^2 + 2 <E_i, H_i>.
+        The squared norm of the gradient E_i + H_i is ||E_i||^2 + ||H_i||^2 + 2 <E_i, H_i>. If this
+        sum is not accurate enough, the full gradient is computed.
         """
         one, head = _square(self.lookup.merged), self.head
         at, slopes = self.lookup.indices, self.lookup.merged
@@ -231,7 +240,7 @@ class Tied:
         return values.reshape(len(rows), *self.shape).scatter_add(1, at, slopes)
 
     def add_to_(self, total: Tensor, factors: Tensor) -> None:
-        """Add the sum of all gradients, multiplied by their factors, to the total."""
+        """Multiply each gradient by its factor, and add the results to the total."""
         factors = _add_formed_(total, factors, self.squares_and_lost[1], self._form)
         self.lookup.add_to_(total, factors)
         self.head.add_to_(total.view(self.head.shape), factors)
@@ -278,9 +287,10 @@ def _recompute_lost(
 def _add_formed_(
     total: Tensor, factors: Tensor, lost: list[int], form: Callable[[list[int]], Tensor]
 ) -> Tensor:
-    """Add the gradients of the examples `lost` from full gradients.
+    """Compute the full gradients of the examples `lost`, and add them to the total.
 
-    Return the factors, in which the factors of these examples are 0.
+    Return a copy of the factors in which the factors of these examples are 0, so that their
+    gradients are not added again. If `lost` is empty, return `factors`.
     """
     if not lost:
         return factors
