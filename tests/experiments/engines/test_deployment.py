@@ -163,7 +163,7 @@ def test_personal_parameters_stay_on_their_nodes(deployment: Deployment, tmp_pat
     assert not (out / "personal.safetensors").exists()
     tables["data"]["client-test"] = 0.3
     with pytest.raises(
-        InputError, match=r"model of each client, but this model stays on the client's SuperNode"
+        InputError, match=r"but in a deployment this model stays on the client's SuperNode"
     ):
         deployment.execute(tiny(2, **tables), tmp_path / "tested")
 
@@ -397,7 +397,7 @@ def test_the_bundle_is_small_and_holds_the_app_only(tmp_path: Path) -> None:
     environment = {**os.environ, **SETTINGS, "FLWR_HOME": str(tmp_path / "home")}
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=120)
     (bundle,) = tmp_path.glob("*.fab")
-    assert bundle.stat().st_size < 1_500_000  # Flower stores it uncompressed
+    assert bundle.stat().st_size < 1_600_000  # Flower stores it uncompressed
     tops = {name.partition("/")[0] for name in zipfile.ZipFile(bundle).namelist()}
     assert tops == {"pyproject.toml", "LICENSE", "clients", "fedmuon", "server", ".info"}
 
