@@ -335,10 +335,12 @@ def _metrics(content: RecordDict) -> Mapping[str, float]:
                 f"the reply contains the measurement {plain(name, 60)}, which has no valid name "
                 "or is not a number"
             )
-    if len(found) > MOST_METRICS or not {"loss_before", "loss_after", "drift"} <= set(found):
+    if len(found) > MOST_METRICS:
         raise InputError(
-            "the reply contains too many measurements, or lacks loss_before, loss_after or drift"
+            f"the reply contains {len(found)} measurements, but the maximum is {MOST_METRICS}"
         )
+    if lost := {"loss_before", "loss_after", "drift"} - set(found):
+        raise InputError(f"the reply does not contain the measurement {min(lost)}")
     return found  # type: ignore[return-value]
 
 

@@ -172,9 +172,9 @@ def _step_problems(config: Config) -> Iterator[str]:
         )
     if table.products != "full" and local.recipe.endswith("muonbc"):
         yield (
-            f"[orthogonalizer] products = '{table.products}' rounds so much that the small "
-            f"difference corrected by recipe = '{local.recipe}' is lost. Leave products out, or "
-            "choose a recipe that ends in -muon."
+            f"[orthogonalizer] products = '{table.products}' has large rounding errors, which "
+            f"hide the small bias that recipe = '{local.recipe}' corrects. Leave products out, "
+            "or choose a recipe that ends in -muon."
         )
     stateful = [
         f"{key} = {value:g}"
@@ -225,9 +225,9 @@ def _device_problems(config: Config) -> Iterator[str]:
         return
     if table.mode == "deadline" and not (table.select or table.deadline):
         yield (
-            "[devices] mode = 'deadline' needs a time limit (deadline), or more clients than "
-            "replies (select above [federation] per-round). Set deadline or select, or set mode "
-            "= 'synchronous'."
+            "[devices] mode = 'deadline' needs a time limit or extra clients. Set deadline to a "
+            "number of seconds, set select above [federation] per-round, or set mode = "
+            "'synchronous'."
         )
     if table.select and not federation.per_round <= table.select <= federation.clients:
         yield (
@@ -278,18 +278,19 @@ def _buffer_problems(config: Config) -> Iterator[str]:
     lasting = [
         named
         for named, held in (
-            ("[local] recipe = 'adamw' averages a second moment", local.recipe == "adamw"),
+            ("[local] recipe = 'adamw' stores a second moment", local.recipe == "adamw"),
             (
-                "[local] recipe = 'muon' averages AdamW's second moment with aux = 'adamw'",
+                "[local] recipe = 'muon' with aux = 'adamw' stores AdamW's second moment",
                 config.task.name == "network" and local.aux == "adamw" and local.recipe == "muon",
             ),
             (
-                f"[orthogonalizer] row-memory = {table.row_memory:g} averages squares with "
-                "recipe = 'muon'",
+                f"[orthogonalizer] row-memory = {table.row_memory:g} with recipe = 'muon' stores "
+                "averages of squares",
                 table.row_memory > 0 and local.recipe == "muon",
             ),
             (
-                f"[orthogonalizer] shards = {table.shards} counts steps with recipe = 'muon'",
+                f"[orthogonalizer] shards = {table.shards} with recipe = 'muon' stores a step "
+                "counter",
                 table.shards > 1 and local.recipe == "muon",
             ),
         )
@@ -297,8 +298,8 @@ def _buffer_problems(config: Config) -> Iterator[str]:
     ]
     if lasting:
         yield (
-            f"{lasting[0]}. With [devices] mode = 'fedbuff', the weighted updates could make "
-            "this state negative or fractional. Choose recipe = 'fedmuon' or 'local-adamw', "
+            f"{lasting[0]}. With [devices] mode = 'fedbuff', weighted updates could make this "
+            "stored value negative or fractional. Choose recipe = 'fedmuon' or 'local-adamw', "
             "which reset the state every round, or choose mode = 'deadline'."
         )
     if config.compression.uplink != "none" and config.compression.feedback == "ef21":

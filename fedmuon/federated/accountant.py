@@ -206,8 +206,8 @@ class PerExample:
         have = "has" if few == 1 else "have"
         return [
             f"{few} of {len(self.sizes)} clients {have} fewer samples than lot = "
-            f"{self.released.lot:g}. Each lot of such a client contains all its samples, but "
-            f"their sum is still divided by {self.released.lot:g}."
+            f"{self.released.lot:g}. A client with too few samples uses all its samples in each "
+            f"lot, but the sum is still divided by lot = {self.released.lot:g}."
         ]
 
 
@@ -385,9 +385,9 @@ def _left_by_cuts(mechanism: Mechanism | None, delta: float, cut: float, epsilon
         at = "this noise" if math.isinf(epsilon) else f"epsilon = {epsilon:.3g}"
         helps = ", or the noise" if 4 * cut < delta else ""  # at best, epsilon = 0
         raise InputError(
-            f"[privacy] max-lot = {mechanism.max_lot} cuts one of a client's lots with "
-            f"probability up to {cut:.2g}. With {at}, these cuts use up more than half of delta "
-            f"= {delta:.2g}. Raise max-lot{helps}."
+            f"[privacy] max-lot = {mechanism.max_lot} is too small: with probability up to "
+            f"{cut:.2g}, at least one lot of a client is cut. With {at}, these cuts use up more "
+            f"than half of delta = {delta:.2g}. Raise max-lot{helps}."
         )
     return left
 
@@ -428,8 +428,8 @@ def _too_little(released: Mechanism | ClientLevel) -> str:
     wanted = math.ceil((LEAST_NOISE / released.noise) ** 2 * released.cohort)  # shares
     share = rounded_up(wanted / released.cohort)
     few = (
-        f", because only {released.shares} of {released.cohort} noise shares are counted (honest "
-        f"= {released.honest:g})"
+        f", because with honest = {released.honest:g} only {released.shares} of "
+        f"{released.cohort} noise shares count"
     ) * (released.shares < released.cohort)
     honest = f", or honest = {share}{' or more' * (share != '1')}" * (wanted <= released.cohort)
     return (

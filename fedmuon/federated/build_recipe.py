@@ -325,7 +325,7 @@ def _require_public(config: Config, recipe: Recipe) -> None:
     tuned = config.output.fine_tune if reads(config, "output.fine-tune") else 0
     if tuned and (recipe.private or PERSONAL in recipe.persistent or recipe.direction):
         why = (
-            "would release more than its ledger counts"
+            "is private and its ledger does not count the tuned models"
             if recipe.private
             else "has no local steps"
             if recipe.direction
@@ -338,7 +338,8 @@ def _require_public(config: Config, recipe: Recipe) -> None:
     if recipe.keeps_states and recipe.private:
         raise InputError(
             "a private recipe must not store a state of a client between rounds, because the "
-            "ledger does not account for stored states. Leave `persistent` and `personal` out."
+            "ledger does not account for stored states. Remove `persistent` and `personal` from "
+            "the recipe."
         )
     if recipe.codecs and (recipe.private or config.privacy.level == "client"):
         raise InputError(

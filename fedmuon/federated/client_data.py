@@ -294,7 +294,8 @@ def _sizes_of_parts(config: Config, parts: Any) -> dict[str, int]:
         if name in config.data.model_fields_set and asked != size:
             raise InputError(
                 f"[data] {name} is {asked}, but the index arrays of your partition require "
-                f"{name} = {size}. Remove {name} from the config, and the correct value is set."
+                f"{name} = {size}. Remove {name} from the config. The correct value is then set "
+                "automatically."
             )
     return found
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from fedmuon.federated.clock import Timetable
 
 BIASED = (
-    "the [devices] settings of this run decide which clients take part, but the theorems and "
-    "neighbours need clients that are sampled uniformly. Set availability = 'always', dropout = "
-    "0, and mode = 'synchronous' or 'none'."
+    "the [devices] settings of this run decide which clients take part, but stability bounds and "
+    "runs on neighbouring data sets need uniformly sampled clients. Set availability = 'always', "
+    "dropout = 0, and mode = 'synchronous' or 'none'."
 )
 
 

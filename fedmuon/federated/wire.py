@@ -40,10 +40,14 @@ def unpack(tensors: Mapping[str, Tensor], params: Params, states: States) -> tup
     """
     trees = {"model": params, **states}
     wanted = {f"{tree}.{name}" for tree, values in trees.items() for name in values}
-    if odd := sorted(wanted ^ set(tensors)):
-        names = ", ".join(plain(name, 60) for name in odd[:3])
-        more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
-        raise InputError(f"some arrays are missing, or were not expected: {names}{more}")
+    for problem, odd in (
+        ("arrays are missing", sorted(wanted - set(tensors))),
+        ("the message has unexpected arrays", sorted(set(tensors) - wanted)),
+    ):
+        if odd:
+            names = ", ".join(plain(name, 60) for name in odd[:3])
+            more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
+            raise InputError(f"{problem}: {names}{more}")
     found: States = {}
     for tree, values in trees.items():
         found[tree] = {}

@@ -109,8 +109,9 @@ class Link:
             functions.append(self.averaged)
         if not all(map(callable, functions)) or not isinstance(self.lasting, bool):
             raise InputError(
-                f"the link {plain(self.name, 60)} is not valid. A Link needs functions "
-                "init(params) and update(direction, state, context), and lasting = True or False."
+                f"the link {plain(self.name, 60)} is not valid. Set init to a function (params), "
+                "update to a function (direction, state, context), averaged to a function or "
+                "None, and lasting to True or False."
             )
         if not isinstance(self.name, str) or not self.name or "." in self.name:
             raise InputError(
@@ -232,8 +233,8 @@ def zeros(params: Params) -> State:
 def forbidden_gradient(at: Params) -> tuple[Tensor, Params]:
     """Raise an error, because links of a private chain must not read the gradient itself."""
     raise AssertionError(
-        "a link of a private chain calls context.gradient, but it may read only private releases. "
-        "Call context.released instead."
+        "a link of a private chain calls context.gradient, but links of a private chain may use "
+        "only private releases. Call context.released instead."
     )
 
 

@@ -315,7 +315,8 @@ def qsgd(levels: int) -> Compressor:
     """
     if not isinstance(levels, int) or not 1 <= levels < 1 << 15:
         raise InputError(
-            f"qsgd has {levels} levels, but the number must be an integer from 1 to {(1 << 15) - 1}"
+            f"levels of the compressor qsgd is {levels}, but it must be an integer from 1 to "
+            f"{(1 << 15) - 1}"
         )
     bits = (2 * levels).bit_length()
 
@@ -389,7 +390,8 @@ def power(rank: int, iterations: int = 1) -> Compressor:
     """
     if not isinstance(iterations, int) or iterations < 1:
         raise InputError(
-            f"power has {iterations} iterations, but the number must be an integer of 1 or more"
+            f"iterations of the compressor power is {iterations}, but it must be an integer of 1 "
+            "or more"
         )
 
     def encode(value: Tensor, rng: np.random.Generator, kept: Tensor | None = None) -> Parts:

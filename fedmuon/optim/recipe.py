@@ -217,9 +217,9 @@ class Recipe:
             if self.personal and (self.sent or self.returned or PERSONAL in self.persistent):
                 raise InputError(
                     f"the recipe has personal = {', '.join(self.personal)}, but the recipe also "
-                    "sends or returns states, or has a link `personal`. These states may contain "
-                    "data that must not leave a client. Remove `personal`, or remove `sent`, "
-                    "`returned` and the link `personal`."
+                    "sends or returns states, or has a link `personal`. A state that is sent or "
+                    "returned may contain personal parameters, which must not leave a client. "
+                    "Remove `personal`, or remove `sent`, `returned` and the link `personal`."
                 )
         for link in self.chain.links:
             lost = [key for key in ("sent", "kept") if link.name not in getattr(self, key)]

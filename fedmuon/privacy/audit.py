@@ -102,8 +102,8 @@ FEW = (
 )
 TRIALS, MORE_TRIALS = "{} trials can show", "--trials, or more --noise"
 GUESSES = "Even if all of the {} guesses about {} canaries were right, the audit could show"
-MORE_CANARIES = "canaries, or claim a smaller epsilon with more [privacy] noise"
-MORE_HONEST = f"{MORE_CANARIES}, or with a larger honest"
+MORE_CANARIES = "canaries, or lower the claimed epsilon: raise [privacy] noise"
+MORE_HONEST = f"{MORE_CANARIES} or honest"
 
 
 class Setting(NamedTuple):

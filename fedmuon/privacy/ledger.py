@@ -254,8 +254,8 @@ class Ledger:
         if self.about.get("band", 1) == 1 or not self.entries:  # the noise is not correlated
             return ""
         return (
-            "has rounds with correlated noise, which later rounds must cancel. That noise is "
-            "secret and in no file, so this run cannot be resumed"
+            "has rounds with correlated noise that later rounds must cancel. Secret noise is "
+            "never stored in a file, so this run cannot be resumed"
         )
 
 

@@ -157,8 +157,9 @@ PREDICTABLE = (
     "cryptographic generator, so its output may reveal its secret state."
 )
 STOPPED = (
-    "A callback ended this run because of values that were not released. The number of rounds "
-    "can therefore reveal something about these values, and the ledger does not count this."
+    "A callback ended this run based on values that are not part of the private release. The "
+    "number of rounds can therefore reveal private information, and the ledger does not count "
+    "this."
 )
 CAVEATS = {"secret": "", "predictable": PREDICTABLE, "repeatable": REPEATABLE}
 

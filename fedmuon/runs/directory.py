@@ -108,8 +108,8 @@ class RunDirectory:
         held = any((self.path / name).exists() for name in CHECKPOINTS)
         if "summary.json" in sums_of(self.path) and not held:
             return (
-                "contains a finished private run without its summary.json. The privacy of this "
-                "run is already spent"
+                "contains a finished private run without its summary.json. The privacy budget of "
+                "this run is already spent"
             )
         from fedmuon.privacy.ledger import Ledger  # imports numpy, so only if needed
 
@@ -514,11 +514,12 @@ def positions(rounds: Sequence[Record], x: str = "rounds", name: str = "the run"
         return [one["round"] for one in rounds]
     names, why = (
         ("simulated_seconds",),
-        "the run does not simulate devices. Set [devices] mode and run it again in another folder",
+        "the run does not simulate devices. Set [devices] mode and repeat the run in another "
+        "folder",
     )
     if x != "seconds":
         names = ("bytes_up",) if x == "bytes-up" else ("bytes_up", "bytes_down")
-        why = "an earlier version of fedmuon wrote the run. Run it again in another folder"
+        why = "an earlier version of fedmuon wrote the run. Repeat the run in another folder"
     found, total = [], 0.0
     for one in rounds:
         if missing := [key for key in names if key not in one]:

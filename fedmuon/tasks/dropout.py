@@ -228,9 +228,9 @@ def sample_axes(one: Shapes, two: Shapes) -> tuple[int, ...]:
     """
     if one.others:
         raise InputError(
-            f"the module draws random numbers from a global generator ({one.others[0]}), so no "
-            "run could be repeated. Use nn.Dropout, whose masks follow the seed of the run, or "
-            "draw no random numbers."
+            f"the module draws random numbers from a global generator ({one.others[0]}), so two "
+            "runs with the same seed would differ. Use nn.Dropout, whose masks follow the seed "
+            "of the run, or draw no random numbers."
         )
     found = []
     for a, b in zip(one.inputs, two.inputs, strict=True):

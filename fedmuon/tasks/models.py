@@ -318,16 +318,19 @@ def reject_layers(network: nn.Module) -> None:
             layer, nn.FractionalMaxPool2d | nn.FractionalMaxPool3d
         )
         if isinstance(layer, nn.SyncBatchNorm):
-            problem = "which waits for other processes. Use BatchNorm of the same size."
+            problem = (
+                "which synchronizes its statistics with other processes. Use BatchNorm of the "
+                "same size."
+            )
         elif isinstance(layer, _BatchNorm) and not layer.track_running_stats:
             problem = (
-                "which normalizes a sample with the other samples of an evaluation. Set "
+                "whose result for one test sample would depend on the other test samples. Set "
                 "track_running_stats=True, or use GroupNorm."
             )
         elif isinstance(layer, _NormBase) and layer.track_running_stats and layer.momentum is None:
             problem = (
                 "whose statistics would depend on the number of batches of each client, because "
-                "its momentum is None. Set a momentum, such as 0.1."
+                "its momentum is None. Set momentum to a number, such as 0.1."
             )
         elif isinstance(layer, nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1:
             problem = (
@@ -336,9 +339,9 @@ def reject_layers(network: nn.Module) -> None:
             )
         elif draws:  # in training mode
             problem = (
-                "which draws from the global generator of torch, so no run could be repeated. "
-                "Use nn.ReLU and nn.MaxPool2d, or nn.Dropout, whose masks follow the seed of the "
-                "run."
+                "which draws from the global generator of torch, so two runs with the same seed "
+                "would differ. Use nn.ReLU and nn.MaxPool2d, or nn.Dropout, whose masks follow "
+                "the seed of the run."
             )
         elif isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
             problem = (

@@ -343,7 +343,7 @@ class RayGrid(Grid):
         if self._can_split(batch):
             again = self._still_wanted(batch)
             self._queue.extendleft(Batch([one]) for one in reversed(again))
-            cause = "its worker took too long" if batch.late else why(error)
+            cause = "the worker of this client took too long" if batch.late else why(error)
             told = f"{cause}, so the message was sent again"
             self.retried |= {one.metadata.message_id: told for one in again}
             return

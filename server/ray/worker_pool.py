@@ -163,7 +163,8 @@ class WorkerPool:
         free = {name: ray.available_resources().get(name, 0.0) for name in NAMES.values()}
         logging.getLogger("fedmuon").warning(
             "no worker has started within %.0f s. A worker needs %s, but only %s are free on the "
-            "machines of Ray. Check whether other jobs use them.",
+            "machines of Ray. Stop other Ray jobs, or lower [engine] cpus-per-client or "
+            "gpus-per-client.",
             PATIENCE,
             wanted(self._resources),
             wanted(free),
@@ -202,7 +203,10 @@ def why(error: RayError) -> str:
     if is_full(error):
         return f"Ray's object store is full, and so is the disk to which Ray moves objects ({kind})"
     if died(error):
-        return f"its worker process died ({kind}), because it was killed or ran out of memory"
+        return (
+            f"the worker process of this client died ({kind}), because the process was killed or "
+            "ran out of memory"
+        )
     return f"{kind}: {error}"
 
 

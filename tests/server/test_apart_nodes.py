@@ -171,6 +171,6 @@ def test_a_worker_is_killed_within_a_round(
     assert killed not in [one["pid"] for one in workers]
     records = [json.loads(line) for line in log.read_text().splitlines()]
     told = [fault["why"] for one in records for fault in one.get("faults", [])]
-    assert told and all("its worker process died" in one for one in told)
+    assert told and all("the worker process of this client died" in one for one in told)
     assert not any("dropped" in one for one in records)
     assert distance(LONG, out) <= 1e-12

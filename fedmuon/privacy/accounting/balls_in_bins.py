@@ -209,14 +209,14 @@ def _require_sound(
 ) -> None:
     if not len(coefficients) or (np.asarray(coefficients) < 0).any():
         raise InputError(
-            "the correlated noise has negative coefficients or no coefficients, but "
-            "balls-in-bins accounting is proved only for coefficients of 0 or more. Use such "
-            "coefficients, or [1] for independent noise."
+            "the coefficients of the correlated noise are negative or missing, but balls-in-bins "
+            "accounting is proved only for coefficients of 0 or more. Pass coefficients of 0 or "
+            "more, or [1] for independent noise."
         )
     if steps < 1 or bins < 1 or not 0 < noise < math.inf:
         raise InputError(
-            f"steps is {steps}, bins is {bins} and noise is {noise}, but each must be positive "
-            "and finite. Change the values that are not."
+            f"steps is {steps}, bins is {bins} and noise is {noise}, but all three must be "
+            "positive, and noise finite. Correct the invalid value."
         )
     if trials < 1 or trials * bins > MOST_NUMBERS or steps * bins > 1e8:
         raise InputError(

@@ -31,8 +31,8 @@ NOTHING = (
     "is valid."
 )
 COARSE = (
-    "The lower and the upper bound of epsilon are far apart. The upper bound is valid, but the "
-    "lower bound says little."
+    "The lower and the upper bound of epsilon are far apart. Use the upper bound as your "
+    "epsilon: it is valid. The lower bound says little."
 )
 
 
@@ -86,8 +86,8 @@ def require_supported(adjacency: str = "zero-out", sampling: str = "poisson") ->
     if sampling != "poisson":
         raise InputError(
             f"sampling is '{sampling}', but no accountant supports it. Use poisson, which draws "
-            "each example with probability lot/population. Or use shuffle or cyclic, which have "
-            "a fixed order and no amplification."
+            "each example with probability lot/population. Or use shuffle or cyclic, which use a "
+            "fixed order without privacy amplification by sampling."
         )
 
 
@@ -100,8 +100,8 @@ def loose(delta: float, population: float) -> str:
         return ""
     return (
         f"Delta = {delta:g} is too large for {population:,.10g} protected examples or clients, "
-        f"because it is at least 1 / {population:,.10g}. Even a mechanism that publishes one of "
-        "them in full, chosen at random, would satisfy this delta. Set a smaller delta."
+        f"because delta must be below 1 / {population:,.10g}. Even a mechanism that publishes "
+        "one random example or client in full would satisfy this delta. Set a smaller delta."
     )
 
 

@@ -39,8 +39,8 @@ from fedmuon.privacy.accounting.composition import Answer
 
 OUTWARDS = 1 + 1e-6  # exceeds the rounding error of a tail probability
 TOO_OFTEN = (
-    "Lots exceed max-lot so often that this alone uses up delta, so epsilon is infinite. Raise "
-    "max-lot."
+    "Lots are larger than max-lot too often. The cuts of these lots use up all of delta, so "
+    "epsilon is infinite. Raise max-lot."
 )
 
 

@@ -197,9 +197,9 @@ class Past:
             self._rows.clear()
         elif step != self._next:
             raise InputError(
-                f"the noise of step {step} must cancel noise of earlier steps, but that noise is "
-                "secret. It is stored in no file, and this process does not have it. Start a new "
-                "run."
+                f"the noise of step {step} must cancel noise of earlier steps, but this process "
+                "does not have the earlier noise. Secret noise is never stored in a file. Start "
+                "a new run."
             )
         self._next = step + 1
 

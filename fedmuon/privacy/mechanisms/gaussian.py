@@ -419,7 +419,8 @@ class Mechanism:
         if len(bounds) > len(batches):
             raise InputError(
                 "a clipping bound that follows a quantile is valid for one model only, but "
-                f"{len(bounds) // len(batches)} models run together. Run one model at a time."
+                f"{len(bounds) // len(batches)} models run together. Run one model at a time, or "
+                "set [privacy] quantile = 0."
             )
         each = [(c, blocks(params, len(batches))) for c, params in points]
         gradients, shares = [], []

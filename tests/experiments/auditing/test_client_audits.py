@@ -373,7 +373,7 @@ def test_too_little_noise_names_the_least_that_is_enough(
 
     with pytest.raises(InputError, match=rf"noise = {noise:g} is too small.* or more") as error:
         require(noise)
-    assert ("noise shares are counted" in str(error.value)) == (honest < 1)
+    assert ("noise shares count" in str(error.value)) == (honest < 1)
     mend = str(error.value).partition(". ")[2].removesuffix(".")
     named = {key: float(value) for key, value in re.findall(r"(\w+) = (\S+)", mend)}
     assert named["noise"] > noise and ("honest" in named) == (noise >= 1e-6)

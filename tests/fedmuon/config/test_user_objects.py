@@ -301,7 +301,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     # what is learned
     "frozen": ({"task": nn.Linear(3, 1).requires_grad_(False)}, "are frozen"),
     "rrelu": ({"task": module(nn.RReLU())}, "Use nn.ReLU"),
-    "batch-norm": ({"task": module(nn.BatchNorm1d(1, momentum=None))}, "Set a momentum"),
+    "batch-norm": ({"task": module(nn.BatchNorm1d(1, momentum=None))}, "Set momentum to a number"),
     "no-parameters": ({"task": nn.Flatten()}, "Add layers with parameters"),
     "no-task": ({"task": 3}, "pass an nn.Module"),
     "first-layer": ({"task": nn.Linear(4, 1)}, "Change its first layer"),

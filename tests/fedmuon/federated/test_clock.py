@@ -458,10 +458,10 @@ def test_client_states_and_compression_in_fedbuff_are_those_of_naive_events(
 
 
 UNFIT = {
-    "adamw": ({"local": {"recipe": "adamw"}}, "averages a second moment"),
+    "adamw": ({"local": {"recipe": "adamw"}}, "stores a second moment"),
     "rows": (
         {"local": {"recipe": "muon"}, "orthogonalizer": {"row-memory": 0.9}},
-        "row-memory = 0.9 averages squares",
+        "row-memory = 0.9 with recipe = 'muon' stores averages of squares",
     ),
     "ef21": (
         {"compression": {"uplink": "top-k", "feedback": "ef21"}},
@@ -783,7 +783,7 @@ def test_wrong_traces_are_rejected(tmp_path: Path, key: str, lines: list[str], s
 
 REFUSED = {
     "speed=-1": "[devices] speed = -1 is not valid: set a number above 0",
-    "mode=deadline": "needs a time limit (deadline), or more clients than replies (select above",
+    "mode=deadline": "needs a time limit or extra clients. Set deadline to a number of seconds",
     "mode=deadline select=2": "select = 2 must lie between [federation] per-round = 5 and clients",
     "mode=deadline deadline=0.01": "s is too short for all 20 clients",
     "availability=trace": "availability-trace does not name a file",

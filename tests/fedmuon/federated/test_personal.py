@@ -453,7 +453,7 @@ def test_a_recipe_of_ones_own_may_be_unfit_for_fine_tuning() -> None:
         mechanism=Mechanism(Clipping("block", 1.0), 0.5, 4.0),
     )
     for mine, words in (
-        (private, "more than its ledger"),
+        (private, "its ledger does not count"),
         (recipes.ditto(LR), "already trains a model per client"),
     ):
         with pytest.raises(InputError, match=words):
@@ -533,7 +533,7 @@ def test_what_a_recipe_with_personal_parameters_cannot_have() -> None:
     mine = Recipe(chain, replace_by_mean, mechanism=noisy, personal=("2.*",))
     tables = {"data": {"name": "synthetic", "train": 300, "test": 50}}
     module = nn.Sequential(nn.Linear(20, 4), nn.Tanh(), nn.Linear(4, 4))
-    with pytest.raises(InputError, match="Leave `persistent` and `personal` out"):
+    with pytest.raises(InputError, match="Remove `persistent` and `personal`"):
         fedmuon.run(tables, recipe=mine, task=module)
 
 

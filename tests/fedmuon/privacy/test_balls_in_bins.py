@@ -161,7 +161,7 @@ def test_what_trials_cannot_show() -> None:
         ({"trials": 10**12}, "the account is too large or has no trial"),
         ({"bins": 4001}, "4,001 bins are too many"),
         ({"confidence": 1.0}, "confidence is 1.0, but it must be between 0 and 1"),
-        ({"noise": 0.0}, "each must be positive"),
+        ({"noise": 0.0}, "all three must be positive"),
         ({"delta": 0.0}, "delta is 0.0, but it must be between 0 and 1"),
     ):
         known = {"coefficients": np.ones(1), "steps": 8, "bins": 4, "noise": 1.0, "delta": 1e-5}

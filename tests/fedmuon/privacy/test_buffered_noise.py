@@ -282,7 +282,7 @@ def test_a_run_has_the_noise_of_its_buffers(tmp_path: Path) -> None:
 
 def test_their_noise_is_not_resumed_and_stays_spent(tmp_path: Path) -> None:
     broken_off(private(**BLT), tmp_path, at=3)
-    with pytest.raises(InputError, match="That noise is secret and in no file"):
+    with pytest.raises(InputError, match="Secret noise is never stored in a file"):
         execute(None, tmp_path, resume=True)
     turns = FixedOrderSampling("cyclic", 0, buffers=optimized(12, 4, 2))
     exact = gaussian_epsilon(2.0 / turns.sensitivity(9, 4), 1e-3)

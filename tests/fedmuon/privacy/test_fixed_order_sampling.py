@@ -380,7 +380,7 @@ def test_a_repeated_round_of_shuffled_lots_counts_again(tmp_path: Path) -> None:
 
 def test_correlated_noise_is_not_resumed_and_stays_spent(tmp_path: Path) -> None:
     broken_off(private(**CORRELATED), tmp_path, at=3)
-    with pytest.raises(InputError, match="That noise is secret and in no file"):
+    with pytest.raises(InputError, match="Secret noise is never stored in a file"):
         execute(None, tmp_path, resume=True)
     exact = gaussian_epsilon(2.0 / FixedOrderSampling("cyclic", 3).sensitivity(9, 4), 1e-3)
     assert spent(tmp_path)["epsilon"] == pytest.approx(exact, rel=2e-3)

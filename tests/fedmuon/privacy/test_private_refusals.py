@@ -252,7 +252,7 @@ def test_a_run_whose_noise_is_lost_is_not_told_to_resume(
     broken_off(["run", str(file), "--out", str(out)], monkeypatch)
     said = capsys.readouterr().err
     assert (
-        "That noise is secret and in no file" in said
+        "Secret noise is never stored in a file" in said
         and "another folder" in said
         and "--resume" not in said
     )

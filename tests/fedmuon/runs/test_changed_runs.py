@@ -264,7 +264,8 @@ def test_a_private_run_that_ended_is_not_run_again_for_want_of_its_summary(tmp_p
     assert "lost" in said and "without its summary.json" in " ".join(said.split())
     assert "--resume" not in said
     with pytest.raises(
-        InputError, match=r"without its summary\.json\. The privacy of this run is already spent"
+        InputError,
+        match=r"without its summary\.json\. The privacy budget of this run",
     ):
         execute(None, out, resume=True)
     assert (out / "ledger.jsonl").read_bytes() == ledger

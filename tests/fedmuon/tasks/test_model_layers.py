@@ -500,7 +500,7 @@ def test_batch_norm_is_measured_but_has_no_bound_and_no_private_run() -> None:
     ("layer", "words"),
     [
         (nn.BatchNorm1d(8, track_running_stats=False), "Set track_running_stats=True"),
-        (nn.BatchNorm1d(8, momentum=None), "Set a momentum"),
+        (nn.BatchNorm1d(8, momentum=None), "Set momentum to a number"),
         (nn.SyncBatchNorm(8), "Use BatchNorm of the same size"),
     ],
 )

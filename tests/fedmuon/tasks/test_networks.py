@@ -221,7 +221,7 @@ def test_a_device_that_is_full_gets_smaller_chunks() -> None:
     ("layer", "words"),
     [
         (nn.BatchNorm2d(4, track_running_stats=False), "or use GroupNorm"),
-        (nn.BatchNorm2d(4, momentum=None), "Set a momentum"),
+        (nn.BatchNorm2d(4, momentum=None), "Set momentum to a number"),
         (nn.RReLU(), "Use nn.ReLU"),
     ],
 )
