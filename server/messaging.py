@@ -220,8 +220,8 @@ class Failures:
         self._count += 1
         if self._count == 1:
             logging.getLogger("fedmuon").warning(
-                "the client app of node %d (partition %s) failed at %s. Later errors are only "
-                "counted:\n%s",
+                "the client app of node %d (partition %s) failed at %s. Later errors are "
+                "counted, but not shown. The traceback of this error:\n%s",
                 reply.metadata.src_node_id, partition, below[0], "\n".join(below[1:])
             )  # fmt: skip
 
@@ -229,6 +229,6 @@ class Failures:
         """Log the number of later errors."""
         if self._count > 1:
             logging.getLogger("fedmuon").warning(
-                "%d more replies of clients were errors", self._count - 1
+                "%d later replies of clients were also errors", self._count - 1
             )
         self._count = 0

@@ -330,11 +330,10 @@ def _metrics(content: RecordDict) -> Mapping[str, float]:
         )
     found = dict(content.metric_records[MEASURED])
     for name, value in found.items():
-        if not isinstance(value, float) or not name.isprintable() or len(name) > LONGEST_NAME:
-            raise InputError(
-                f"the reply contains the measurement {plain(name, 60)}, which has no valid name "
-                "or is not a number"
-            )
+        if not name.isprintable() or len(name) > LONGEST_NAME:
+            raise InputError(f"the measurement {plain(name, 60)} in the reply has no valid name")
+        if not isinstance(value, float):
+            raise InputError(f"the measurement {plain(name, 60)} in the reply is not a number")
     if len(found) > MOST_METRICS:
         raise InputError(
             f"the reply contains {len(found)} measurements, but the maximum is {MOST_METRICS}"

@@ -29,8 +29,8 @@ OF_REALS = (
     "arithmetic = 'auto', or set noise-correlation = 'none' and quantile = 0."
 )
 ONE_CLIENT = (
-    "[privacy] noise-correlation needs a single client, because noise cancels only in the sum of "
-    "one client's releases, and a mean over several clients breaks this. Set [federation] "
+    "[privacy] noise-correlation needs a single client, because correlated noise cancels in the "
+    "sum of one client's releases, but not in a mean over several clients. Set [federation] "
     "clients = 1, or noise-correlation = 'none'."
 )
 RETRIES = (
@@ -99,9 +99,9 @@ def problems(config: Config) -> Iterator[str]:
         )
     if 0 < config.local.tail_index <= 1:
         yield (
-            f"[local] tail-index = {config.local.tail_index} means gradient noise without a "
-            "mean, which the schedule heavy-tailed does not cover. Set tail-index above 1 and up "
-            "to 2, or set 0 if the tail index is unknown."
+            f"[local] tail-index = {config.local.tail_index} describes gradient noise whose mean "
+            "does not exist, but schedule = 'heavy-tailed' needs a mean. Set tail-index above 1 "
+            "and up to 2, or set 0 if the tail index is unknown."
         )
     yield from _text_problems(config)
     yield from _compression_problems(config)

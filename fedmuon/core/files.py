@@ -31,7 +31,8 @@ AFRESH = "start a new run in another folder with --out"
 KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket", stat.S_IFDIR: "folder",
          stat.S_IFCHR: "device", stat.S_IFBLK: "device", stat.S_IFLNK: "looping link"}  # fmt: skip
 # Error numbers of a full disk, a full quota and a limit on file size -> advice.
-FULL = {errno.ENOSPC: "free space there", errno.EDQUOT: "free some of your quota",
+FULL = {errno.ENOSPC: "delete files to make room",
+        errno.EDQUOT: "delete files, because your quota is used up,",
         errno.EFBIG: "raise the maximum file size (ulimit -f)"}  # fmt: skip
 STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # opened by the caller of this process
 

@@ -197,9 +197,9 @@ def tokens_of(folder: str) -> Tokens:
         ) from None
     if pieces.eos_token_id != len(pieces) - 1:
         raise InputError(
-            f"the end-of-text token of [data] tokenizer = '{folder}' is not the last token of "
-            "its vocabulary, as in GPT-2. Use the GPT-2 tokenizer, or leave tokenizer out to use "
-            "bytes."
+            f"the end-of-text token of [data] tokenizer = '{folder}' must be the last token of "
+            "the vocabulary, as in GPT-2, but another token comes last. Use the GPT-2 tokenizer, "
+            "or leave tokenizer out to use bytes."
         )
     return Tokens(len(pieces), pieces)
 

@@ -182,7 +182,7 @@ def _entries(item: Mapping[Any, Any], name: str, target: str) -> tuple[list[Any]
     if len(usual) != 1:
         raise InputError(
             f"the samples of {name} have the entries {_listed(item)}, and it is unclear which "
-            "entry is the label: set [data] target to this entry"
+            "entry is the label: set [data] target to the name of the label entry"
         )
     others = [one for one in item if one != usual[0]]
     numbers = all(isinstance(one, Real) or getattr(one, "ndim", 1) == 0 for one in item.values())
@@ -375,8 +375,8 @@ def _parts_of_table(
     if not target:
         raise InputError(
             f"{name} is a {type(frame).__name__} with the columns {_listed(names)}, and it is "
-            "unclear which column is the label: set [data] target to this column, or pass "
-            f"{name}=(inputs, labels)"
+            "unclear which column is the label: set [data] target to the name of the label "
+            f"column, or pass {name}=(inputs, labels)"
         )
     if names.count(target) != 1:
         many = "several columns" if target in names else "no column"

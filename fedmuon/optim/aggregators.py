@@ -129,9 +129,10 @@ class Aggregator:
 def _check_result(found: Any, like: Params, what: str = "each parameter") -> Params:
     """Reject a result whose names, shapes, dtypes or devices differ from those in `like`."""
     if not isinstance(found, Mapping) or set(found) != set(like):
+        wrong = "has other names" if isinstance(found, Mapping) else "is not a mapping"
         raise InputError(
-            f"[federation] aggregate must return one tensor for {what}, but its result has other "
-            "names or is not a mapping. Return a mapping of "
+            f"[federation] aggregate must return one tensor for {what}, but its result {wrong}. "
+            "Return a mapping of "
             f"{', '.join(sorted(like)[:3])}{', ...' if len(like) > 3 else ''} to tensors."
         )
     for name, value in found.items():

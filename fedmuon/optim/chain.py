@@ -115,8 +115,8 @@ class Link:
             )
         if not isinstance(self.name, str) or not self.name or "." in self.name:
             raise InputError(
-                f"a link has the name {plain(self.name, 60)!r}, which is not valid. Use a name "
-                "without a dot."
+                f"a link has the name {plain(self.name, 60)!r}, which is not valid. Use a "
+                "non-empty name without a dot."
             )
 
 

@@ -213,8 +213,9 @@ def _checked_copy(module: nn.Module) -> nn.Module:
     for name, param in params.items():
         if is_statistic(name):
             raise InputError(
-                f"the parameter {name} of the module has the name of a running statistic of a "
-                "norm, which training does not change. Rename the parameter."
+                f"the parameter {name} of the module has the same name as a running statistic of "
+                "a norm layer, and training does not change running statistics. Rename the "
+                "parameter."
             )
         if not bool(param.detach().isfinite().all()):
             raise InputError(

@@ -76,7 +76,7 @@ def node_ids(count: int, seed: int | None) -> list[int]:
     elif not (isinstance(seed, int) and seed >= 0):
         raise InputError(
             f"the seed of the node ids is {seed!r:.40}, but it must be an integer of at least 0. "
-            "Pass such a seed, or None."
+            "Pass an integer of 0 or more, or None."
         )
     draw, found = generator(seed, Draw.NODE), dict[int, None]()
     while len(found) < count:

@@ -104,7 +104,7 @@ def test_a_full_disk_is_named_with_what_is_free(tmp_path: Path) -> None:
     with pytest.raises(InputError) as full, mendable(tmp_path / "not" / "there", "write"):
         full_disk.write_text("anything")
     assert f"No space left on device; {tmp_path} has " in str(full.value)
-    assert "bytes free): free space there and run the command again" in str(full.value)
+    assert "bytes free): delete files to make room and run the command again" in str(full.value)
     with pytest.raises(InputError) as refused, mendable(tmp_path, "write"):
         raise PermissionError(errno.EACCES, "Permission denied")
     assert "free" not in str(refused.value) and "that is writable" in str(refused.value)

@@ -226,8 +226,8 @@ def unloadable() -> ActorDiedError:
     (AWAY, "all of its workers died.*ran out of memory.*--resume", "cpus-per-client"),
     (unloadable(), "no module named such|creation task.*--verbose", "cpus-per-client"),
     (ActorUnschedulableError("no node"), "not enough CPUs.*cpus-per-client = 1", "--resume"),
-    (OutOfDiskError(), "store is full.*No space left on device.*free space there and run the "
-     "command again, with --resume.*--object-store-memory", "another place"),
+    (OutOfDiskError(), "store is full.*No space left on device.*delete files to make room "
+     "and run the command again, with --resume.*--object-store-memory", "another place"),
 ])  # fmt: skip
 def test_advice_is_about_what_happened(error: RayError, said: str, unsaid: str) -> None:
     found = ray_engine._why(error, small(engine={"name": "ray"}))

@@ -177,8 +177,8 @@ class Quantile:
         if left <= 0:
             raise InputError(
                 f"[privacy] count-noise = {self.noise:g} is too small: the noisy counts alone "
-                f"use up the privacy of noise = {noise:g}, and nothing remains for the sums. Set "
-                f"count-noise above {noise / (2 * math.sqrt(blocks)):.3g}."
+                f"use up the privacy budget of noise = {noise:g}, and nothing remains for the "
+                f"sums. Set count-noise above {noise / (2 * math.sqrt(blocks)):.3g}."
             )
         return noise / math.sqrt(left)
 

@@ -294,7 +294,7 @@ def test_their_noise_is_not_resumed_and_stays_spent(tmp_path: Path) -> None:
     ({**BLT, "band": 3}, "band = 3 has no effect"),
     ({"noise-correlation": "sqrt-toeplitz", "buffers": 3}, "buffers = 3 has no effect"),
     ({**BLT, "sampling": "shuffle"}, "has no effect"),
-    ({**BLT, "clients": 2}, "a mean over several clients breaks this"),
+    ({**BLT, "clients": 2}, "but not in a mean over several clients"),
     ({**BLT, "local": {"recipe": "dp-muonbc"}}, "independent between steps"),
     ({**BLT, "buffers": 9}, "buffers = 9"),
 ])  # fmt: skip
