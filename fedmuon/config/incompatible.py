@@ -353,7 +353,7 @@ def has_no_noise(config: Config) -> bool:
 def missing_noise(config: Config) -> Iterator[str]:
     """Yield an error for a private run without noise, unless the user set the key `noise`."""
     if has_no_noise(config) and "noise" not in config.privacy.model_fields_set:
-        yield noise_advice(config)
+        yield f"{noise_advice(config)} For tests without privacy, set noise = 0."
 
 
 def noise_advice(config: Config) -> str:
@@ -362,8 +362,7 @@ def noise_advice(config: Config) -> str:
     named = "[privacy] level = 'client'" if config.privacy.level == "client" else named
     return (
         f"{named} adds no noise by default, so the privacy guarantee would be void (epsilon = "
-        "inf). Set [privacy] epsilon, such as 8, or noise, such as 1. For tests without privacy, "
-        "set noise = 0."
+        "inf). Set [privacy] epsilon, such as 8, or noise, such as 1."
     )
 
 

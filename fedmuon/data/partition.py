@@ -142,9 +142,9 @@ def flatten_partition(parts: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
         ) from None
     if any(part.ndim == 0 for part in arrays):
         raise InputError(
-            "the partition is a list of single numbers, whose meaning is unclear. Return a list "
-            "with one array of sample indices per client, or a numpy array (np.array) with the "
-            "client of each sample."
+            "the partition is a list of single numbers, which could be clients or sample "
+            "indices. Return a list with one array of sample indices per client, or a numpy "
+            "array (np.array) with the client of each sample."
         )
     for client, part in enumerate(arrays):
         if part.size and part.dtype.kind not in "iu":

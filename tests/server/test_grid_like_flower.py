@@ -240,7 +240,7 @@ def test_a_full_place_for_logs_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(InputError) as full, ray_cluster.connected(ray_cluster.LOCAL):
         pass
     said = str(full.value)
-    assert re.search(r"No space left on device; /tmp has [\d,]+ bytes free\): free space", said)
+    assert re.search(r"No space left on device; /tmp has [\d,]+ bytes free\): delete files", said)
     assert said.endswith("with --resume if a run had begun") and "\n" not in said
 
 
