@@ -599,7 +599,7 @@ def measured_gap(
     top = at_least("loss_bound", loss_bound)
     if interval != "normal" and np.ptp(test_losses) > top * (1 + ROUNDING):
         raise InputError(
-            "the held-out losses differ by more than loss_bound. Raise loss_bound, or use "
+            "the held-out losses differ by more than loss_bound. Increase loss_bound, or use "
             "interval='normal'."
         )
     held = class_weights[present]

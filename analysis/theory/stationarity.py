@@ -418,7 +418,7 @@ def sketched_quality(
     if not left > 0:
         raise InputError(
             f"for these singular values, no alignment is proved for a sketch of rank {rank} + "
-            f"{oversample} with h = {power} power iterations. Raise h, the rank or the "
+            f"{oversample} with h = {power} power iterations. Increase h, the rank or the "
             "oversampling."
         )
     return 1 - left / (_divisor(s, divisor) * float(s.sum())), 0.0

@@ -72,8 +72,8 @@ def show(
 
     if clients and x != "rounds":
         raise InputError(
-            "--x has no effect with --clients, because it sets the horizontal axis of the run's "
-            "curves. Remove --x or --clients."
+            "--x sets the horizontal axis of the run's curves, so --x has no effect with "
+            "--clients. Remove --x or --clients."
         )
     if (run_dir / tables.SWEEP).is_file():
         given = {"html": html, "clients": clients, "figure": figure, "x": x != "rounds"}

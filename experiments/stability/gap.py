@@ -28,18 +28,18 @@ from fedmuon.runs.directory import Record
 
 NEARLY = 0.99  # above this share of the full range, a shorter interval is not worth a note
 ANY = "The interval of the gap uses the range 1, which is valid for any loss 1 − p_y, because {}."
-NO_BALL = "no ball is known that {} cannot leave. For a shorter interval, {}raise [data] test"
+NO_BALL = "no ball is known that {} cannot leave. For a shorter interval, {}increase [data] test"
 FAR = (
     "the step sizes are so large that the ball around the models gives no smaller range. For a "
     "shorter interval, lower [local] lr or the number of rounds"
 )
 REFUSED = (
     "a smaller range is proved only for runs with certificates, and this run has no certificate "
-    "(the bound states the reason). For a shorter interval, raise [data] test"
+    "(the bound states the reason). For a shorter interval, increase [data] test"
 )
 EXCEEDED = (
     "a neighbour exceeds its certificate, so no smaller range is proved for this run. For a "
-    "shorter interval, {}raise [data] test"
+    "shorter interval, {}increase [data] test"
 )
 SHORTER = (
     "the smaller range of the ball around X⁰ is proved only {}. For a shorter interval, set {}"

@@ -286,7 +286,7 @@ def verdict_table(out: Path, record: Record) -> Table:
         ("largest perturbation", moved.max()),
         ("mean perturbation", moved.mean()),
         ("distance of the model from X⁰", travel),
-        ("largest perturbation / this distance", moved.max() / travel if travel else None),
+        ("largest perturbation / distance from X⁰", moved.max() / travel if travel else None),
         ("no bound", record["refusal"]),
         ("violated" if record["status"] == "violated" else "note", record["note"]),
     ]
@@ -301,9 +301,9 @@ def verdict_table(out: Path, record: Record) -> Table:
     rows += gap.start_words(record)
     if after := record.get("realized"):
         rows += [("certificates after the run", after["status"]),
-                 ("largest share of such a certificate", after["largest_share"]),
+                 ("largest perturbation / certificate after the run", after["largest_share"]),
                  ("certificate / certificate after the run", after["certified_over_realized"]),
-                 ("perturbations above it", after["exceeded"])]  # fmt: skip
+                 ("exceeded certificates after the run", after["exceeded"])]  # fmt: skip
     if record["gap"] is None:
         rows += [(GAP, record["gap_refusal"])]
     else:

@@ -52,8 +52,8 @@ def require_covered(config: Config) -> None:
     for one, there in wanted.items():
         if not there:
             raise InputError(
-                "[stability] realized supports only FedMuon with full batches, and this config "
-                f"needs {one}. Change the config, or leave [stability] realized out."
+                f"[stability] realized needs {one}, which this config does not have. "
+                "Change the config, or leave [stability] realized out."
             )
 
 

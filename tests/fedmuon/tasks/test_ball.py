@@ -545,7 +545,9 @@ def test_a_gap_of_range_one_says_why_and_what_is_shorter() -> None:
         moved=np.zeros(6),
     )  # fmt: skip
     kinds = {
-        "these iterates cannot leave. For a shorter interval, raise [data] test": {"start": None},
+        "these iterates cannot leave. For a shorter interval, increase [data] test": {
+            "start": None
+        },
         "set [local] weight-decay = 0, or raise": {
             "config": small(local={"lr": 0.01, "weight-decay": 0.1})
         },
