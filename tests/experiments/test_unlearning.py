@@ -203,7 +203,10 @@ def test_the_command(tmp_path: Path) -> None:
     ("tables", "why"),
     [
         ({"local": {"batch": 3}}, "only for full batches"),
-        ({"orthogonalizer": {"name": "exact-sign"}}, "cannot determine the noise"),
+        (
+            {"orthogonalizer": {"name": "exact-sign"}},
+            "removal needs a certificate that never fails",
+        ),
         ({"federation": {"aggregate": "by-samples"}}, "aggregate = 'mean'"),
     ],
 )

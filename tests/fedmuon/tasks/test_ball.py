@@ -548,13 +548,13 @@ def test_a_gap_of_range_one_says_why_and_what_is_shorter() -> None:
         "these iterates cannot leave. For a shorter interval, increase [data] test": {
             "start": None
         },
-        "set [local] weight-decay = 0, or raise": {
+        "set [local] weight-decay = 0, or increase": {
             "config": small(local={"lr": 0.01, "weight-decay": 0.1})
         },
-        "set [local] recipe = 'fedmuon', or raise": {
+        "set [local] recipe = 'fedmuon', or increase": {
             "config": small(local={"lr": 0.01, "recipe": "fedmuon-aligned"})
         },
-        "set [local] weight-decay = 0 and recipe = 'fedmuon', or raise": {
+        "set [local] weight-decay = 0 and recipe = 'fedmuon', or increase": {
             "config": small(local={"lr": 0.01, "recipe": "fedmuon-aligned", "weight-decay": 0.1})
         },
         "only for runs with certificates": {"dropped": True},
