@@ -188,7 +188,7 @@ def test_a_followed_bound_stays_a_bound() -> None:
     ("config", "why"),
     [
         (private("fedmuon", **CLIENT), "need the same participants.* cohorts = 'fixed'"),
-        (small(stability={"realized": True}, local={"recipe": "fedavg"}), "supports only FedMuon"),
+        (small(stability={"realized": True}, local={"recipe": "fedavg"}), "realized needs"),
         (small(stability={"neighbours": "worst"}, orthogonalizer={"name": "exact-sign"}), "jumps"),
         (
             small(stability={"neighbours": "worst"}, federation={"aggregate": "median"}),
