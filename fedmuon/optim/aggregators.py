@@ -35,13 +35,15 @@ class Aggregator:
     """A function that combines the replies of a round.
 
     Attributes:
-        apply: Function from replies to params; with `init`, from `(replies, state)` to
-            `(params, state)`.
+        apply: Function that receives the replies and returns the parameters. With `init`, the
+            function receives `(replies, state)` and returns `(params, state)`.
         stacked: Whether `apply` accepts the replies of all replicas `[replicas, ...]` at once.
         averages: Whether the aggregator is the plain mean, with weight 1/K per reply, as the theory
             assumes.
-        shares: Function from replies to weights with sum 1, for a weighted mean.
-        init: Function from params to the first state. Every checkpoint stores the state.
+        shares: For a weighted mean, a function that receives the replies and returns one weight per
+            reply. The weights sum to 1.
+        init: Function that receives the parameters and returns the first state. Every checkpoint
+            stores the state.
 
     Raises:
         InputError: If `apply`, `shares` or `init` is not a function, or a plain mean has a state.
@@ -83,7 +85,7 @@ class Aggregator:
         Args:
             replies: Replies whose tensors have a leading replica axis `[replicas, ...]`. An
                 aggregator that is not `stacked` receives one replica at a time.
-            state: The aggregator's state `[replicas, ...]`; None if it has none.
+            state: The aggregator's state `[replicas, ...]`, or None if the aggregator has no state.
 
         Returns:
             The combined parameters, and the next state (empty if the aggregator has no state).
@@ -159,8 +161,8 @@ def _check_result(found: Any, like: Params, what: str = "each parameter") -> Par
 def as_aggregator(found: Any, guard: Guard | None = None) -> Aggregator:
     """Convert a function of replies, or an `Aggregator`, to an aggregator.
 
-    The guard names your object in errors. With a guard, an aggregator that stores something between
-    calls is rejected.
+    If a function of the aggregator fails, the error names the object of the guard. With a guard, an
+    aggregator that stores something between calls is rejected.
     """
     if not isinstance(found, Aggregator):
         if not callable(found):
@@ -242,7 +244,8 @@ def by_samples() -> Aggregator:
     """Return the aggregator for the mean weighted by sample counts n_i (McMahan et al. 2017).
 
     Returns:
-        The aggregator, with weight n_i over the sum of the participants' n_j.
+        The aggregator. The weight of a client is its sample count divided by the sum of the sample
+            counts of all participants.
 
     Example:
         >>> from types import SimpleNamespace
@@ -299,8 +302,8 @@ def trimmed_mean(trim: float = 0.2) -> Aggregator:
     The trimmed mean leaves out the smallest and the largest values of the entry.
 
     Args:
-        trim: Share of the K values to leave out at each end, 0 <= trim < 0.5. At each end,
-            floor(trim K) values are left out.
+        trim: The share of the K values to leave out at each end, at least 0 and below 0.5. The
+            floor(trim K) smallest and the floor(trim K) largest values are left out.
 
     Returns:
         The aggregator.

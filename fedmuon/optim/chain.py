@@ -37,18 +37,21 @@ def _no_release(points: Points, bounds: Tensor | None = None) -> Released:
 class Context:
     """The values that a link may read at one local step, in addition to its direction.
 
-    Tensors contain K blocks of S replicas `[K S, ...]`, one block per client. Each client has its
-    own random draws, which its replicas share. Links of a private chain cannot read a gradient;
-    they call `released`.
+    Tensors contain K blocks of S replicas `[K S, ...]`, one block per client. The replicas of a
+    client share the same random draws, and different clients have different draws. Links of a
+    private chain cannot compute a gradient. They call `released` instead.
 
     Attributes:
         params: The model X.
-        gradient: Function from params to (loss `[K S]`, gradient).
-        draws: `draws[k](what, block=...)` is a random generator of client k for this step.
-        released: Function that returns a private release of the lot's gradients at given points.
-            With quantile clipping, the function also accepts clipping bounds `[K S]`.
-        factor: Factor of all step sizes in this round.
-        clients: Numbers of the K clients. Only links with `knows_client` receive them.
+        gradient: Function that receives a model, and returns the losses `[K S]` of the batch and
+            the gradient.
+        draws: A list of functions, one per client. `draws[k](what, block=...)` returns a random
+            generator of client k for this step.
+        released: Function that receives points, and returns a private release of the lot's
+            gradients at these points. With quantile clipping, the function also accepts clipping
+            bounds `[K S]`.
+        factor: Factor that multiplies all step sizes in this round.
+        clients: Numbers of the K clients. Only links with `knows_client` receive these numbers.
         received: The model that the client received at the start of the round.
 
     Example:
@@ -79,9 +82,10 @@ class Link:
         init: Function from params to the first state.
         update: Function from `(direction, state, context)` to `(direction, state)`. It must return
             new tensors.
-        lasting: Whether the state should continue in the next round.
-        averaged: Only for a link that tracks how averaging reduces noise: a function from (mean of
-            the clients' states, sum of the squared weights of the clients) to the server's state.
+        lasting: Whether the next round should continue with this state.
+        averaged: Only for a link that tracks how averaging reduces noise. This function receives
+            the mean of the clients' states and the sum of the clients' squared weights, and returns
+            the server's state.
         knows_client: Whether the link receives `context.clients`.
 
     Raises:
@@ -161,8 +165,8 @@ class Chain:
 
         Args:
             params: The model, name -> tensor `[replicas, ...]`.
-            given: Mapping of link name to a state that the server sent or the client stored. All
-                other links start with a new state.
+            given: Mapping from a link name to a state that the server has sent or the client has
+                stored. All other links start with a new state.
 
         Returns:
             Mapping of link name to state.
@@ -239,9 +243,10 @@ def forbidden_gradient(at: Params) -> tuple[Tensor, Params]:
 
 
 def per_client(number: Number, template: Tensor) -> Number:
-    """Repeat one value per replica [S] for all K clients of a template [K S, ...].
+    """Repeat the values of the S replicas for each of K clients, in the order of the template.
 
-    A single number is returned as a float.
+    `number` contains one value per replica, and the template is a tensor [K S, ...]. If `number` is
+    a single number, it is returned as a float.
     """
     if isinstance(number, float | int):
         return float(number)
@@ -257,6 +262,9 @@ def per_replica(number: Number, template: Tensor) -> Number:
 
 
 def gaussian_like(matrix: Tensor, context: Context, what: Draw, block: int) -> Tensor:
-    """Draw a normal tensor [K S, ...]. All S replicas of a client share one draw."""
+    """Draw a standard normal tensor with the shape of `matrix`.
+
+    The replicas of a client get equal entries.
+    """
     draws = [draw(what, block=block) for draw in context.draws]
     return to_device(normal(draws, tuple(matrix.shape)), matrix.device, matrix.dtype)

@@ -1,4 +1,4 @@
-"""Compressors: how a client's update is written in its message, and the bytes this takes.
+"""Compressors, which write a client's update in a message with fewer bytes.
 
 A `Compressor` converts one tensor to the small tensors of a message, and back. C(x) is the tensor
 that the receiver decodes. All compressors except `identity` lose information. A contractive
@@ -39,14 +39,18 @@ class Compressor:
 
     Attributes:
         name: Name of the compressor in the config table [compression].
-        encode: Function from (tensor [S, ...], generator) to the parts of its message. If `kept`
-            names a part, `encode` also accepts this part of the sender's last message.
-        decode: Function from (parts, a tensor like the original) to C(x).
-        template: Function from a tensor to parts with the shapes and dtypes of its message.
-        error: Function from a tensor to e, the bound on E||C(x) - x||^2 / ||x||^2 for its shape.
-        unbiased: Whether E C(x) = x.
-        kept: Name of the part that a sender stores for its next message; empty if no part is
-            stored.
+        encode: Function that receives a tensor [S, ...] and a random generator, and returns the
+            parts of the message. If `kept` names a part, `encode` also accepts this part of the
+            sender's last message.
+        decode: Function that receives the parts of a message and a tensor like the original, and
+            returns C(x).
+        template: Function that receives a tensor, and returns parts with the shapes and dtypes of
+            the tensor's message.
+        error: Function that receives a tensor, and returns the bound e on E||C(x) - x||^2 / ||x||^2
+            for tensors of this shape.
+        unbiased: Whether the mean of C(x) equals x.
+        kept: Name of the part that a sender stores for its next message. The name is empty if no
+            part is stored.
     """
 
     name: str
@@ -73,7 +77,7 @@ def identity() -> Compressor:
 
 
 def _count(share: float, size: int) -> int:
-    """Return how many of `size` entries or rows are sent for this share, at least one."""
+    """Return the number of entries or rows to send: this share of `size`, and at least 1."""
     return max(1, min(size, round(share * size)))
 
 
@@ -83,13 +87,19 @@ def _index_type(size: int) -> torch.dtype:
 
 
 def _pays(like: Tensor, taken: int, of: int) -> bool:
-    """Return whether `taken` entries or rows with positions need fewer bytes than all `of`."""
+    """Return whether some entries or rows need fewer bytes than all entries or rows.
+
+    Args:
+        like: The tensor to send.
+        taken: Number of entries or rows that are sent with their positions.
+        of: Number of all entries or rows.
+    """
     piece = like[0].numel() // of * like.element_size()
     return taken * (piece + _index_type(of).itemsize) < of * piece
 
 
 def _positions(indices: Tensor, size: int) -> Tensor:
-    """Return the positions in a message, after a check that they are below `size`."""
+    """Check that all positions in a message are below `size`, and return the positions."""
     found = indices.long()
     if found.numel() and not (int(found.min()) >= 0 and int(found.max()) < size):
         raise InputError(
@@ -108,9 +118,10 @@ def _require_share(name: str, share: float) -> None:
 
 
 def _largest(sizes: Tensor, count: int) -> Tensor:
-    """Return the positions [S, k] of the k largest sizes [S, d], in ascending order.
+    """Return the positions of the `count` largest sizes of each replica, in ascending order.
 
-    Among equal sizes, the first positions are chosen, so every machine chooses the same ones.
+    Among equal sizes, the first positions are chosen. Every machine therefore chooses the same
+    positions.
     """
     order = sizes.sort(dim=1, descending=True, stable=True).indices
     return order[:, :count].sort(dim=1).values
@@ -123,7 +134,7 @@ def _sparse(
     error: Callable[[Tensor], float],
     unbiased: bool,
 ) -> Compressor:
-    """Make a compressor that sends k of d entries with their positions.
+    """Make a compressor that sends some entries of a tensor together with their positions.
 
     The compressor sends the whole tensor if the whole tensor needs no more bytes.
     """
@@ -159,8 +170,9 @@ def _sparse(
 def top_k(share: float) -> Compressor:
     """Return a compressor that sends the entries with the largest absolute values.
 
-    The message contains these entries and their positions; `share` is their share of all entries.
-    The compressor sends the whole tensor if the whole tensor needs no more bytes.
+    The message contains these entries and their positions. `share` is the number of sent entries
+    divided by the number of all entries. The compressor sends the whole tensor if the whole tensor
+    needs no more bytes.
     """
 
     def encode(value: Tensor, rng: np.random.Generator) -> Parts:
@@ -175,7 +187,8 @@ def top_k(share: float) -> Compressor:
 
 
 def random_k(share: float) -> Compressor:
-    """Return a compressor that sends k random entries of d, multiplied by d / k.
+    """Return a compressor that sends k random entries of a tensor with d entries, multiplied by d /
+    k.
 
     The message contains these entries and their positions. The compressor sends the whole tensor if
     the whole tensor needs no more bytes.
@@ -202,10 +215,11 @@ def _is_matrix(like: Tensor) -> bool:
 def rows(share: float) -> Compressor:
     """Return a compressor that sends the rows with the largest Euclidean norms.
 
-    A tensor [S, m, ...] is a stack of matrices with m rows. The message contains the rows and their
-    positions; `share` is their share of all rows. Vectors are sent uncompressed. A whole matrix is
-    sent if it needs no more bytes. Dion2 (arXiv:2512.16928) selects rows of the momentum in the
-    same way, and keeps the other rows for later steps, as error feedback does.
+    A tensor [S, m, ...] is a stack of matrices with m rows. The message contains the largest rows
+    and their positions. `share` is the number of sent rows divided by m. Vectors are sent
+    uncompressed. A whole matrix is sent if it needs no more bytes. Dion2 (arXiv:2512.16928) selects
+    rows of the momentum in the same way, and keeps the other rows for later steps, as error
+    feedback does.
     """
     _require_share("rows", share)
 
@@ -247,7 +261,7 @@ def rows(share: float) -> Compressor:
 
 
 def _pack(codes: Tensor, bits: int) -> Tensor:
-    """Pack integers [S, d] below 2^bits into bytes [S, ceil(d bits / 8)]."""
+    """Pack integers below 2^bits into bytes, separately for each replica."""
     places = torch.arange(bits, device=codes.device)
     planes = ((codes.unsqueeze(-1) >> places) & 1).to(torch.uint8).flatten(1)
     planes = torch.nn.functional.pad(planes, (0, -planes.shape[1] % 8)).unflatten(1, (-1, 8))
@@ -256,7 +270,7 @@ def _pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def _unpack(packed: Tensor, bits: int, size: int) -> Tensor:
-    """Return the integers [S, size] that `_pack` has packed into bytes."""
+    """Return the `size` integers of each replica that `_pack` has packed into bytes."""
     places = torch.arange(8, device=packed.device)
     planes = ((packed.long().unsqueeze(-1) >> places) & 1).flatten(1)[:, : size * bits]
     weights = 1 << torch.arange(bits, device=packed.device)
@@ -271,7 +285,7 @@ def _scaled_codes(
     error: Callable[[Tensor], float],
     unbiased: bool,
 ) -> Compressor:
-    """Make a compressor that sends one scale [S, 1] per tensor and `bits` bits per entry."""
+    """Make a compressor that sends one scale per tensor, and `bits` bits per entry."""
 
     def decode(parts: Parts, like: Tensor) -> Tensor:
         codes = _unpack(parts["codes"].to(like.device), bits, like[0].numel())
@@ -286,7 +300,7 @@ def _scaled_codes(
 
 
 def _norms(flat: Tensor) -> Tensor:
-    """Return the norms [S, 1] of rows [S, d].
+    """Return the Euclidean norm of each row.
 
     If the squares of finite numbers overflow or underflow, the norm is computed from scaled
     numbers. A norm that is too large for the dtype becomes the largest number of the dtype.
@@ -303,12 +317,13 @@ def _norms(flat: Tensor) -> Tensor:
 
 
 def qsgd(levels: int) -> Compressor:
-    """QSGD: send the norm, and for each entry its sign and a randomly rounded level.
+    """Return QSGD, a compressor that rounds each entry to one of a few levels at random.
 
-    |x_j| / ||x|| lies between two multiples of 1/s. The compressor sends one of these two
-    multiples, drawn such that its mean is |x_j| / ||x|| (Alistarh et al. 2017, section 3.1). An
-    entry needs ceil(log2(2 s + 1)) bits. A norm that overflows is replaced by the largest number of
-    the dtype, which preserves the means.
+    The compressor sends the norm of the tensor, and the sign and the level of each entry. For an
+    entry x_j, |x_j| / ||x|| lies between two multiples of 1/s. The compressor selects one of these
+    two multiples at random, so that the expected value is |x_j| / ||x|| (Alistarh et al. 2017,
+    section 3.1). An entry needs ceil(log2(2 s + 1)) bits. A norm that overflows is replaced by the
+    largest number of the dtype, which preserves the means.
 
     Args:
         levels: The number s of levels.
@@ -340,9 +355,11 @@ def qsgd(levels: int) -> Compressor:
 
 
 def sign() -> Compressor:
-    """Return a compressor that sends the signs and the mean absolute value, their common scale.
+    """Return a compressor that sends the signs of all entries and the mean absolute value.
 
-    ||C(x) - x||^2 = ||x||^2 - ||x||_1^2 / d (Karimireddy et al. 2019, arXiv:1901.09847).
+    The receiver multiplies the signs by the mean absolute value. For a tensor x with d entries, the
+    squared error ||C(x) - x||^2 is ||x||^2 - ||x||_1^2 / d (Karimireddy et al. 2019,
+    arXiv:1901.09847).
     """
 
     def encode(value: Tensor, rng: np.random.Generator) -> Parts:
@@ -357,7 +374,7 @@ def sign() -> Compressor:
 
 
 def svd(rank: int) -> Compressor:
-    """Return a compressor that sends two factors of the nearest matrix of rank r.
+    """Return a compressor that sends the nearest matrix of rank r as two factors.
 
     Vectors, and matrices whose factors would not be smaller, are sent uncompressed.
 
@@ -375,14 +392,15 @@ def svd(rank: int) -> Compressor:
 
 
 def power(rank: int, iterations: int = 1) -> Compressor:
-    """PowerSGD: send a matrix as two factors of rank r, found by power iteration.
+    """Return PowerSGD, a compressor that sends a matrix as two factors of rank r.
 
-    One iteration computes L = orth(M R^T) and R = L^T M. The receiver computes L R, a projection of
-    M. The first R of a message is the R of the sender's last message. If a matrix changes little, L
-    R therefore approaches the nearest matrix of rank r from round to round (Vogels et al. 2019,
-    arXiv:1905.13727). In the first round, R is drawn from a normal distribution. Later, rows of R
-    that are 0 up to rounding are drawn again, because they contain no information about M. Vectors,
-    and matrices whose factors would not be smaller, are sent uncompressed.
+    The factors L and R are found by power iteration. One iteration computes L = orth(M R^T) and R =
+    L^T M. The receiver computes L R, which is a projection of M. The iterations for a message start
+    with the R of the sender's last message. If a matrix changes little, L R therefore approaches
+    the nearest matrix of rank r from round to round (Vogels et al. 2019, arXiv:1905.13727). In the
+    first round, R is drawn from a normal distribution. Later, rows of R that are 0 up to rounding
+    are drawn again, because they contain no information about M. Vectors, and matrices whose
+    factors would not be smaller, are sent uncompressed.
 
     Args:
         rank: The rank r.
@@ -414,7 +432,7 @@ def power(rank: int, iterations: int = 1) -> Compressor:
 
 
 def _factored(name: str, rank: int, encode: Callable[..., Parts]) -> Compressor:
-    """Make a compressor that sends factors [S, m, r] and [S, r, n] of matrices [S, m, n]."""
+    """Make a compressor that sends each matrix as two factors of rank r."""
     if not isinstance(rank, int) or rank < 1:
         raise InputError(f"the rank of {name} is {rank}, but it must be an integer of 1 or more")
 
@@ -440,7 +458,7 @@ def _factored(name: str, rank: int, encode: Callable[..., Parts]) -> Compressor:
 def compressor(
     name: str, share: float = 0.1, levels: int = 7, rank: int = 4, iterations: int = 1
 ) -> Compressor:
-    """Return the compressor with this name in [compression].
+    """Return the compressor with this name in the config table [compression].
 
     Each compressor uses its own option, and ignores the options of other compressors.
     """
@@ -471,9 +489,9 @@ def encoded(
 ) -> dict[str, Params]:
     """Compress trees (a model and states) to the tensors of a message.
 
-    `memory` contains the parts that the sender stored from its last message. Tensors with the names
-    and shapes of `like` are compressed. All others are sent uncompressed, such as running
-    statistics of BatchNorm, step counts and scalars.
+    Only tensors with the names and shapes of `like` are compressed. All other tensors are sent
+    uncompressed, such as running statistics of BatchNorm, step counts and scalars. `memory`
+    contains the parts that the sender has stored from its last message.
     """
     found: dict[str, Params] = {}
     for number, (tree, held) in enumerate(sorted(trees.items())):
@@ -507,7 +525,7 @@ def decoded(compressor: Compressor, trees: Trees, like: Params) -> dict[str, Par
 
 
 def templates(compressor: Compressor, trees: Trees, like: Params) -> dict[str, Params]:
-    """Return tensors with the names and shapes of the message for trees like these."""
+    """Return tensors with the names and shapes of a message that contains trees like these."""
     found: dict[str, Params] = {}
     for tree, held in trees.items():
         found[tree] = {}
@@ -525,7 +543,7 @@ def compressible(value: Tensor, name: str, like: Params) -> bool:
 
 
 def draws_of(seed: int, what: Draw, round: int, client: int = 0) -> DrawOf:
-    """Return a function that makes the random generator of each tensor in a message."""
+    """Return a function that makes a separate random generator for each tensor in a message."""
     return lambda tree, block: generator(
         seed, what, round=round, client=client, step=tree, block=block
     )
@@ -538,15 +556,16 @@ def draws_of(seed: int, what: Draw, round: int, client: int = 0) -> DrawOf:
 class Compression:
     """How the messages of a run are compressed.
 
-    A client's update u is the difference between a returned tensor and the received one. This
-    applies to the model, and to each state that is sent and returned. A state that is only returned
-    is an update itself. The server adds C(u) to the tensor that it sent, and passes the sum to its
-    rule. With feedback, a client stores a memory e with the same shapes, which starts at 0:
+    For the model, and for each state that is sent and returned, the update u of a client is the
+    returned tensor minus the received tensor. If a state is only returned, the update u is the
+    state itself. A client sends the compressed update C(u). The server adds C(u) to the tensor that
+    it has sent, and passes the sum to its rule. With feedback, a client stores a memory e with the
+    same shapes, which starts at 0:
 
-    - "error" (EF14): the message is c = C(u + e), and e <- u + e - c.
-    - "ef21": the message is c = C(u - e), and e <- e + c. The server stores g, the mean of e over
-      all N clients: g <- g + (1/N) sum of c. The server's rule receives the tensor that was sent,
-      plus g.
+    - "error" (EF14): the client sends c = C(u + e), and sets e <- u + e - c.
+    - "ef21": the client sends c = C(u - e), and sets e <- e + c. The server stores g, the mean of e
+      over all N clients. In each round, the server adds the sum of all c, divided by N, to g. The
+      server's rule receives g plus the tensor that was sent.
 
     A client also stores the part that its compressor needs for the next message, such as the right
     factors of `power`.
@@ -561,8 +580,8 @@ class Compression:
         feedback: "none", "error" or "ef21".
         seed: Seed of the random draws.
         clients: The number N of all clients, which "ef21" needs.
-        direction: Whether clients return a direction instead of a model. A direction is itself an
-            update.
+        direction: Whether clients return a direction instead of a model. The update u is then the
+            direction itself.
     """
 
     uplink: Compressor = field(default_factory=identity)
@@ -593,13 +612,16 @@ class Compression:
         return self.feedback == "ef21"
 
     def _base(self, sent: Trees, tree: str) -> Params:
-        """Return the tensors to which updates are added; empty if the tree is an update."""
+        """Return the tensors to which the receiver adds the updates in this tree.
+
+        The result is empty if the tree itself is an update.
+        """
         return {} if self.direction and tree == MODEL else sent.get(tree, {})
 
     def message(
         self, returned: Trees, received: Trees, memory: Params, round: int, client: int
     ) -> tuple[dict[str, Params], Params]:
-        """Return a client's compressed message, and the client's memory after the message.
+        """Return a client's compressed message, and the memory that the client stores.
 
         The memory is empty if the run has no feedback and the compressor stores no part.
 
@@ -645,12 +667,14 @@ class Compression:
     def replies(
         self, messages: Sequence[Trees], sent: Trees, mean: Trees
     ) -> tuple[list[dict[str, Params]], dict[str, Params]]:
-        """Return the clients' decompressed models and states, and the server's g after the round.
+        """Decompress the clients' messages, and return their models and states, and the server's
+        new g.
 
         Args:
             messages: The clients' messages, in the order of the clients.
             sent: The model and states that the clients received.
-            mean: The server's g before the round, for each tree; empty without feedback "ef21".
+            mean: The server's g before the round, for each tree. The mapping is empty without
+                feedback "ef21".
         """
         like = split_statistics(sent[MODEL])[0]
         share = len(messages) / self.clients if self.estimates else 1.0

@@ -91,7 +91,7 @@ def private_gradient() -> Link:
 
 
 def disk_filter(gain: float, reach: float) -> Link:
-    """DiSK: a Kalman filter with constant gain on private gradients (DiSK, Algorithm 2).
+    """Return the link of DiSK, which filters private gradients (DiSK, Algorithm 2).
 
         g_t = release( c grad f(x_t + gamma d_{t-1}) + (1 - c) grad f(x_t) )
         g~_t = (1 - kappa) g~_{t-1} + kappa g_t,   g~_{-1} = g_0
@@ -102,12 +102,13 @@ def disk_filter(gain: float, reach: float) -> Link:
     gradient.
 
     Args:
-        gain: kappa. With 1, there is no filter.
-        reach: gamma. With infinity, all gradients are computed at x_t. Then g~ is a first-order
-            low-pass filter, as in DOPPLER (DiSK, A.5).
+        gain: The gain kappa of the filter. With 1, gradients are not filtered.
+        reach: The factor gamma. With infinity, all gradients are computed at x_t. The filter is
+            then a first-order low-pass filter, as in DOPPLER (DiSK, A.5).
 
     Returns:
-        The first link of a chain. Its state contains g~, the last x and the number of steps [S].
+        The first link of a chain. The state of the link contains g~, the last x, and the number of
+            steps of each replica.
     """
     share = (1 - gain) / (gain * reach)
 
@@ -142,10 +143,10 @@ def disk_filter(gain: float, reach: float) -> Link:
 
 
 def adaptive_bound(link: Link, quantile: Quantile, bound: float) -> Link:
-    """Make the clipping bound of a first link follow a quantile of the gradient norms.
+    """Return a first link whose clipping bound adapts to a quantile of the gradient norms.
 
-    The bound starts at `bound`. The logarithm of the bound [S] is part of the link's state, so the
-    server averages it over the clients.
+    The clipping bound starts at `bound`. The state of the link contains the logarithm of the bound
+    for each replica, so the server averages these logarithms over the clients.
     """
 
     def init(params: Params) -> State:
@@ -173,9 +174,10 @@ def adaptive_bound(link: Link, quantile: Quantile, bound: float) -> Link:
 
 
 def momentum(memory: Number, form: str = "ema") -> Link:
-    """Return a link that accumulates momentum C.
+    """Return a link that accumulates the incoming directions G in a momentum C.
 
-    FedMuon averages the state C on the server. G is the incoming direction.
+    The table shows how each form computes the new C and the outgoing direction. FedMuon averages
+    the state C on the server.
 
     | form         | state C               | direction             | used in                       |
     |--------------|-----------------------|-----------------------|-------------------------------|
@@ -190,11 +192,12 @@ def momentum(memory: Number, form: str = "ema") -> Link:
     same step for both forms. An orthogonalizer with `lam` or `eps` does not ignore scale.
 
     Args:
-        memory: beta, one number or one per replica `[replicas]`.
+        memory: The coefficient beta of the momentum. Pass one number, or a tensor `[replicas]` with
+            one number per replica.
         form: Name of a form in the table.
 
     Returns:
-        A link with a lasting state C that has the shapes of the model.
+        A link whose state C lasts between rounds. C has the shapes of the model.
 
     Example:
         >>> import torch
@@ -223,17 +226,18 @@ def momentum(memory: Number, form: str = "ema") -> Link:
 
 
 def adamw(decay: float = ADAM_DECAY) -> Link:
-    """Return AdamW's direction: m / (sqrt(v) + eps) + decay X, with bias-corrected moments.
+    """Return a link that computes the direction of AdamW from gradients.
 
-    The next link, `descend`, multiplies this direction by -lr. The constants are those of
-    torch.optim.AdamW. Source: Loshchilov and Hutter 2019.
+    The direction is m / (sqrt(v) + eps) + decay X, where m and v are the bias-corrected moments and
+    X is the model. The next link, `descend`, multiplies this direction by -lr. The constants are
+    those of torch.optim.AdamW. Source: Loshchilov and Hutter 2019.
 
     Args:
         decay: Decoupled weight decay.
 
     Returns:
-        A link with a lasting state: m and v of every parameter, and the number of steps
-            `[replicas]`.
+        A link whose state lasts between rounds. The state contains m and v of every parameter, and
+            the number of steps `[replicas]`.
 
     Example:
         >>> from fedmuon import links
@@ -274,7 +278,7 @@ def align(share: float) -> Link:
     Remark 3.2.
 
     Args:
-        share: alpha, the weight of the global direction, from 0 to 1.
+        share: The weight alpha of the global direction, from 0 to 1.
 
     Returns:
         A link with the state `global-direction`.
@@ -293,9 +297,9 @@ def align(share: float) -> Link:
 
 
 def proximal(weight: float) -> Link:
-    """Return FedProx's link, which maps a gradient G to G + weight (x - X).
+    """Return the link of FedProx, which adds weight (x - X) to a gradient.
 
-    X is the model that the client received.
+    x is the client's current model, and X is the model that the client received.
     """
 
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
@@ -311,14 +315,15 @@ def proximal(weight: float) -> Link:
 
 
 def personal_model(lr: Number, weight: float, decay: float = 0.0) -> Link:
-    """Ditto's model of a client: v <- v - lr (G(v) + weight (v - X) + decay v).
+    """Return the link of Ditto, which trains a client's own model v.
 
-    X is the model that the client received. G is the gradient on the batch of the step. The link
-    does not change the direction.
+    Each step computes v <- v - lr (G(v) + weight (v - X) + decay v), where X is the model that the
+    client received, and G(v) is the gradient on the batch of this step. The link does not change
+    the direction.
 
     Args:
-        lr: Step size, one number or one per replica [S].
-        weight: lambda, the strength of the pull to X.
+        lr: Step size. Pass one number, or a tensor [replicas] with one step size per replica.
+        weight: The strength lambda of the pull towards X.
         decay: Decoupled weight decay.
     """
 
@@ -335,9 +340,10 @@ def personal_model(lr: Number, weight: float, decay: float = 0.0) -> Link:
 
 
 def shift(name: str, sign: float) -> Link:
-    """Return a link that maps a direction D to D + sign C.
+    """Return a link that adds its state C, multiplied by `sign`, to the direction.
 
-    C is the state with this name. Only the recipe's client and server rules change C.
+    `name` is the name of the link and of its state. The link does not change C. The client rule and
+    the server rule of the recipe change C.
     """
 
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
@@ -378,8 +384,8 @@ def descend(lr: Number, others: Mapping[str, Number] | None = None, decay: float
     This is the last link of a chain. Source: Stability note, eq. (3).
 
     Args:
-        lr: Step size η, one number or one per replica `[replicas]`.
-        others: Step sizes of parameters that do not use `lr`, by name.
+        lr: Step size η. Pass one number, or a tensor `[replicas]` with one step size per replica.
+        others: Mapping from a parameter name to a step size, for parameters that do not use `lr`.
         decay: Decoupled weight decay.
 
     Returns:
@@ -417,10 +423,11 @@ def descend(lr: Number, others: Mapping[str, Number] | None = None, decay: float
 
 
 def only(chosen: Callable[[str], bool], link: Link) -> Link:
-    """Apply a link to some parameters. Other parameters pass unchanged.
+    """Return a link that applies another link to some parameters. Other parameters pass unchanged.
 
     Args:
-        chosen: Function from a parameter name to whether the link applies to it.
+        chosen: Function that receives a parameter name, and returns whether the link applies to
+            this parameter.
         link: The link.
 
     Returns:
@@ -443,7 +450,7 @@ def only(chosen: Callable[[str], bool], link: Link) -> Link:
 
 
 def _only_where(chosen: Callable[[str, Tensor], bool], link: Link) -> Link:
-    """Apply a link to the parameters for which `chosen(name, value)` is true."""
+    """Return a link that applies another link only where `chosen(name, value)` is true."""
 
     def part(values: Params) -> Params:
         return {name: value for name, value in values.items() if chosen(name, value)}
@@ -464,16 +471,17 @@ def orthogonalize(
     routes: Mapping[str, int] | None = None,
     shards: int = 1,
 ) -> Link:
-    """Orthogonalize each matrix, and multiply the result by the scale s(m, n).
+    """Return a link that orthogonalizes each matrix and multiplies the result by a scale.
 
     Args:
         orthogonalizer: A `fedmuon.Orthogonalizer`, or a function on stacks `[..., m, n]`.
-        adjust: The scale s(m, n) of the step. "none" is 1, "original" sqrt(max(1, m/n)),
-            "match-rms" 0.2 sqrt(max(m, n)), "scion" sqrt(m/n), and "polargrad" <M, Orth(M)>.
-        routes: Mapping of parameter name to the number of matrices in this parameter. Parameters
-            with 0, or without an entry, pass unchanged. A custom recipe that is a function receives
-            this mapping as its argument `routes`. By default, all parameters with two or more axes
-            are matrices.
+        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix. "none"
+            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)), and
+            "scion" means sqrt(m/n). "polargrad" means the inner product of M and Orth(M).
+        routes: Mapping from a parameter name to the number of matrices in this parameter.
+            Parameters with 0 matrices, or without an entry, pass unchanged. A custom recipe that is
+            a function receives this mapping as its argument `routes`. By default, all parameters
+            with two or more axes are matrices.
         shards: Number of pieces into which each matrix is cut along its longer side. Each piece is
             orthogonalized separately (see `block_periodic`).
 
@@ -508,10 +516,10 @@ def map_matrices(
     blocks: Mapping[str, int] | None = None,
     shards: int = 1,
 ) -> Link:
-    """Apply a map to every matrix, and multiply the result by s(m, n) (Stability note, eq. (2)).
+    """Return a link that applies a map to every matrix and scales the result.
 
-    A parameter [S, out, ...] is a stack of matrices [S, out, -1]. Each of them may contain several
-    matrices side by side.
+    See Stability note, eq. (2). A parameter [S, out, ...] is a stack of S matrices of shape
+    [out, -1]. Each of these matrices may contain several matrices side by side.
 
     Args:
         apply: The map.
@@ -522,8 +530,8 @@ def map_matrices(
             exact (PolarGrad, arXiv:2505.21799, in the form that averages gradients first).
         grouped: Whether the map may receive small matrices of equal shape as one stack. Use False
             for a map with random draws, because every matrix has its own draws.
-        blocks: Mapping of parameter name to its number of matrices, if this is more than one. The
-            matrices lie side by side along the longer side.
+        blocks: Mapping from a parameter name to the number of matrices in this parameter, if there
+            is more than one. The matrices lie side by side along the longer side.
         shards: Number of pieces into which each matrix is cut along its longer side. The map is
             applied to each piece separately.
     """
@@ -562,7 +570,9 @@ def map_matrices(
 
 
 def _matrices(value: Tensor, count: int, shards: int = 1) -> tuple[int, list[Tensor]]:
-    """Cut a parameter [S, out, ...] into matrices [S, m, n]; also return the axis of the cuts."""
+    """Cut a parameter into `count` stacks of matrices, each again into `shards` pieces.
+
+    The axis of the cuts is returned together with the pieces."""
     axis = 1 if value.shape[1] >= value.shape[2:].numel() else 2
     whole = value.flatten(2).chunk(count, axis)
     if shards == 1:
@@ -571,9 +581,10 @@ def _matrices(value: Tensor, count: int, shards: int = 1) -> tuple[int, list[Ten
 
 
 def block_periodic(whole: Link, sharded: Link, period: int) -> Link:
-    """Orthogonalize whole matrices in every `period`-th step, and pieces in other steps (MuonBP).
+    """Return a link that orthogonalizes pieces of matrices, and sometimes whole matrices (MuonBP).
 
-    The first step uses whole matrices. On model-parallel devices, only steps with whole matrices
+    The first step and every `period`-th step after the first use whole matrices. All other steps
+    use pieces. On model-parallel devices, only steps with whole matrices
     need communication. In this package, all pieces are on one device, so this link shows only the
     effect of MuonBP on training. The paper uses two step sizes that match root mean squares. To
     follow the paper, pass adjust="match-rms" to both links.
@@ -583,11 +594,12 @@ def block_periodic(whole: Link, sharded: Link, period: int) -> Link:
     Args:
         whole: A link from `orthogonalize`.
         sharded: The same link with `shards` above 1.
-        period: P >= 1. With 1, only `whole` is used.
+        period: The period P, an integer of at least 1. Every P-th step uses whole matrices. With 1,
+            all steps use whole matrices.
 
     Returns:
         A link whose state is the number of steps `[replicas]`. If a recipe does not send this
-            state, each round starts with a whole step.
+            state, each round starts with a step that uses whole matrices.
 
     Raises:
         InputError: If `period` is not an integer >= 1.
@@ -618,7 +630,10 @@ def block_periodic(whole: Link, sharded: Link, period: int) -> Link:
 def normalize_rows(
     orthogonal: Link, memory: float, blocks: Mapping[str, int] | None = None
 ) -> Link:
-    """Divide the rows (neurons) of orthogonalized matrices by their running root mean squares.
+    """Return a link that scales the rows of orthogonalized matrices to similar sizes (NorMuon).
+
+    Each row, which belongs to one neuron, is divided by its running root mean square. With O, the
+    orthogonalized matrix, a step computes
 
         v <- memory v + (1 - memory) mean of the squares of each row of O
         N = O / (sqrt(v) + 1e-10),   step = N ||O||_F / (||N||_F + 1e-10)
@@ -632,9 +647,9 @@ def normalize_rows(
 
     Args:
         orthogonal: The link that orthogonalizes. Its state is stored together with v.
-        memory: beta_2, in [0, 1).
-        blocks: Mapping of parameter name to its number of matrices, like `routes` of
-            `orthogonalize`. Parameters with 0, and vectors, pass unchanged.
+        memory: The coefficient beta_2 in the update of v, at least 0 and below 1.
+        blocks: Mapping from a parameter name to the number of matrices in this parameter, like
+            `routes` of `orthogonalize`. Vectors and parameters with 0 matrices pass unchanged.
 
     Returns:
         A link whose state contains v `[replicas, matrices, rows, 1]` of every parameter. If a
@@ -740,18 +755,19 @@ def bias_correction(
 ) -> Link:
     """Return a link that orthogonalizes a momentum and corrects the bias that noise causes.
 
-    The comment before this function describes the correction (DP-MuonBC).
+    The comment before this function explains the correction, which is that of DP-MuonBC.
 
     Args:
-        orthogonal: The orthogonalizer, a link without a state.
-        probes: Number of probe pairs U_j.
-        noise: Standard deviation of the noise in an entry of a released gradient.
-        memory: mu, of M <- mu M + g~.
-        average: Whether the link receives (1 - mu) M instead of M.
-        gain: kappa of a Kalman filter before the momentum.
+        orthogonal: The link that orthogonalizes. This link must not have a state.
+        probes: Number of random probes U_j that are averaged.
+        noise: Standard deviation of the noise in each entry of a released gradient.
+        memory: The momentum coefficient mu in M <- mu M + g~.
+        average: Whether the incoming direction is (1 - mu) M instead of M.
+        gain: The gain kappa of the Kalman filter before the momentum. Use 1 if there is no filter.
 
     Returns:
-        A link whose state contains the number of steps [S] and the moments of the noise [S, 3].
+        A link whose state contains, for each replica, the number of steps and the moments of the
+            noise.
     """
 
     def init(params: Params) -> State:
@@ -774,9 +790,14 @@ def bias_correction(
 def unbiased(
     orthogonal: Link, unit: Params, width: Tensor, context: Context, probes: int
 ) -> Params:
-    """Return the bias-corrected result O for every matrix M^ [S, m, n].
+    """Orthogonalize matrices, and correct the bias that noise causes.
 
-    `width` [S] is rho, the standard deviation of the noise in an entry of M^.
+    Args:
+        orthogonal: The link that orthogonalizes.
+        unit: The matrices M^, whose first axis numbers the replicas.
+        width: For each replica, the standard deviation rho of the noise in each entry of M^.
+        context: The context of the local step.
+        probes: Number of random probes that are averaged.
     """
 
     def mapped(matrices: Params) -> Params:
@@ -798,16 +819,17 @@ def unbiased(
 
 
 def probe(matrix: Tensor, context: Context, block: int, number: int) -> Tensor:
-    """Return the Gaussian probe number `number` for a tensor [K S, ...]."""
+    """Draw a standard normal tensor, the probe with this number for this block."""
     return gaussian_like(matrix, context, Draw.PROBE, block * PROBES + number)
 
 
 def noise_moments(state: State, memory: float, gain: float) -> State:
-    """Return the noise moments (E f^2, E f m, E m^2) after one more local step of a client.
+    """Return the state with the moments of the noise after one more local step of a client.
 
-    The moments are divided by the variance of w. The comment before `bias_correction` defines f, m
-    and w. Without a filter, E m^2 of a single client is (1 - mu^(2t)) / (1 - mu^2). Divided by
-    s_t^2, this number is DP-Muon's (1 - mu) / (1 + mu) (1 + mu^t) / (1 - mu^t).
+    The moments are E f^2, E f m and E m^2, divided by the variance of w. The comment before
+    `bias_correction` defines f, m and w. Without a filter, E m^2 of a single client after t steps
+    is (1 - mu^(2t)) / (1 - mu^2). The paper DP-Muon divides this number by s_t^2, and obtains
+    (1 - mu) / (1 + mu) (1 + mu^t) / (1 - mu^t).
     """
     weight = 1 + has_stepped(state) * (gain - 1)
 
@@ -821,10 +843,10 @@ def noise_moments(state: State, memory: float, gain: float) -> State:
 
 
 def average_noise(state: State, squares: float) -> State:
-    """Return the noise moments after the server has averaged the clients' states.
+    """Return the state with the moments of the noise after the server has averaged the clients.
 
-    `squares` is the sum of the clients' squared weights. In the next round, all clients share the
-    noise of the averaged state.
+    In the next round, all clients share the noise of the averaged state. `squares` is the sum of
+    the squared weights with which the server averages.
     """
     common = state["common"] + squares * state["own"]
     return {**state, "common": common, "own": torch.zeros_like(common)}

@@ -1,4 +1,4 @@
-"""How states are written in messages: uncompressed or compressed.
+"""Codecs, which write the states of links in messages.
 
 A `Codec` converts the tensors of a state to the tensors of a message, and back. Every engine sends
 the result of `encode`, also within one process. All engines therefore compute with the values that
@@ -22,10 +22,12 @@ class Codec:
     """The functions that write a state in a message and read it.
 
     Attributes:
-        encode: Function from state [S, ...] to the tensors of the message [S, ...], separately per
-            replica.
-        decode: Function from (tensors of the message, a template state) to state.
-        template: Function from a state to tensors with the shapes of its message.
+        encode: Function that receives a state, and returns the tensors of the message. Each replica
+            is encoded separately.
+        decode: Function that receives the tensors of the message and a template state, and returns
+            the state.
+        template: Function that receives a state, and returns tensors with the shapes of the state's
+            message.
     """
 
     encode: Callable[[Params], Params]
@@ -34,17 +36,21 @@ class Codec:
 
 
 def factors(matrices: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return the factors L [..., m, r] and R [..., r, n] of the nearest matrices of rank r.
+    """Return the factors L and R of the nearest matrices of rank r.
 
-    L R is the truncated singular value decomposition of matrices [..., m, n], and L contains the
-    singular values. With r = min(m, n), L R equals the matrix up to rounding.
+    L has the shape [..., m, r], and R has the shape [..., r, n]. The product L R is the truncated
+    singular value decomposition of the matrices, and L contains the singular values. With
+    r = min(m, n), L R equals the matrices up to rounding.
     """
     left, values, right = torch.linalg.svd(matrices, full_matrices=False)
     return left[..., :rank] * values[..., None, :rank], right[..., :rank, :]
 
 
 def factors_fit(value: Tensor, rank: int) -> tuple[int, int] | None:
-    """Return (m, n) of a tensor [S, m, ...] if it is sent as factors of this rank, else None."""
+    """Return the shape (m, n) of the matrices in a tensor that is sent as factors.
+
+    The result is None if factors of this rank need no fewer entries than the tensor.
+    """
     if value.ndim < 3:
         return None
     m, n = value.shape[1], value.shape[2:].numel()

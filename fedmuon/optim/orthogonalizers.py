@@ -49,9 +49,9 @@ class Orthogonalizer:
     Attributes:
         apply: A function on stacks of matrices `[..., m, n]`. It maps each matrix separately, and
             returns a stack of the same shape and dtype.
-        lipschitz: L with ||apply(M) - apply(M')||_F <= L ||M - M'||_F for all M and M'. You must
-            ensure that this inequality holds. With None, perturbations can be measured, but bounds
-            cannot be computed.
+        lipschitz: A constant L for which ||apply(M) - apply(M')||_F <= L ||M - M'||_F for all M and
+            M'. You must ensure that this inequality holds. With None, perturbations can be
+            measured, but bounds cannot be computed.
 
     Raises:
         InputError: If `apply` cannot be called, or `lipschitz` is not a number >= 0.
@@ -117,7 +117,7 @@ def newton_schulz(
     normalization: str = "plus",
     products: torch.dtype | None = None,
 ) -> Orthogonalizer:
-    """Return Newton–Schulz steps after a normalization with a floor (Stability note, Lemma D.3).
+    """Return the orthogonalizer that takes Newton–Schulz steps (Stability note, Lemma D.3).
 
     Args:
         steps: Number of steps T, at least 0.
@@ -186,8 +186,8 @@ def map_of_table(
 
     Args:
         table: Name and options of the map.
-        regularization: lambda, one value or one per replica [S]. It overrides the value in the
-            table.
+        regularization: One value of lambda, or one value per replica, which replaces the value in
+            the table.
         centred: Whether the rows of all matrices sum to 0, up to rounding.
     """
     sign = maps.quotient_sign if centred else maps.exact_sign
@@ -253,7 +253,7 @@ def value_of_table(table: OrthogonalizerTable) -> Orthogonalizer:
 def as_orthogonalizer(found: Any, guard: Guard | None = None) -> Orthogonalizer:
     """Convert a function on stacks, or an `Orthogonalizer`, to an orthogonalizer.
 
-    The guard names your object in errors.
+    If the function fails later, the error names the object of the guard.
     """
     guard = guard or Guard("orthogonalizer", found)
     with guard:
@@ -267,7 +267,7 @@ def as_orthogonalizer(found: Any, guard: Guard | None = None) -> Orthogonalizer:
 
 
 def as_map(found: Any) -> Orthogonalizer:
-    """Convert a function on stacks to an orthogonalizer, without a guard."""
+    """Convert a function on stacks to an orthogonalizer. Errors do not name the object."""
     if isinstance(found, Orthogonalizer):
         return found
     mend = "a function on matrices [..., m, n], or a fedmuon.Orthogonalizer(apply, lipschitz)"

@@ -48,8 +48,8 @@ class Recipe:
 
     Attributes:
         chain: The links of a client.
-        server: Function from `(old model, mean of the clients' models, states)` to `(next model,
-            next states)`.
+        server: Function that receives `(old model, mean of the clients' models, states)` and
+            returns `(next model, next states)`.
         sent: Names of the states that clients receive.
         returned: Names of the states that clients return. The server averages them. If no link has
             a state with a listed name, the rule `client` creates this state, with the shapes of the
@@ -67,15 +67,16 @@ class Recipe:
         persistent: Names of the links whose state belongs to the client. The client stores this
             state between the rounds in which it takes part, and never sends the state. The state of
             a link named `personal` is the client's own model.
-        client: Function from `(received model, model after the local steps, states, number of local
-            steps)` to `(model to return, states)`, which runs at the end of a client's round.
-        counted: Whether the server's rule also accepts `answered`: for each reply, its weight in
-            the mean and its number of local steps.
-        initial: Mapping of state name to a function. This function receives the model and returns
-            the server's first state. Other states start with zeros.
+        client: Function that runs at the end of a client's round. It receives `(received model,
+            model after the local steps, states, number of local steps)` and returns `(model to
+            return, states)`.
+        counted: Whether the server's rule also accepts the argument `answered`. This list contains,
+            for each reply, the weight in the mean and the number of local steps.
+        initial: Mapping from a state name to a function that receives the model and returns the
+            server's first state. Other states start with zeros.
         personal: Name patterns, such as `head.*`, of parameters that never leave the client.
-        codecs: Mapping of state name to its encoding in messages. Other states are sent
-            uncompressed.
+        codecs: Mapping from a state name to the codec that writes this state in messages. Other
+            states are sent uncompressed.
         clients: The total number N of clients that the server's rule assumes. With 0, the rule
             works with any number of clients.
         compression: The compression of messages. The table `[compression]` sets it.
@@ -247,14 +248,15 @@ def replace_by_mean(old: Params, mean: Params, states: States) -> tuple[Params, 
 
 
 def remember_direction(lr: Number, steps: int, others: Mapping[str, Number]) -> ServerRule:
-    """Return a rule whose next model is the mean, with D = (X - mean) / (lr E).
+    """Return a server rule that averages the models and stores the global direction D.
 
-    X is the old model, and D is the global direction. Source: Stability note, Remark 3.2.
+    D = (X - mean) / (lr E), where X is the old model, mean is the mean of the clients' models, and
+    E is the number of local steps. Source: Stability note, Remark 3.2.
 
     Args:
         lr: Step size of the clients.
-        steps: E, the number of local steps of the clients.
-        others: Step sizes of the parameters that do not use `lr`, by name.
+        steps: The number E of local steps of the clients.
+        others: Mapping from a parameter name to a step size, for parameters that do not use `lr`.
     """
 
     def rule(
@@ -270,9 +272,10 @@ def remember_direction(lr: Number, steps: int, others: Mapping[str, Number]) -> 
 
 
 def server_step(lr: float, memory: float, nesterov: bool = False) -> ServerRule:
-    """Return a server rule: SGD with momentum for the pseudo-gradient D = mean - X.
+    """Return a server rule that takes a step of SGD with momentum.
 
-    v <- memory v + D;  X <- X + lr v, or with Nesterov's look-ahead X <- X + lr (D + memory v).
+    With D, the mean of the clients' models minus X, the rule computes v <- memory v + D. The next
+    model is X + lr v, or X + lr (D + memory v) with Nesterov's look-ahead.
     """
 
     def rule(old: Params, mean: Params, states: States) -> tuple[Params, States]:
@@ -293,13 +296,14 @@ def server_step(lr: float, memory: float, nesterov: bool = False) -> ServerRule:
 def adaptive_step(
     kind: str, lr: float, memory: float, square_memory: float, tau: float
 ) -> ServerRule:
-    """Return a server rule: Adam, Yogi or Adagrad for the pseudo-gradient D = mean - X.
+    """Return a server rule that takes a step of Adam, Yogi or Adagrad.
+
+    Let D be the mean of the clients' models minus X, and b = square_memory. The rule computes
+    m <- memory m + (1 - memory) D. Then "adam" sets v <- b v + (1 - b) D^2, "yogi" sets
+    v <- v - (1 - b) D^2 sign(v - D^2), and "adagrad" sets v <- v + D^2. The next model is
+    X + lr m / (sqrt(v) + tau), without bias correction. v starts at tau^2.
 
     Source: Reddi et al. 2021, Algorithm 2.
-
-    m <- memory m + (1 - memory) D;  X <- X + lr m / (sqrt(v) + tau), without bias correction. v
-    starts at tau^2. With b = square_memory, "adam" sets v <- b v + (1 - b) D^2, "yogi" sets
-    v <- v - (1 - b) D^2 sign(v - D^2), and "adagrad" sets v <- v + D^2.
     """
 
     def rule(old: Params, mean: Params, states: States) -> tuple[Params, States]:
@@ -322,10 +326,10 @@ def adaptive_step(
 
 
 def centralized(*links: Link) -> Recipe:
-    """Return the recipe of a centralized optimizer.
+    """Return a recipe for centralized training with these links.
 
-    Every lasting state continues from round to round. If there are several clients, the server
-    averages their states.
+    Every state that lasts between rounds continues in the next round. If there are several clients,
+    the server averages their states.
     """
     chain = Chain(links)
     lasting = tuple(link.name for link in chain.links if link.lasting)
@@ -376,7 +380,7 @@ def initial_states(recipe: Recipe, params: Params) -> States:
 
 
 def _declared_state(aggregator: Aggregator, like: Params) -> Params:
-    """Return a copy of the first state that an aggregator declares for these tensors [S, ...]."""
+    """Return a copy of the first state that an aggregator declares for tensors like these."""
     assert aggregator.init is not None
 
     def declared(params: Params) -> dict[str, Tensor]:
@@ -408,7 +412,7 @@ def aggregate_state(link: str = "") -> str:
 
 
 def aggregate_states(recipe: Recipe) -> tuple[str, ...]:
-    """Return the names of all states of the aggregator; empty if the aggregator has no state."""
+    """Return the names of all states of the aggregator. The tuple is empty if there is no state."""
     names = ("", *recipe.returned) if recipe.aggregate.init is not None else ()
     return tuple(map(aggregate_state, names))
 
@@ -421,7 +425,7 @@ def as_recipe(found: Any, guard: Guard | None = None) -> Recipe:
 
     Args:
         found: A `fedmuon.Recipe`, a `fedmuon.Chain`, or a sequence of links.
-        guard: Guard that names your object in the errors of the recipe's functions.
+        guard: A guard. If a function of the recipe fails, the error names the object of the guard.
 
     Returns:
         The recipe. A chain becomes a centralized optimizer, and the server averages its lasting
@@ -461,7 +465,7 @@ def as_recipe(found: Any, guard: Guard | None = None) -> Recipe:
 
 @dataclass(frozen=True)
 class _Chain(Chain):
-    """A custom chain with a guard, which names the custom object in errors."""
+    """A custom chain. Errors in the chain name the custom object."""
 
     guard: Guard = field(default_factory=lambda: Guard("recipe"))
 
@@ -475,7 +479,7 @@ class _Chain(Chain):
 
 
 def _guard_recipe(found: Recipe, guard: Guard) -> Recipe:
-    """Return the recipe with guards, which name the custom object in errors of its functions."""
+    """Return the recipe with functions whose errors name the custom object."""
 
     def within(link: Link, part: str, read: Callable[[Any], Any]) -> Any:
         function = getattr(link, part)
