@@ -1,10 +1,11 @@
 """Formulas of the papers: stability, generalization and stationarity of Muon optimizers.
 
-The Stability note gives the stability and generalization bounds of FedMuon. Nesterov Muon and
-Newton–Schulz convergence give the stationarity bounds of Muon.
+The formulas of the Stability note bound the stability and the generalization gap of FedMuon. The
+formulas of Nesterov Muon and of Newton–Schulz convergence bound the gradient norms that Muon
+reaches.
 
-Each name is imported at its first use (PEP 562). The import of this package therefore does not load
-NumPy, so commands that only show a run start quickly.
+Python imports each name only when the name is first used (PEP 562). Importing this package
+therefore does not load NumPy, so commands that only show a run start quickly.
 """
 
 from importlib import import_module

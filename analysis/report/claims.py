@@ -1,9 +1,11 @@
 """Claims of the Stability note, section 5, compared with measured runs.
 
-The data are runs.csv and neighbours.csv of a suite, or neighbours.csv and bound.json of one run.
-The factors that vary between the runs determine which claims are tested. If the theory gives no
-bound or certificate (nan), the claim about this number is inconclusive. The claim is `not tested
-here` if no theorem covers the run, or if no outcome could refute the claim.
+For a suite, the data are runs.csv and neighbours.csv. For a single run, they are neighbours.csv and
+bound.json. Claims about a factor are tested only if the factor varies between the runs.
+
+If the theory gives no bound or certificate, the table contains nan, and the claim about this number
+is inconclusive. A claim is `not tested here` if no theorem covers the run, or if no outcome could
+refute the claim.
 """
 
 import itertools
@@ -55,8 +57,9 @@ def suite_claims(runs: Columns, neighbours: Columns) -> list[Claim]:
 
 
 def run_claims(neighbours: Columns, bound: Mapping[str, Any], census: bool) -> list[Claim]:
-    """Return the claims about one run, from its neighbours and the contents of its bound.json.
+    """Return the claims about one run.
 
+    The claims are tested on the neighbours of the run and on the contents of its bound.json.
     `census` is True if the neighbours replace every training sample once.
     """
     names = {"gap": "gap", "gap_low": "gap_low", "gap_high": "gap_high", "bound": "value"}
@@ -72,9 +75,9 @@ def run_claims(neighbours: Columns, bound: Mapping[str, Any], census: bool) -> l
 
 
 def gap_within_bound(runs: Columns) -> Claim:
-    """Return the claim that gap <= bound in every run (Stability note, Table 2).
+    """Return the claim that the gap of every run is at most its bound (Stability note, Table 2).
 
-    The claim holds only if the whole interval of each gap lies below its bound.
+    The claim holds only if the upper end of the interval of every gap is at most the bound.
     """
     gap, bound, low, high = (runs[name] for name in ("gap", "bound", "gap_low", "gap_high"))
     judged = ~np.isnan(gap + bound)
@@ -99,9 +102,9 @@ def gap_within_bound(runs: Columns) -> Claim:
 
 
 def within_certificate(neighbours: Columns) -> Claim:
-    """Return the claim that ||X - X'||_F <= Delta_i Y_i(C) for every neighbour.
+    """Return the claim that the perturbation of every neighbour is at most its certificate.
 
-    The source is the Stability note, Appendix F.
+    The certificate is Delta_i Y_i(C) of the Stability note, Appendix F.
     """
     moved, promised = neighbours["perturbation"], neighbours["certificate"]
     judged = ~np.isnan(promised)
@@ -125,9 +128,9 @@ def within_certificate(neighbours: Columns) -> Claim:
 
 
 def share(neighbours: Columns) -> np.ndarray:
-    """Return the perturbation of each neighbour divided by its certificate [neighbours].
+    """Return the ratio of perturbation and certificate for each neighbour.
 
-    The ratio is 0 if both are 0, and infinite if only the certificate is 0.
+    The ratio is 0 if both numbers are 0, and infinite if only the certificate is 0.
     """
     moved, promised = neighbours["perturbation"], neighbours["certificate"]
     unbounded = np.where(moved > 0, np.inf, 0.0)
@@ -135,13 +138,15 @@ def share(neighbours: Columns) -> np.ndarray:
 
 
 def monotone(runs: Columns, factor: str, quantity: str) -> Claim:
-    """Return the claim that a quantity grows with eta or 1/sqrt(lambda), or shrinks as n grows.
+    """Return the claim that a quantity rises or falls with a factor (Stability note, Figure 2).
 
-    The claim is from the Stability note, Figure 2. Means over seeds are compared at adjacent levels
-    of the factor, with all other factors equal. The growth is relative to the larger mean, and two
-    equal means do not count as growth. A bound is not random, so its growth is exact. A
-    perturbation is random, so its growth gets Student's interval of the differences, paired by
-    seed.
+    The quantity should grow with the step size eta and with 1/sqrt(lambda), and should shrink as
+    the number of samples n grows. The function computes the mean over seeds at each level of the
+    factor and compares adjacent levels. All other factors are equal in each comparison.
+
+    The growth is the difference of two means, divided by the larger mean. Two equal means do not
+    count as growth. A bound is not random, so its growth is exact. A perturbation is random, so its
+    growth has an interval: Student's interval of the differences, paired by seed.
     """
     sentence = _MONOTONE[factor].format(QUANTITIES[quantity])
     sign = 1.0 if factor == "lr" else -1.0
@@ -188,9 +193,10 @@ def slope(sizes: np.ndarray, values: np.ndarray) -> float:
 def exposure_ranks(neighbours: Columns) -> Claim:
     """Return the claim that Y_i(C) / n_i ranks the perturbations (Stability note, Fig. 3c).
 
-    The measure is Spearman's rho. Its interval is a jackknife interval over runs, because the
-    neighbours of one run are not independent: they share the random numbers of the run. The
-    variance for G runs is (G - 1)/G sum_g (rho without run g - mean)^2 (Efron and Stein 1981).
+    The effect is Spearman's rank correlation rho. The neighbours of one run share the random
+    numbers of the run, so they are not independent. The interval of rho is therefore a jackknife
+    interval over runs. For G runs, the variance is (G - 1)/G sum_g (rho without run g - mean)^2
+    (Efron and Stein 1981).
     """
     x, y = neighbours["exposure"] / neighbours["size"], neighbours["perturbation"]
     rho = np.nan if np.isnan(x).any() else spearman(x, y)
@@ -218,13 +224,16 @@ def exposure_ranks(neighbours: Columns) -> Claim:
 
 
 def by_label(neighbours: Columns) -> tuple[np.ndarray, np.ndarray]:
-    """Return two masks: neighbours whose new sample has another label, and all others."""
+    """Return two masks: one for neighbours whose new sample has another label, one for the rest."""
     other = neighbours["old_label"] != neighbours["new_label"]
     return other, ~other
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float:
-    """Return Spearman's rho with average ranks for ties; nan if x or y is constant."""
+    """Return Spearman's rank correlation of x and y.
+
+    Equal values get their average rank. The result is nan if all x or all y are equal.
+    """
     a, b = (rankdata(values) - (len(values) + 1) / 2 for values in (x, y))
     scale = np.sqrt((a @ a) * (b @ b))
     return float(a @ b / scale) if scale > 0 else float("nan")
@@ -249,7 +258,10 @@ def client_by_client(neighbours: Columns, census: bool) -> Claim:
 
 
 def census_needed(neighbours: Columns) -> Claim:
-    """Return the claim that ten random neighbours miss the worst case (Stability note, Table 1)."""
+    """Return the claim that ten random neighbours miss the largest perturbation by over 10%.
+
+    The claim is about the mean over random choices of ten neighbours (Stability note, Table 1).
+    """
     moved = neighbours["perturbation"]
     largest, expected = float(moved.max()), expected_maximum(moved, DRAWS)
     near = float((moved >= 0.9 * largest).mean())
@@ -267,10 +279,11 @@ def census_needed(neighbours: Columns) -> Claim:
 
 
 def expected_maximum(values: np.ndarray, draws: int) -> float:
-    """Return the expected maximum of k = `draws` independent uniform choices from the values [n].
+    """Return the expected maximum of k = `draws` values that are chosen at random from `values`.
 
-    The maximum is <= x_(j) with probability (j/n)^k, so the expectation is
-    sum_j x_(j) ((j/n)^k - ((j-1)/n)^k).
+    The k choices are independent and uniform. Let x_(1) <= ... <= x_(n) be the sorted values. The
+    maximum is at most x_(j) with probability (j/n)^k, so its expectation is sum_j x_(j) ((j/n)^k -
+    ((j-1)/n)^k).
     """
     chances = np.arange(len(values) + 1) / len(values)
     return float(np.sort(values) @ np.diff(chances**draws))

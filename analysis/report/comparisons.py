@@ -1,10 +1,12 @@
 """Claims that compare the results of variants: at the end of training, over a sweep, and in time.
 
-The data are runs.csv and curves.csv, with the columns `variant`, `x` (the swept value, nan without
-a sweep), `seed`, and the measures. A run that diverged has nan as its last value and counts as
-infinitely bad. Effects are mean differences, paired by seed, with Student's interval. A single seed
-therefore cannot test a claim. Two variants that predict no better than chance cannot test a claim,
-either.
+The data are runs.csv and curves.csv. Both tables have the columns `variant`, `x` and `seed`, and
+one column per measure. The column `x` contains the swept value, or nan if nothing is swept. A run
+that diverged has nan as its last value and counts as infinitely bad.
+
+The effect of a claim is a mean difference between two variants, with Student's interval. The
+differences are paired by seed, so a single seed cannot test a claim. If neither of the two variants
+predicts better than random guesses, the claim is not tested either.
 """
 
 import itertools
@@ -39,14 +41,15 @@ UNITS = {"train_loss": "loss", "test_loss": "loss", "test_gap": "loss", "accurac
 def judge(
     claim: Mapping[str, Any], runs: Columns, curves: Columns, label: str = "", chance: float = 0.0
 ) -> Claim:
-    """Return one claim of a suite file, with the effect measured in the runs.
+    """Compute one claim of a suite file from the results of the runs.
 
     Args:
         claim: The claim's table in the suite file.
         runs: Columns of runs.csv.
         curves: Columns of curves.csv.
-        label: Name of the swept key, if any.
-        chance: Highest accuracy that random guesses may reach by luck.
+        label: Name of the swept key, or "" if nothing is swept.
+        chance: Accuracy of random guesses, from `luck`. Variants that are not more accurate are not
+            compared.
     """
     if claim["kind"] in ("falling", "rising"):
         return trend(claim, runs, label)
@@ -60,7 +63,7 @@ def judge(
 
 
 def name_of(measure: str) -> str:
-    """Return the name of a measure as text for the report."""
+    """Return the name of a measure as it appears in the report."""
     return NAMES.get(measure, measure.replace("_", " "))
 
 
@@ -68,7 +71,11 @@ def terminal(
     better: str, than: str, measure: str, runs: Columns, sentence: str = "", label: str = "",
     chance: float = 0.0,
 ) -> Claim:  # fmt: skip
-    """Return the claim that `better` ends at least as well as `than` at every swept value."""
+    """Return the claim that one variant ends at least as well as another variant.
+
+    The claim holds if `better` is at least as good as `than` at every value of the sweep. `measure`
+    is the compared measure at the end of training.
+    """
     up = measure in HIGHER
     word, at = name_of(measure), f" at every {label}" if label else ""
     article, side = "an" if word[0] in "aeiou" else "a", "above" if up else "below"
@@ -93,9 +100,10 @@ def near(
     better: str, than: str, measure: str, runs: Columns, within: float, sentence: str = "",
     label: str = "", chance: float = 0.0,
 ) -> Claim:  # fmt: skip
-    """Return the claim that two terminal means differ by at most `within` times the larger mean.
+    """Return the claim that two variants end with nearly the same mean of a measure.
 
-    The claim is about every value of the sweep.
+    The claim holds if, at every value of the sweep, the two means differ by at most `within` times
+    the larger mean.
     """
     at = f" at every {label}" if label else ""
     word = name_of(measure)
@@ -121,12 +129,14 @@ def near(
 def _apart(
     better: str, than: str, measure: str, runs: Columns, chance: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Compare the terminal values of two variants at each value x of the sweep.
+    """Compare the final values of two variants at each value of the sweep.
 
     Returns:
-        Four arrays: the terminal values [x, 2]; their difference [x]; half the length of the
-        interval of the difference, paired by seed [x]; and whether both variants only guess [x].
-        Half the length is nan if there is only one seed, or if both variants only guess.
+        Four arrays, with one row per value of the sweep. The first contains the final values of the
+        two variants, and the second contains their difference. The third contains half the length
+        of the interval of this difference, paired by seed. It is nan if there is only one seed, or
+        if neither variant is more accurate than random guesses. The fourth states whether neither
+        variant is more accurate than random guesses.
     """
     pairs, reach, guesses = [], [], []
     for x in levels(runs):
@@ -155,14 +165,17 @@ def _at(runs: Columns, label: str) -> list[str]:
 
 
 def ended(runs: Columns, variant: str, x: float, measure: str) -> float:
-    """Return the mean over seeds of the terminal values; infinitely bad if a run diverged."""
+    """Return the mean over seeds of a measure at the end of training.
+
+    If at least one run diverged, the result is the worst possible value, -inf or inf.
+    """
     values = runs[measure][rows_of(runs, variant, x)]
     worst = -np.inf if measure in HIGHER else np.inf
     return float(worst if np.isnan(values).any() or not len(values) else values.mean())
 
 
 def levels(columns: Columns) -> np.ndarray:
-    """Return the values of the sweep in increasing order, or a single nan without a sweep."""
+    """Return the swept values in increasing order, or a single nan if nothing is swept."""
     return np.unique(columns["x"])
 
 
@@ -172,16 +185,18 @@ def rows_of(columns: Columns, variant: str, x: float) -> np.ndarray:
 
 
 def at_level(columns: Columns, x: float) -> np.ndarray:
-    """Return a mask of the table rows with the swept value x; nan matches nan."""
+    """Return a mask of the table rows with the swept value x. If x is nan, rows with nan match."""
     return np.isnan(columns["x"]) if np.isnan(x) else columns["x"] == x
 
 
 def _by_how_much(
     pairs: np.ndarray, margins: np.ndarray, held: np.ndarray, values: np.ndarray
 ) -> str:
-    """Describe the terminal values [x, 2] and their differences [x, (mean, half interval)].
+    """Describe the final values of two variants and their differences as text.
 
-    The text also states how many intervals exclude 0.
+    `pairs` contains the two final values for each value of the sweep. `margins` contains the mean
+    difference and half the length of its interval. The text also states how many intervals exclude
+    0.
     """
     several, places = len(values) > 1, []
     for ends, (by, half), x in zip(pairs, margins, values, strict=True):
@@ -204,10 +219,10 @@ def _by_how_much(
 def sooner(
     better: str, than: str, runs: Columns, curves: Columns, sentence: str = "", label: str = ""
 ) -> Claim:
-    """Return the claim that `better` reaches the terminal train loss of `than` in less time.
+    """Return the claim that `better` reaches the final train loss of `than` in less time.
 
-    The claim holds if every run of `better` reaches this loss, and if the whole interval of the
-    mean time difference, paired by seed, is below 0.
+    The claim holds if every run of `better` reaches this loss, and if the time difference is
+    negative. The time difference is a mean over seeds, and its whole interval must be below 0.
     """
     at = f" at every {label}" if label else ""
     sentence = sentence or (
@@ -235,9 +250,10 @@ def sooner(
 
 
 def _times(better: str, than: str, runs: Columns, curves: Columns, x: float) -> np.ndarray:
-    """Return the seconds until each variant reaches the terminal train loss of `than` [seeds, 2].
+    """Return the seconds until each variant reaches the final train loss of `than`.
 
-    A run that does not reach this loss counts as inf.
+    The result has one row per seed and one column per variant. The time of a run that does not
+    reach this loss is inf.
     """
     mine, theirs = rows_of(curves, better, x), rows_of(curves, than, x)
     times = []
@@ -251,7 +267,7 @@ def _times(better: str, than: str, runs: Columns, curves: Columns, x: float) -> 
 
 
 def trend(claim: Mapping[str, Any], runs: Columns, label: str) -> Claim:
-    """Return the claim that the terminal mean falls (or rises) along the values of a sweep."""
+    """Return the claim that the final mean of a measure falls (or rises) along a sweep."""
     variant, measure, kind = claim["better"], claim["measure"], claim["kind"]
     word = name_of(measure)
     sentence = claim["sentence"] or (
@@ -283,18 +299,20 @@ ABOVE = 0.05  # margin of `near_chance` above a guess's accuracy, or half that a
 
 
 def luck(classes: int, held_out: int) -> float:
-    """Return the highest accuracy that random guesses among the classes may reach by luck.
+    """Return an accuracy that random guesses rarely exceed.
 
-    This is 1/classes plus three standard deviations of the accuracy on `held_out` samples.
+    The result is the expected accuracy 1/classes plus three standard deviations of the accuracy on
+    `held_out` samples. In the normal approximation, random guesses exceed this accuracy with a
+    probability of about 0.1%.
     """
     guess = 1 / classes
     return float(guess + 3 * np.sqrt(guess * (1 - guess) / held_out))
 
 
 def near_chance(accuracies: np.ndarray, classes: int, held_out: int) -> str:
-    """Return a sentence that counts the runs whose accuracy is close to that of random guesses.
+    """Return a sentence that states how many runs are hardly more accurate than random guesses.
 
-    The text is empty if there is no such run. A nan in `accuracies` is a run that diverged.
+    The text is empty if there is no such run. A nan in `accuracies` stands for a run that diverged.
     """
     guess, known = 1 / classes, accuracies[np.isfinite(accuracies)]
     near = known[known <= max(luck(classes, held_out), guess + min(ABOVE, guess / 2))]
@@ -316,9 +334,9 @@ TIMETABLE = (
 
 
 def sweep_curves(curves: Columns, sweep: Mapping[str, Any]) -> tuple[Columns, Sequence[str]]:
-    """Return the curves of a sweep, with each value of the sweep as a variant of its own.
+    """Return the curves of a sweep, with each value of the sweep as a separate variant.
 
-    The curves of the variants that are not swept do not change.
+    Variants that are not part of the sweep keep their curves.
 
     Returns:
         The columns, and the names of the variants.
@@ -335,9 +353,9 @@ def sweep_curves(curves: Columns, sweep: Mapping[str, Any]) -> tuple[Columns, Se
 
 
 def timetable(curves: Columns, about: Mapping[str, Any]) -> tuple[str, tuple[str, ...], Rows]:
-    """Return the title, column names and rows of a table of train losses at several times.
+    """Return a table of train losses at several times: its title, column names and rows.
 
-    Each variant has one row. If losses of the variant are published, they are the next row.
+    Each variant has one row. If losses of the variant are published, the next row contains them.
     """
     asked, held = about["times"], about["times"]["published"] or {"seconds": [], "losses": {}}
     moments = parts(curves, asked["of"], asked["parts"])
@@ -369,10 +387,10 @@ def parts(curves: Columns, variant: str, count: int) -> np.ndarray:
 
 
 def at_seconds(curves: Columns, variant: str, moments: np.ndarray) -> np.ndarray:
-    """Return the mean train loss over seeds at the times `moments`, in seconds.
+    """Return the train loss at the given times in seconds, as a mean over seeds.
 
-    The loss is interpolated linearly between evaluations. The result is nan before the first and
-    after the last evaluation.
+    The loss is interpolated linearly between evaluations. It is nan before the first and after the
+    last evaluation.
     """
     mine, found = curves["variant"] == variant, []
     for seed in np.unique(curves["seed"][mine]):

@@ -109,7 +109,7 @@ def _draw(
 
 
 def _known(curves: Mapping[str, Sequence[Records]], metric: str) -> str:
-    """Return the name of a metric in the records. Names as in `--select` are accepted, too."""
+    """Return the full name of a metric in the records. `metric` may be a name as in `--select`."""
     found = {"test-accuracy": "accuracy"}.get(metric, metric.replace("-", "_"))
     losses = {name for runs in curves.values() for one in runs for record in one
               for name in LOSSES if name in record}  # fmt: skip

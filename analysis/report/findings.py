@@ -1,4 +1,4 @@
-"""Findings: the contents of a report section, and the titles and captions of its figures."""
+"""The contents of a report section, and the titles and captions of its figures."""
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -39,13 +39,14 @@ class Picture:
     ) -> "Picture":
         """Make a picture whose title and caption are in assets/captions.toml.
 
-        `given` are the first arguments of `draw`, before `narrow`.
+        `given` are the first positional arguments of the function `draw`. They come before the
+        argument `narrow`.
         """
         read = read or partial(of_drawn, name)
         return cls(name, draw, TITLES[name] + where, CAPTIONS[name], read).of(*given)
 
     def of(self, *given: Any) -> "Picture":
-        """Return the picture with `given` as the first arguments of its function `draw`."""
+        """Return a copy of the picture whose function `draw` gets `given` as its first arguments."""
         return replace(self, draw=partial(self.draw, *given))
 
 
@@ -89,7 +90,7 @@ class Findings:
             folder: The suite's folder.
             about: Contents of suite.json in this folder.
             facts: Names in suite.json to list under `circumstances`.
-            **held: Values of the other fields.
+            **held: Values of the other fields of `Findings`.
         """
         machine = about.get("machine", {})
         seeds = about.get("seeds", about.get("settings", {}).get("seeds"))
@@ -118,7 +119,8 @@ class Findings:
 def card_of(about: Mapping[str, Any]) -> Rows:
     """Return the settings of the runs as table rows.
 
-    For a study, these are the short settings in its file that are strings, numbers or lists.
+    For a study, the rows contain the strings, numbers and lists in the study's file, without long
+    values.
     """
     if "card" in about:
         return [(f"{name}: {words}" if words else text(name), text(of))
@@ -136,7 +138,7 @@ def card_of(about: Mapping[str, Any]) -> Rows:
 
 
 def circumstances(record: Mapping[str, Any], names: Sequence[str]) -> Rows:
-    """Return values of a record, its machine and its library versions as table rows."""
+    """Return table rows with the named values of a record, its machine and its library versions."""
     rows: Rows = [
         (name.replace("_", " "), text(record[name]))
         for name in names
@@ -151,13 +153,15 @@ def circumstances(record: Mapping[str, Any], names: Sequence[str]) -> Rows:
 
 
 def spread(values: np.ndarray) -> str:
-    """Return the mean of the values as text, with the standard deviation (SD) of several values."""
+    """Return the mean as text. If there are several values, the text includes their SD.
+
+    SD is the standard deviation.
+    """
     more = f" ± {number(float(values.std(ddof=1)), 2)}{DEVIATION}" if len(values) > 1 else ""
     return number(float(values.mean())) + more
 
 
 def text(value: Any) -> str:
-    """Return any value as text."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -172,8 +176,9 @@ OF_LABELS: dict[str, dict[str, str]] = _TEXTS["drawn"]
 def of_drawn(name: str, figure: Any) -> str:
     """Return the caption sentences that depend on the drawn figure.
 
-    A sentence of assets/captions.toml has a key. The sentence is included if its key is the
-    beginning of a label with finite points, or of the scale of a y axis.
+    Each sentence in assets/captions.toml has a key. The caption includes a sentence if a label in
+    the legend, or the scale of a y axis, begins with the key. Labels without finite points do not
+    count.
     """
     drawn = [str(axes.get_yscale()) for axes in figure.axes]
     for axes in figure.axes:

@@ -32,10 +32,11 @@ def latex(
     label: str = "",
     columns: Sequence[str] | None = None,
 ) -> str:
-    r"""Return rows as a LaTeX table. Add \usepackage{booktabs} to your document.
+    r"""Return rows as a LaTeX table. The table requires \usepackage{booktabs}.
 
-    A mean and its standard deviation or interval are in one column. Both are rounded to two
-    significant digits of the deviation, or of half the length of the interval.
+    If a mean has a standard deviation or an interval, one column shows both. Both numbers are
+    rounded to two significant digits of the standard deviation, or of half the length of the
+    interval.
 
     Args:
         rows: One mapping per row of the table. The names become the column headings.
@@ -103,9 +104,10 @@ def escaped(text: str) -> str:
 
 
 def table_file(head: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> bytes:
-    """Return a table of a report as a LaTeX file: a `tabular` below a comment with the title.
+    """Return the text of a LaTeX file with a table of a report.
 
-    The first column contains the names of the rows. An indented name stays indented.
+    The file contains a comment with the title, followed by a `tabular`. The first column contains
+    the names of the rows. If a name is indented, it stays indented.
     """
     cells = [
         [rf"\quad {escaped(one.strip())}" if one.startswith("  ") else escaped(one) for one in row]
@@ -144,7 +146,7 @@ def _cell(row: Mapping[str, Any], name: str) -> str:
 
 
 def _digits(value: float, spread: float = math.nan) -> str:
-    """Return a number with four digits, or rounded to the second digit of a spread."""
+    """Return a number with four significant digits, or rounded to two digits of its spread."""
     if math.isnan(value):
         return r"\mathrm{nan}"
     if math.isinf(value):

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def written(value: float, form: str) -> str:
-    """Return a number in the given format: `written(-0.5, "+.3g")` returns `−0.5`."""
+    """Return a number as text in a Python format. `written(-0.5, "+.3g")` returns `−0.5`."""
     return f"{value:{form}}".replace("-", "−")
 
 

@@ -1,7 +1,7 @@
-"""Draw the curves of many runs in one figure. The reader selects runs with check boxes.
+"""Draw the curves of many runs in one figure, in which check boxes select the visible runs.
 
-This module computes all positions. The template assets/overlay.html draws the figure with CSS and
-without scripts.
+This module computes the positions of all lines. The template assets/overlay.html draws the figure
+with CSS and without scripts.
 """
 
 import math
@@ -56,8 +56,8 @@ class Axis:
     ) -> "Axis":
         """Make an axis that contains all values.
 
-        It is logarithmic if the smallest value is positive and the largest exceeds `wide` times the
-        smallest.
+        The axis is logarithmic if all values are positive and the largest value is more than `wide`
+        times the smallest value.
         """
         low, high = min(values), max(values)
         log = low > 0 and high > wide * low
@@ -87,10 +87,10 @@ class Axis:
 
 
 def drawing(runs: Sequence[DrawnRun]) -> dict[str, Any]:
-    """Return the values for assets/overlay.html: runs with line styles, and a panel per measure.
+    """Return the values for the template assets/overlay.html.
 
-    The measures are sorted by the number of runs that recorded them, the largest number first. The
-    result is empty if no run recorded a finite value.
+    The values describe the line style of each run, and one panel per measure. The measure that most
+    runs recorded comes first. The result is empty if no run recorded a finite value.
     """
     count = Counter[str]()
     for run in runs:
@@ -113,7 +113,7 @@ def drawing(runs: Sequence[DrawnRun]) -> dict[str, Any]:
 
 
 def _panel(runs: Sequence[DrawnRun], measure: str) -> dict[str, Any]:
-    """Return the axes of a measure, and a line for each run that recorded the measure.
+    """Return the axes of one measure, and a line for each run that recorded this measure.
 
     The result is empty if no run recorded a finite value of this measure.
     """
@@ -151,5 +151,5 @@ def _panel(runs: Sequence[DrawnRun], measure: str) -> dict[str, Any]:
 
 
 def _extent(text: str) -> float:
-    """Return the width of a number on a narrow screen, in units of the drawing."""
+    """Return the width of a number on a narrow screen, in the length unit of the figure."""
     return LETTERS * sum(ADVANCE.get(one, DIGIT) for one in text)

@@ -75,7 +75,7 @@ class Picture(Figure):
 
 
 class Panel(Axes):
-    """Axes that a notebook shows as a picture of the whole figure."""
+    """Axes that a notebook shows as a picture of the figure to which the axes belong."""
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]] | None:
         figure = self.get_figure(root=True)
@@ -83,7 +83,7 @@ class Panel(Axes):
 
 
 class Panels(tuple[Axes, ...]):
-    """All axes of one figure. A notebook shows the figure."""
+    """The axes of all panels of one figure. A notebook shows the whole figure."""
 
     __slots__ = ()
 
@@ -143,11 +143,11 @@ def canvas(
 
 
 def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
-    """Put a legend with the labels of one panel below the whole figure.
+    """Put a legend below the whole figure. The labels are those of one panel.
 
     All panels must have the same labels. If the labels are long, the legend has fewer columns than
-    `columns`. A label that is too long for one column is broken into lines. The figure grows by the
-    height of the legend, and the height of its panels does not change.
+    `columns`, and labels that are too long for one column are broken into lines. The figure becomes
+    taller by the height of the legend, so the panels keep their height.
     """
     handles, labels = axes.get_legend_handles_labels()
     look: dict[str, Any] = {"loc": "outside lower center", "handlelength": 1.6,
@@ -181,7 +181,7 @@ def legend(axes: Axes, columns: int) -> None:
 def errorbars(
     axes: Axes, x: np.ndarray, y: np.ndarray, reach: Any, look: tuple[str, str], label: str = ""
 ) -> None:
-    """Draw a line with hollow marks and error bars. `look` is one of SERIES."""
+    """Draw a line with hollow marks and error bars. `look` is an entry of `SERIES`."""
     axes.errorbar(x, y, reach, color=look[0], marker=look[1], ms=4, mfc="none", lw=1.2,
                   elinewidth=0.9, label=label)  # fmt: skip
 
@@ -196,7 +196,7 @@ def levels_on_x(axes: Axes, levels: np.ndarray) -> None:
 
 
 def alike(panels: Sequence[Axes], log: bool = False) -> None:
-    """Set the same y axis for all panels, logarithmic if `log` is True."""
+    """Set the same y axis for all panels. The axis is logarithmic if `log` is True."""
     for axes in panels if log else ():
         axes.set_yscale("log")
     ends = np.array([axes.get_ylim() for axes in panels])
@@ -207,10 +207,10 @@ def alike(panels: Sequence[Axes], log: bool = False) -> None:
 
 
 def powers_of_2(axes: Axes, levels: np.ndarray) -> None:
-    """Make the x axis logarithmic, with up to four ticks.
+    """Make the x axis logarithmic, with at most four ticks.
 
-    The ticks are at levels that are powers of 2. If no level is a power of 2, they are at the
-    levels themselves.
+    The ticks are at the levels that are powers of 2. If no level is a power of 2, the ticks are at
+    the other levels.
     """
     whole = levels[np.log2(levels) % 1 == 0]
     labels = None if len(whole) else [plain(level) for level in levels]
@@ -245,15 +245,15 @@ def _scientific(value: float, digits: int) -> str:
 def log_x(axes: Axes) -> None:
     """Make the x axis logarithmic.
 
-    Ticks are at powers of ten. If there are few of them, ticks are also at 2 and 5 times powers of
-    ten.
+    The ticks are at powers of ten. If the axis contains few powers of ten, there are more ticks at
+    2 and 5 times the powers of ten.
     """
     axes.set_xscale("log", nonpositive="mask")
     _log_ticks(axes.xaxis, *axes.get_xlim())
 
 
 def log_y(axes: Axes) -> None:
-    """Make the y axis logarithmic if at least one positive value is drawn."""
+    """Make the y axis logarithmic, if the figure shows at least one positive value."""
     every = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
     if (np.isfinite(every) & (every > 0)).any():
         axes.set_yscale("log")
@@ -299,7 +299,10 @@ def saved_as(figure: Figure, file: Path) -> None:
 
 
 def image(figure: Figure, kind: str) -> bytes:
-    """Return the reproducible bytes of the figure as "png", "pdf" or "svg"."""
+    """Return the figure as bytes in the format "png", "pdf" or "svg".
+
+    The same figure always returns the same bytes.
+    """
     buffer, metadata = io.BytesIO(), {VARIES[kind]: None}
     log = logging.getLogger("fontTools")
     level = log.level
@@ -334,9 +337,9 @@ def round_panels(
 ) -> Figure:
     """Draw the curves of groups of runs: the mean over seeds, and a band from minimum to maximum.
 
-    The first panel shows the losses. Two more panels show two other measures, if there are any.
-    Each point is the mean over seeds at the end of a round. If the horizontal axis shows time, for
-    example, the point is at the mean time over seeds.
+    The first panel shows the losses. If the records contain other measures, up to two more panels
+    show them. Each point is the mean over seeds at the end of a round. The position on the
+    horizontal axis is a mean over seeds, too. It can be the mean time, for example.
 
     Args:
         curves: For each name, the records of all rounds of its runs.
@@ -363,7 +366,7 @@ LOSS = "loss"  # the panel of all losses
 
 
 def places_of(curves: Mapping[str, Sequence[Records]], x: str) -> Places:
-    """Return, for each run, the positions of its rounds on the horizontal axis."""
+    """For each run, return the positions of its rounds on the horizontal axis."""
     return {name: [positions(records, x, name) for records in runs]
             for name, runs in curves.items()}  # fmt: skip
 
@@ -441,7 +444,7 @@ def in_words(figure: Figure) -> str:
 
 
 def _name_losses(axes: Any) -> None:
-    """Add grey legend entries for the losses, if several groups of runs share the figure."""
+    """Add grey entries for the losses to the legend, if the figure shows several groups of runs."""
     drawn = [str(line.get_label()) for line in axes.lines]
     for loss, (style, _, width) in LOSSES.items():
         name = loss.replace("_", " ")
@@ -458,7 +461,7 @@ def draw_measure(
     look: Look,
     label: str,
 ) -> None:
-    """Draw the mean of a measure over runs. A line with marks also gets a band over all runs.
+    """Draw the mean of a measure over runs. If the line has marks, also draw a band over all runs.
 
     `drawn` contains the records of the runs, and the positions of these records on the x axis.
     """

@@ -33,10 +33,10 @@ MEND = "run the experiment again in another folder"
 
 
 def read_csv(file: Path, names: Sequence[str], also: Sequence[str] = ()) -> Table:
-    """Read the named columns of a CSV file, each of shape [rows].
+    """Read the named columns of a CSV file.
 
-    The columns in `WORDS` are read as str, and all other columns as float64. The columns in `also`
-    are optional: they are read if the file contains them.
+    Every column is an array with one entry per row. The columns in `WORDS` are returned as str, and
+    all other columns as float64. Columns in `also` are optional: the file may lack them.
     """
     header, *rows = _whole(file, names)
     cells = dict(zip(header, zip(*rows, strict=True), strict=True))
@@ -63,7 +63,7 @@ def read_csv(file: Path, names: Sequence[str], also: Sequence[str] = ()) -> Tabl
 
 
 def read_json(file: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Read a JSON file with an object that must contain the given names."""
+    """Read a JSON file that contains an object. The object must have the given names."""
     require_sound(file.parent, [file.name])
     try:
         found = json.loads(read_text(file))
@@ -76,7 +76,7 @@ def read_json(file: Path, names: Sequence[str]) -> dict[str, Any]:
 
 
 def require(record: Mapping[str, Any], names: Sequence[str], file: Path) -> None:
-    """Raise InputError if a name is missing in the record that was read from the file."""
+    """Raise InputError if a record lacks one of the names. The error mentions the file."""
     if missing := [name for name in names if name not in record]:
         raise InputError(f"{file} does not contain {missing[0]}: {MEND}")
 
@@ -103,10 +103,11 @@ def where(columns: Columns, **wanted: str | float) -> Columns:
 
 
 def require_consistent(runs: Table, neighbours: Table, folder: Path) -> None:
-    """Raise InputError if the tables were truncated or changed.
+    """Raise InputError if the two tables contradict each other.
 
-    Every run must have neighbours, and all runs must have the same number of neighbours. Every gap
-    must lie in its interval. The column `within` must state whether gap <= bound.
+    Such tables were truncated or edited. In consistent tables, every run has neighbours, and all
+    runs have the same number of neighbours. Every gap lies in its interval, and the column `within`
+    states whether the gap is at most the bound.
     """
     keys, count = (
         Counter(zip(*(table[name].tolist() for name in SETTING), strict=True))
@@ -170,7 +171,10 @@ ASCII = {"−": "-", "–": ""}
 
 
 def split_intervals(head: Sequence[str], rows: Rows) -> tuple[list[str], list[list[str]]]:
-    """Split columns of cells such as `0.2 ± 0.1` or `0.2 (0.1 to 0.3)` into value and interval."""
+    """Split cells such as `0.2 ± 0.1` or `0.2 (0.1 to 0.3)` into two columns.
+
+    One column contains the value, and the other contains the interval.
+    """
     columns = [[row[k] if k < len(row) else "" for row in rows] for k in range(len(head))]
     names, found = [], []
     for place, (name, cells) in enumerate(zip(head, columns, strict=True)):
@@ -194,7 +198,10 @@ def split_intervals(head: Sequence[str], rows: Rows) -> tuple[list[str], list[li
 
 
 def as_csv(head: Sequence[str], rows: Sequence[Sequence[str]]) -> bytes:
-    """Return a table as CSV for programs: minus signs are ASCII, and unknown cells are empty."""
+    """Return a table as CSV text for other programs.
+
+    Minus signs are ASCII characters, and unknown cells are empty.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(head)
@@ -205,5 +212,5 @@ def as_csv(head: Sequence[str], rows: Sequence[Sequence[str]]) -> bytes:
 
 
 def slug(title: str) -> str:
-    """Return a file name for a title."""
+    """Turn a title into a file name."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:60].strip("-") or "table"

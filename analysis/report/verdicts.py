@@ -51,13 +51,14 @@ NORMAL = 1.96  # half-width of a 95% interval, in units of a known standard erro
 
 @dataclass(frozen=True)
 class Slope:
-    """A fitted slope, or another estimate, with its 95% interval.
+    """An estimate, such as a fitted slope, with its 95% interval.
 
     Attributes:
         value: The estimate.
         low: Lower end of the interval.
         high: Upper end of the interval.
-        free: Degrees of freedom of Student's interval; infinite if the standard error is known.
+        free: Degrees of freedom of Student's interval. The value is infinite if the standard error
+            is known exactly.
     """
 
     value: float
@@ -83,11 +84,12 @@ def half_width(error: ArrayLike, free: ArrayLike, many: int = 1) -> Any:
 
 
 def log_slope(sizes: ArrayLike, runs: Sequence[np.ndarray]) -> Slope:
-    """Return the least-squares slope of log mean(runs[k]) on log sizes[k].
+    """Fit a line to log mean(runs[k]) as a function of log sizes[k], and return its slope.
 
-    The slope is sum_k w_k log mean_k with w = (x - x_mean) / ||x - x_mean||^2. Runs of different
-    sizes are independent, so the variance of the slope is sum_k w_k^2 s_k^2 / (n_k mean_k^2) to
-    first order.
+    The fit uses least squares. The slope is sum_k w_k log mean_k with w = (x - x_mean) / ||x -
+    x_mean||^2, where x are the logarithms of the sizes. Runs of different sizes are independent, so
+    the variance of the slope is sum_k w_k^2 s_k^2 / (n_k mean_k^2) to first order. Here n_k runs
+    have size k, and s_k is the standard deviation of their values.
     """
     x = np.log(np.asarray(sizes, dtype=float))
     centred = x - x.mean()
@@ -98,7 +100,10 @@ def log_slope(sizes: ArrayLike, runs: Sequence[np.ndarray]) -> Slope:
 
 
 def quotient(above: np.ndarray, below: np.ndarray) -> Slope:
-    """Return mean(above) / mean(below) of independent runs, with a first-order 95% interval."""
+    """Return mean(above) / mean(below) with its 95% interval.
+
+    The runs are independent. The interval is a first-order approximation.
+    """
     means = np.array([above.mean(), below.mean()])
     value = means[0] / means[1]
     errors, counts = _errors([above, below])
@@ -106,11 +111,12 @@ def quotient(above: np.ndarray, below: np.ndarray) -> Slope:
 
 
 def _within(value: float, errors: np.ndarray, counts: np.ndarray) -> Slope:
-    """Return an estimate that depends on K means of independent runs, with its 95% interval.
+    """Return an estimate with its 95% interval. The estimate depends on K independent means.
 
-    The variance of the estimate is the sum of the squared errors [K]. The interval is Student's
-    interval with 1 / (sum_k q_k^2 / (n_k - 1)) degrees of freedom. Here n_k is the number of runs
-    at place k, and q_k is the part of mean k in the variance (Welch 1947).
+    `errors` contains the contribution of each mean to the standard error. The variance of the
+    estimate is the sum of the squares of these contributions. The interval is Student's interval
+    with 1 / (sum_k q_k^2 / (n_k - 1)) degrees of freedom (Welch 1947). Here n_k is the number of
+    runs of mean k, and q_k is the fraction of the variance that comes from mean k.
     """
     error = np.linalg.norm(errors)
     shares = (errors / error) ** 2 if error else np.full(len(counts), 1 / len(counts))
@@ -120,9 +126,9 @@ def _within(value: float, errors: np.ndarray, counts: np.ndarray) -> Slope:
 
 
 def _errors(runs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the standard error of the mean of each group, and the number of runs in the group.
+    """Return the standard error of the mean and the number of runs, for each group of runs.
 
-    The standard error is nan for a group of one run.
+    Both numbers are nan for a group of one run.
     """
     counts = np.array([len(values) if len(values) > 1 else np.nan for values in runs])
     spread = [values.std(ddof=1) if len(values) > 1 else np.nan for values in runs]
@@ -134,10 +140,10 @@ class Curve:
     """A measure at K sizes.
 
     Attributes:
-        sizes: The sizes in increasing order [K].
-        runs: The values of all seeds at each size.
-        means: Mean at each size [K].
-        reach: Half the length of the mean's 95% interval [K].
+        sizes: Array [K] of the sizes, in increasing order.
+        runs: For each size, the values of all seeds.
+        means: Array [K] of the means.
+        reach: Array [K]. Each entry is half the length of the 95% interval of a mean.
     """
 
     sizes: np.ndarray
@@ -166,7 +172,10 @@ class Curve:
 
 
 def curve(rows: Columns, size: str, value: str, **where: str | float) -> Curve:
-    """Group the column `value` by the column `size`. Use only rows with the values in `where`."""
+    """Group the values of the column `value` by the column `size`, and return them as a curve.
+
+    Only rows that match `where` are used.
+    """
     chosen = tables.where(rows, **where)
     sizes = np.unique(chosen[size])
     return Curve(sizes, [chosen[value][chosen[size] == one] for one in sizes])
@@ -175,7 +184,7 @@ def curve(rows: Columns, size: str, value: str, **where: str | float) -> Curve:
 def paired(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Return the mean of a - b over pairs (a, b), and half the length of its 95% interval.
 
-    The interval is Student's interval. For fewer than two pairs both values are nan.
+    The interval is Student's interval. Both results are nan if there are fewer than two pairs.
     """
     away = np.array([one - other for one, other in pairs])
     if len(away) < 2 or not np.isfinite(away).all():
@@ -187,7 +196,10 @@ def paired(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
 def by_seed(
     runs: Columns, measure: str, rows: np.ndarray, others: np.ndarray
 ) -> tuple[float, float]:
-    """Return the mean difference of two sets of runs, paired by seed, and half its 95% interval."""
+    """Return the mean difference between two sets of runs, and half the length of its interval.
+
+    The differences are paired by seed. The interval is a 95% interval.
+    """
     one, other = (dict(zip(runs["seed"][part].tolist(), runs[measure][part].tolist(), strict=True))
                   for part in (rows, others))  # fmt: skip
     return paired([(one[seed], other[seed]) for seed in one if seed in other])
@@ -239,9 +251,9 @@ ONE_OF_MANY = (
 
 @dataclass(frozen=True)
 class Rule:
-    """The effects that support a claim: from `low` to `high`.
+    """The range of effects that support a claim, from `low` to `high`.
 
-    If `strict` is True, effects equal to `low` or `high` do not support the claim.
+    If `strict` is True, the ends `low` and `high` do not belong to the range.
     """
 
     low: float = -math.inf
@@ -275,21 +287,22 @@ POSITIVE, NEGATIVE = Rule(low=0.0, strict=True), Rule(high=0.0, strict=True)
 
 @dataclass(frozen=True)
 class Effect:
-    """The effect of a claim at K places, each with its interval.
+    """The measured effect that decides a claim, at K places, with an interval at each place.
 
     Attributes:
         name: Name of the effect, in words.
-        value: The effect at each place [K]; nan if it is unknown.
-        low: Lower ends of the intervals [K].
-        high: Upper ends of the intervals [K].
+        value: Array [K] of the effects. An unknown effect is nan.
+        low: Array [K] of the lower ends of the intervals.
+        high: Array [K] of the upper ends of the intervals.
         places: Names of the places.
         seeded: Whether more seeds make the intervals shorter.
-        free: Degrees of freedom of the intervals, one number or [K]; infinite if the standard error
-            is known.
+        free: Degrees of freedom of the intervals, one number or an array [K]. The value is infinite
+            if the standard error is known exactly.
         exponential: Whether the length of an interval with failure probability d is
             a sqrt(l) + b l with l = ln(3 / d). The interval of a gap has this form
             (`fedmuon.analysis.theory.generalization`).
-        unit: Unit of the effect: `POINTS`, "loss", "ratio", "slope" or "s"; "" for a pure number.
+        unit: Unit of the effect: `POINTS`, "loss", "ratio", "slope" or "s". Use "" for a pure
+            number.
     """
 
     name: str
@@ -304,7 +317,10 @@ class Effect:
 
     @cached_property
     def longer(self) -> np.ndarray:
-        """Factors [K] for the lengths of the intervals, so that all are correct (Bonferroni)."""
+        """Factors for the lengths of the intervals, as an array with one entry per place.
+
+        Intervals that are longer by these factors are all correct in 95% of cases (Bonferroni).
+        """
         many = max(1, int((self.low < self.high).sum()))
         if self.exponential:  # a sqrt(l) + b l grows at most in proportion to l
             factor = math.log(3 * many / 0.05) / math.log(3 / 0.05)
@@ -314,7 +330,7 @@ class Effect:
 
     @property
     def together(self) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper ends [K] of the intervals after multiplication by `longer`."""
+        """Lower and upper ends of the intervals after their lengths are multiplied by `longer`."""
         with np.errstate(invalid="ignore"):  # an infinite effect is its own interval
             ends = [self.value + self.longer * (end - self.value) for end in (self.low, self.high)]
         low, high = (np.where(self.low == self.high, self.low, end) for end in ends)
@@ -338,9 +354,9 @@ class Effect:
         cls, name: str, values: ArrayLike, reach: ArrayLike, places: Sequence[str] = (),
         free: float | np.ndarray = math.inf, unit: str = "",
     ) -> "Effect":  # fmt: skip
-        """Make an effect from values ± reach.
+        """Make an effect whose intervals are `values` plus or minus `reach`.
 
-        An infinite value (a run that diverged) has no interval.
+        An infinite value stands for a run that diverged. Its interval has length 0.
         """
         found = np.atleast_1d(np.asarray(values, dtype=float))
         half = np.where(np.isinf(found), 0.0, np.asarray(reach, dtype=float))
@@ -349,7 +365,7 @@ class Effect:
 
     @classmethod
     def between(cls, name: str, found: Mapping[str, Any], unit: str = "") -> "Effect":
-        """Make an effect from a mapping of places to estimates with `value`, `low` and `high`."""
+        """Make an effect from estimates. `found` maps the name of each place to its estimate."""
         ends = np.array([(one.value, one.low, one.high) for one in found.values()]).reshape(-1, 3)
         free = np.array([one.free for one in found.values()])
         return cls(name, *ends.T, places=list(found), free=free, unit=unit)
@@ -358,7 +374,7 @@ class Effect:
     def of_gaps(
         cls, gap: np.ndarray, low: np.ndarray, high: np.ndarray, bound: np.ndarray
     ) -> "Effect":
-        """Make an effect from measured gaps, the ends of their intervals, and their bounds."""
+        """Make the effect gap minus bound from measured gaps, their intervals and their bounds."""
         ends = gap - bound, low - bound, high - bound
         return cls("gap − bound", *ends, seeded=False, unit="loss", exponential=True)
 
@@ -373,8 +389,8 @@ class Claim:
         rule: The range of effects that support the claim.
         detail: The effect at every place, in words.
         also: Further notes for the reader.
-        limit: The reason why these runs cannot test the claim; "" if they can.
-        changes: Values for `--set` that shorten the intervals.
+        limit: The reason why these runs cannot test the claim, or "" if they can.
+        changes: Config changes that shorten the intervals, as arguments of `--set`.
         command: The command that would decide the claim.
     """
 
@@ -389,9 +405,9 @@ class Claim:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """The verdict on the claim, by the rules in the module docstring.
+        """The verdict on the claim. The module docstring explains the rules.
 
-        A claim with an unknown effect is `inconclusive`.
+        A claim whose effect is unknown is `inconclusive`.
         """
         effect, known = self.effect, ~np.isnan(self.effect.value)
         if self.limit:
@@ -405,7 +421,7 @@ class Claim:
 
     @property
     def why(self) -> str:
-        """The reason why these runs cannot test or decide the claim; "" if there is no reason."""
+        """The reason why these runs cannot test or decide the claim, or "" without such a reason."""
         if (
             self.verdict == INCONCLUSIVE
             and self.rule.refuses(self.effect.low, self.effect.high).any()
@@ -415,16 +431,15 @@ class Claim:
 
     @property
     def holds(self) -> bool | None:
-        """True if the claim holds, False if it is refuted, otherwise None."""
+        """True if the claim holds, False if the claim is refuted, and None otherwise."""
         return {HOLDS: True, REFUTED: False}.get(self.verdict)
 
     @cached_property
     def worst(self) -> int | None:
-        """Index of the place whose interval exceeds the range of the rule the most.
+        """Index of the place whose interval exceeds the range of the rule by the largest amount.
 
-        If some places refute the claim, the index is that of one of these places. If the claim is
-        open and some place has no interval, the index is that of the first place without an
-        interval.
+        If some places refute the claim, only these places are considered. If the claim is open and
+        some places have no interval, the index is that of the first place without an interval.
         """
         effect = self.effect
         against = self.rule.refuses(*effect.together) | (self.verdict != REFUTED)
@@ -443,7 +458,10 @@ class Claim:
 
     @property
     def shown(self) -> tuple[str, str]:
-        """The effect at the worst place, and its interval ("" if it has none), as text."""
+        """The effect at the worst place and its interval, as two texts.
+
+        The second text is empty if the effect has no interval.
+        """
         effect, at = self.effect, self.worst
         if at is None:
             return "", ""
@@ -454,7 +472,7 @@ class Claim:
 
     @property
     def accepted(self) -> str:
-        """The rule as text, in the unit of the effect."""
+        """The range of effects that support the claim, as text in the unit of the effect."""
         times = 100.0 if self.effect.unit == POINTS else 1.0
         return str(replace(self.rule, low=times * self.rule.low, high=times * self.rule.high))
 
@@ -464,7 +482,7 @@ class Claim:
         return "; ".join(one for one in (self.why, self.detail, self.also) if one)
 
     def record(self) -> dict[str, Any]:
-        """Return the claim's entry in claims.json, with the effect at the worst place."""
+        """Return the entry of the claim for claims.json. The entry contains the effect at `worst`."""
         effect, at = self.effect, self.worst
         held = self.rule.accepts(effect.low, effect.high)
         ends = [None] * 3 if at is None else map(finite, effect.in_unit(at))
@@ -484,7 +502,7 @@ def current(word: str) -> str:
 
 
 def counted(sentence: str, held: ArrayLike, what: str, detail: str = "") -> Claim:
-    """Make a claim that holds if all entries of `held` are True."""
+    """Make a claim about cases that are counted. It holds if all entries of `held` are True."""
     cases = np.atleast_1d(np.asarray(held, dtype=float))
     share = cases.mean() if len(cases) else np.nan
     effect = Effect.exact(f"share of the {what} for which the claim holds", share, unit="ratio")
@@ -492,12 +510,12 @@ def counted(sentence: str, held: ArrayLike, what: str, detail: str = "") -> Clai
 
 
 def unknown(sentence: str, why: str) -> Claim:
-    """Make a claim whose effect could not be measured, for the reason `why`."""
+    """Make a claim whose effect could not be measured. `why` is the reason."""
     return Claim(sentence, Effect.exact("", np.nan), ALL, why)
 
 
 def counts(claims: Iterable[Claim]) -> dict[Verdict, int]:
-    """Return how many claims have each verdict, in the order of `VERDICTS`."""
+    """Count the claims with each verdict, in the order of `VERDICTS`."""
     found = Counter(claim.verdict for claim in claims)
     return {one: found[one] for one in VERDICTS}
 
@@ -523,11 +541,11 @@ MARGIN, MOST = 1.5, 100
 
 
 def with_range(claim: Claim, about: Mapping[str, Any]) -> Claim:
-    """Return a claim about a gap, with notes on the length of the gap's interval.
+    """Add notes on the length of the gap's interval to a claim about a gap.
 
-    `about` contains the notes, and changes of the config that make the interval shorter. The
-    changes become part of the claim if the same runs would decide the claim with them, or if the
-    suite ran at the small scale.
+    `about` contains the notes, and config changes that make the interval shorter. The changes are
+    added to the claim in two cases: if the changes would decide the claim with the same runs, or if
+    the suite ran at the small scale.
     """
     notes, changes = about.get("gap_notes", []), tuple(about.get("gap_changes", ()))
     useful = bool(changes) and claim.holds is None and not claim.limit
@@ -541,10 +559,10 @@ def with_range(claim: Claim, about: Mapping[str, Any]) -> Claim:
 
 
 def with_command(claim: Claim, about: Mapping[str, Any], folder: Path | None = None) -> Claim:
-    """Return an open claim of a suite, with the command that would decide the claim.
+    """Add the command that would decide an open claim of a suite.
 
-    If no built-in suite can decide the claim, the result contains the reason instead. A claim that
-    is decided does not change.
+    If no built-in suite can decide the claim, the reason is added instead. A claim that is already
+    decided does not change.
 
     Args:
         claim: The claim.
@@ -581,10 +599,10 @@ def with_command(claim: Claim, about: Mapping[str, Any], folder: Path | None = N
 
 
 def times_as_many(claim: Claim, seeds: int) -> float:
-    """Return the factor by which to multiply the seeds so that the claim can be decided.
+    """Return the factor by which the number of seeds must grow to decide the claim.
 
-    With that many seeds, no interval should contain an end of the rule's range. The factor is
-    infinite if `MOST` times as many seeds are not enough.
+    With this number of seeds, no interval should contain an end of the rule's range. The factor is
+    infinite if `MOST` times the number of seeds is not enough.
     """
     effect, rule = claim.effect, claim.rule
     if np.isnan(effect.value).any() or not seeds:
@@ -607,7 +625,7 @@ def times_as_many(claim: Claim, seeds: int) -> float:
 
 
 def of_all_seeds(words: list[str]) -> list[str]:
-    """Return the words without `--seed N` and `--seeds N`, which override the file's seeds."""
+    """Remove the options `--seed N` and `--seeds N`, which override the seeds of the suite file."""
     for option in {"--seed", "--seeds"}.intersection(words):
         at = words.index(option)
         words = words[:at] + words[at + 2 :]

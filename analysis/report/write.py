@@ -1,7 +1,7 @@
-"""Write report.html, a single file that works offline. The verdicts come first.
+"""Write report.html, a single file that works offline and shows the verdicts first.
 
-This module also writes claims.json, the figures as PDF and PNG, and the tables as CSV and LaTeX to
-the same folder. The HTML templates are in assets/.
+This module also writes claims.json, the figures as PDF and PNG, and the tables as CSV and LaTeX.
+All files are in the folder of report.html. The HTML templates are in assets/.
 """
 
 import base64
@@ -88,7 +88,7 @@ def write_page(
 
 
 def render(template: str, **context: Any) -> str:
-    """Fill a template of assets/ with the given values. Special characters of HTML are escaped."""
+    """Fill a template of assets/ with the given values, and escape special characters of HTML."""
     return _templates().get_template(template).render(context)
 
 
@@ -112,7 +112,7 @@ def _templates() -> Any:
 
 @contextlib.contextmanager
 def as_written(folder: Path) -> Iterator[None]:
-    """Raise InputError if a file can be read but does not have the contents that fedmuon writes."""
+    """Raise InputError if a readable file does not have the structure that fedmuon writes."""
     try:
         yield
     except InputError:
