@@ -46,7 +46,7 @@ class Picture:
         return cls(name, draw, TITLES[name] + where, CAPTIONS[name], read).of(*given)
 
     def of(self, *given: Any) -> "Picture":
-        """Return a copy of the picture whose function `draw` gets `given` as its first arguments."""
+        """Return a copy of the picture whose `draw` gets `given` as its first arguments."""
         return replace(self, draw=partial(self.draw, *given))
 
 

@@ -421,7 +421,7 @@ class Claim:
 
     @property
     def why(self) -> str:
-        """The reason why these runs cannot test or decide the claim, or "" without such a reason."""
+        """The reason why these runs cannot test or decide the claim, or "" without a reason."""
         if (
             self.verdict == INCONCLUSIVE
             and self.rule.refuses(self.effect.low, self.effect.high).any()
@@ -482,7 +482,7 @@ class Claim:
         return "; ".join(one for one in (self.why, self.detail, self.also) if one)
 
     def record(self) -> dict[str, Any]:
-        """Return the entry of the claim for claims.json. The entry contains the effect at `worst`."""
+        """Return the entry of the claim for claims.json, with the effect at the worst place."""
         effect, at = self.effect, self.worst
         held = self.rule.accepts(effect.low, effect.high)
         ends = [None] * 3 if at is None else map(finite, effect.in_unit(at))
