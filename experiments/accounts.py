@@ -52,7 +52,8 @@ class AuditResult:
     Attributes:
         epsilon_at_least: The largest lower bound on epsilon.
         counted: The lower bound that uses only the trial counts.
-        tilted: The lower bound that also uses the declared Gaussian noise; None if not computed.
+        tilted: The lower bound that also uses the declared Gaussian noise. It is None if this bound
+            was not computed.
         joint: The epsilon that the accountant certifies.
         per_release: The epsilon of a mechanism in which each block draws its own lot. This epsilon
             is not certified.
@@ -63,7 +64,8 @@ class AuditResult:
         trials: Number of trials with the canary. The number of trials without the canary is the
             same.
         delta: Privacy parameter δ.
-        note: A warning if the number of trials is too small to test the claim; may be empty.
+        note: A warning if the number of trials is too small to test the claim. Otherwise, it is
+            empty.
         record: All numbers, as `fedmuon privacy audit --json` prints them.
 
     Example:
@@ -103,8 +105,9 @@ class RunAuditResult:
         right: Number of right guesses.
         confidence: Confidence with which the lower bounds hold.
         delta: Privacy parameter δ.
-        note: A warning if the number of canaries is too small to test the claim; may be empty.
-        record: All numbers: the content of one-run.json.
+        note: A warning if the number of canaries is too small to test the claim. Otherwise, it is
+            empty.
+        record: All numbers of the audit. This is the content of one-run.json.
         temporary: The temporary folder, if the run is stored in one.
 
     Example:
@@ -403,21 +406,25 @@ def epsilon(
     noise / sqrt(blocks) (DP-Muon, Theorem 2.1).
 
     Args:
-        noise: Noise multiplier σ of one block: the noise divided by the clipping bound.
+        noise: Noise multiplier σ of one block. It is the standard deviation of the noise divided by
+            the clipping bound.
         lot: Expected size of a Poisson lot, or the size of lots in a fixed order.
         population: Number of examples from which the lots are drawn.
         steps: Number T of noisy releases in the whole run.
         delta: Privacy parameter δ, well below 1 / population.
         blocks: Number m of blocks that are clipped separately and released together.
-        mode: "joint" certifies. "per-release" reproduces Table 3 of DP-Muon and certifies nothing.
+        mode: How ε is computed. "joint" computes a certified ε. "per-release" reproduces Table 3 of
+            DP-Muon, and its ε is not certified.
         adjacency: How two data sets differ. "zero-out": one example contributes 0. "add-remove":
             one example is absent. "replace-one": one example is replaced by any other example.
         sampling: "poisson" draws each example independently, which amplifies privacy. "shuffle" and
             "cyclic" use lots in a fixed order, without amplification.
-        band: With "cyclic": number of steps whose noise is correlated. 1: independent noise.
-        buffers: With "cyclic": number of buffers that correlate noise (BLT) instead of a band.
-        momentum: With `band` or `buffers`: minimize the noise of a momentum with this beta. 1
-            minimizes the noise of sums.
+        band: Number of steps whose noise is correlated, for the sampling "cyclic". Use 1 for
+            independent noise.
+        buffers: Number of buffers that correlate the noise instead of a band, for the sampling
+            "cyclic". This noise is known as BLT.
+        momentum: The momentum coefficient beta for which `band` or `buffers` minimize the noise.
+            Use 1 for prefix sums.
         nesterov: Whether the momentum is Nesterov momentum, which looks one step ahead.
         max_lot: Maximum size of a Poisson lot, or 0 for no maximum. Larger lots are truncated, and
             δ includes the probability of a truncated lot.
@@ -469,19 +476,22 @@ def sigma(
         steps: Number T of noisy releases in the whole run.
         delta: Privacy parameter δ, well below 1 / population.
         blocks: Number m of blocks that are clipped separately and released together.
-        mode: "joint" certifies. "per-release" reproduces Table 3 of DP-Muon and certifies nothing.
+        mode: How ε is computed. "joint" computes a certified ε. "per-release" reproduces Table 3 of
+            DP-Muon, and its ε is not certified.
         adjacency: How two data sets differ: "zero-out", "add-remove" or "replace-one".
-        sampling: "poisson", "shuffle" or "cyclic".
-        band: With "cyclic": number of steps whose noise is correlated. 1: independent noise.
-        buffers: With "cyclic": number of buffers that correlate noise (BLT) instead of a band.
-        momentum: With `band` or `buffers`: minimize the noise of a momentum with this beta. 1
-            minimizes the noise of sums.
+        sampling: How lots are chosen: "poisson", "shuffle" or "cyclic".
+        band: Number of steps whose noise is correlated, for the sampling "cyclic". Use 1 for
+            independent noise.
+        buffers: Number of buffers that correlate the noise instead of a band, for the sampling
+            "cyclic". This noise is known as BLT.
+        momentum: The momentum coefficient beta for which `band` or `buffers` minimize the noise.
+            Use 1 for prefix sums.
         nesterov: Whether the momentum is Nesterov momentum, which looks one step ahead.
         max_lot: Maximum size of a Poisson lot, or 0 for no maximum. Larger lots are truncated, and
             δ includes the probability of a truncated lot.
 
     Returns:
-        The noise multiplier, to four digits, and the epsilon that it spends.
+        The noise multiplier with four digits, and the epsilon that this noise spends.
 
     Raises:
         InputError: If a number is out of range, or no accountant supports the combination.
@@ -514,7 +524,8 @@ def audit(
     """Compute a lower bound on epsilon from many simulated runs with and without a canary.
 
     Args:
-        noise: Noise multiplier σ of one block: the noise divided by the clipping bound.
+        noise: Noise multiplier σ of one block. It is the standard deviation of the noise divided by
+            the clipping bound.
         lot: Expected size of a Poisson lot.
         population: Number of examples from which the lots are drawn.
         steps: Number T of noisy releases in a run.

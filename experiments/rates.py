@@ -174,11 +174,12 @@ def newton_schulz(
 
 @dataclass(frozen=True)
 class Private:
-    """Further parameters of DP-Muon (000): noise multiplier, larger matrix side, and clipping.
+    """The parameters of DP-Muon (000) for noise and clipping.
 
     `clip` is the clipping bound C. By default, C follows from the light-tailed rule for K = `tail`.
-    If `moment` = G_2 is positive, C follows from the rule of Corollary B.6. `excess` bounds
-    E(||G||_F - C)_+. By default, this bound is computed from `tail` or `moment`.
+    If `moment` = G_2 is positive, C follows from the rule of Corollary B.6. `excess` is an upper
+    bound on E(||G||_F - C)_+, the mean length that clipping removes from a gradient G. By default,
+    it is computed from `tail` or `moment`.
     """
 
     noise: float = 1.0
@@ -192,7 +193,7 @@ class Private:
 def dp_muon(
     problem: Problem, private: Private, delta0: float = 0.99, degree: int = 2, iterations: int = 5
 ) -> dict[str, Any]:
-    """Return the bound of DP-Muon (000) on one block, with the step size eta_0 = sqrt(D/L).
+    """Return the bound of DP-Muon (000) on one block. The step size is eta_0 = sqrt(D / L).
 
     The schedule follows Corollary 3.5, or Corollary B.6 if `private.moment` is set.
     """

@@ -228,5 +228,5 @@ def suite_tables(found: Findings) -> list[Table | Text]:
 
 
 def _escaped(text: str) -> str:
-    """Return a file's text for a table, without markup and control characters."""
+    """Escape the text of a file, so that a table shows it without markup and control characters."""
     return escape(plain(text, None))

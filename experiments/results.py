@@ -422,7 +422,11 @@ class SweepResult:
 
     @property
     def best(self) -> dict[str, Record]:
-        """Recipe -> the row of its best point. Empty if the sweep has no grid."""
+        """The best points of the sweep.
+
+        The dictionary maps each recipe to the row of its best point, and is empty if the sweep has
+        no grid.
+        """
         return self.summary.get("best", {})
 
     @property
@@ -775,7 +779,7 @@ def _curves(
 
 
 def as_html(rows: Sequence[Record], below: str = "") -> str:
-    """Return rows as an HTML table with a line of text below."""
+    """Return rows as an HTML table, with a line of text below the table."""
     head, *body = ([escape(word) for word in line] for line in _cells(rows))
     lines = ["".join(f"<th>{word}</th>" for word in head)]
     lines += ["".join(f"<td>{word}</td>" for word in line) for line in body]
@@ -794,7 +798,7 @@ def lines_of(rows: Sequence[Record]) -> list[str]:
 
 
 def _cells(rows: Sequence[Record]) -> list[list[str]]:
-    """Return the column names and the cells of each row. Floats have four digits."""
+    """Return the column names and the text of each cell. Floats have four significant digits."""
     heads = list(dict.fromkeys(name for row in rows for name in row))
     lines = [heads]
     for row in rows:
@@ -975,7 +979,10 @@ def _spent(members: Sequence[Finished]) -> Record:
 
 
 def _traffic(members: Sequence[Finished]) -> Record:
-    """Return the megabytes of messages by direction, as a mean over runs; {} if unknown."""
+    """Return the mean megabytes of messages over runs, for each direction.
+
+    If the traffic is unknown, the result is {}.
+    """
     known = [traffic_of(one.rounds) for one in members]
     totals = [one for one in known if one is not None]
     if len(totals) < len(known):

@@ -261,6 +261,9 @@ def with_privacy_columns(
 
 
 def _compared(held: Mapping[str, Any]) -> Record:
-    """Return the adjacency and the sampling of an epsilon. Early versions stored neither."""
+    """Return the adjacency and the sampling for which an epsilon holds.
+
+    Early versions of fedmuon stored neither.
+    """
     missing = {"adjacency": "zero-out", "sampling": "poisson"} if held else {}
     return {name: held.get(name, missing.get(name, "")) for name in ("adjacency", "sampling")}

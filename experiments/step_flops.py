@@ -163,7 +163,10 @@ def record(name: str, rule: Rule) -> dict[str, Any]:
 
 
 def tables(found: dict[str, Any]) -> list[Table | str]:
-    """Return the record as tables in GFLOP. Parameters that are not matrices share a line."""
+    """Return the operations in GFLOP as printable tables.
+
+    Parameters that are not matrices share one line.
+    """
     rows = found["parameters"]
     matrices = [row for row in rows if row["products"]]
     others = [row for row in rows if not row["products"]]

@@ -44,15 +44,19 @@ class SuiteResult:
     @cached_property
     @in_python()
     def tables(self) -> dict[str, list[Record]]:
-        """Table name -> its rows, from the CSV files of the suite."""
+        """The tables of the suite.
+
+        The dictionary maps the name of each CSV file to the rows of the file.
+        """
         return {one.stem: _read_rows(one) for one in sorted(self.path.glob("*.csv"))}
 
     @cached_property
     @in_python()
     def claims(self) -> list[Record]:
-        """One row per claim: the sentence, the verdict, and the measured effect.
+        """One row per claim. A row contains the sentence, the verdict, and the measured effect.
 
-        If the effect is one number, it is `value`, with the interval `value_low`, `value_high`.
+        If the effect is a single number, the row contains this number as `value`, and the ends of
+        its interval as `value_low` and `value_high`.
         """
         rows = []
         for one in (claim for findings in gather(self.path) for claim in findings.claims):

@@ -59,7 +59,10 @@ class Fitting(Table):
         yield from turned.__rich_console__(console, options)
 
     def fits(self, console: Console, options: ConsoleOptions) -> bool:
-        """Return whether the table fits if numbers and words up to `WORDS` letters stay whole."""
+        """Return whether the terminal is wide enough for the table.
+
+        Numbers and short words, with at most `WORDS` letters, must not be broken.
+        """
         rigid = Table(*(replace(column) for column in self.columns))
         for column in rigid.columns:
             texts = [column.header, *column.cells]
@@ -124,7 +127,7 @@ def record_name(metric: str) -> str:
 
 
 def spelled(name: str) -> str:
-    """Return the --select name of a metric in a record."""
+    """Return the name that `--select` uses for a metric in a record."""
     return "test-accuracy" if name == "accuracy" else name.replace("_", "-")
 
 
@@ -141,7 +144,10 @@ def adjacency_of(private: Mapping[str, Any]) -> str:
 
 
 def unreleased(summary: Mapping[str, Any] | None) -> str:
-    """Return a title suffix for numbers that were measured on a private run's data, or ""."""
+    """Return a suffix for titles of numbers that were measured on private data.
+
+    For a run that is not private, the suffix is "".
+    """
     return ", measured and not released" if "privacy" in (summary or {}) else ""
 
 
@@ -164,7 +170,10 @@ def spent_words(summary: Mapping[str, Any]) -> list[str]:
 
 
 def standing(private: Mapping[str, Any]) -> str:
-    """Return what the epsilon of a summary refers to: adjacency, sampling, unit and noise."""
+    """Return a text that says to what the epsilon of a summary refers.
+
+    The text names the adjacency, the sampling, the unit and the noise.
+    """
     held = f"{private['mode']}, {adjacency_of(private)}, {released_by(private)}"
     if "trust" in private:
         whom = f"whole clients, trust {private['trust']}"
@@ -176,7 +185,7 @@ def standing(private: Mapping[str, Any]) -> str:
 
 
 def released_by(private: Mapping[str, Any]) -> str:
-    """Return what a release uses: a lot of examples, or a cohort at client level."""
+    """Return what a release uses as text: a lot of examples, or a cohort of whole clients."""
     if "trust" in private:
         return "poisson cohorts" if private["sampling"] == "poisson" else "public cohorts"
     return f"{private['sampling']} lots"

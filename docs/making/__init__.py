@@ -1,1 +1,4 @@
-"""Build steps of the site: formulas, drawings, tables, and checks of the pages."""
+"""Scripts that build the documentation site.
+
+They make formulas, drawings and tables, and check the pages.
+"""

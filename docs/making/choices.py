@@ -25,7 +25,10 @@ def compared(name: str, *method: str) -> str:
 
 
 def private(name: str) -> str:
-    """Return a table of accuracy differences between private optimizers, by ε."""
+    """Return a table of accuracy differences between private optimizers.
+
+    Each ε has its own column.
+    """
     held = results.read(name)
     if held is None:
         raise ValueError(f"docs/results has no results of the suite {name}: run `make results`")

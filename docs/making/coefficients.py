@@ -76,7 +76,7 @@ def page() -> str:
 
 
 def row(name: str) -> tuple[str, ...]:
-    """Return the row with the proved numbers of a set."""
+    """Return the table row with the proved numbers of a set of coefficients."""
     steps = steps_of(name)
     slope, size, errors = proved(schedule(name, steps))
     at_zero = prod(one[0] for one in schedule(name, steps))
@@ -90,7 +90,11 @@ def steps_of(name: str) -> int:
 
 
 def proved(polynomials: Schedule) -> tuple[float | None, float | None, list[float | None]]:
-    """Return bounds on |p_T'| and |p_T| over [0, 1], and on |p_T - 1| over each [floor, 1]."""
+    """Return proved bounds for the map p_T.
+
+    They are bounds on |p_T'| and |p_T| over [0, 1], and on |p_T - 1| over the interval [floor, 1]
+    for each floor.
+    """
     errors = [max_deviation(polynomials, floor, 1.0) for floor in FLOORS]
     for place in range(len(FLOORS) - 2, -1, -1):  # a bound on an interval also holds inside it
         errors[place] = min((e for e in errors[place:] if e is not None), default=None)

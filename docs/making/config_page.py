@@ -1,4 +1,6 @@
-"""Update docs/config.md: headings and tables come from key descriptions, other text is unchanged.
+"""Update docs/config.md.
+
+Headings and tables come from the descriptions of keys, and other text is unchanged.
 
 python -m docs.making.config_page docs/config.md
 """
@@ -21,7 +23,10 @@ def written(text: str) -> str:
 
 
 def _section(text: str) -> str:
-    """Return a section. If it describes keys, names or options, update its heading and table."""
+    """Return a section of the page.
+
+    If the section describes keys, names or options, its heading and its table are updated.
+    """
     if found := re.match(r"## `\[([a-z]+)\]`.*", text):
         text = text.replace(found[0], f"## `[{found[1]}]`: {title(found[1])}", 1)
         return _with_table(text, _of_keys(found[1]))

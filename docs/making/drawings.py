@@ -197,7 +197,10 @@ def census() -> Figure:
     "step sizes. The loss never exceeds B = 1, so a bound above B says nothing."
 )
 def bounds() -> Figure:
-    """Draw the bound of Theorem 4.1, which is known before any run."""
+    """Draw the bound of Theorem 4.1 against the number of rounds, for several step sizes.
+
+    The bound is known before any run.
+    """
     figure, (axes,) = style.canvas(1, False, 2.8)
     rounds = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]
     for lr, (color, mark) in zip((1e-4, 1e-3, 1e-2), style.SERIES, strict=False):

@@ -28,6 +28,6 @@ def drawing(name: str) -> str:
 
 
 def readme(*words: str) -> str:
-    """Return the text of a section of the README, with links that are valid on the site."""
+    """Return the text of a section of the README. Its links are adapted to the site."""
     text = README.read_text(encoding="utf-8").split(f"\n## {' '.join(words)}\n")[1]
     return text.split("\n## ")[0].strip().replace("](docs/", "](/")

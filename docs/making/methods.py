@@ -60,7 +60,7 @@ def methods() -> str:
 
 
 def made(name: str) -> Recipe:
-    """Make the method with this name."""
+    """Return the method with this name."""
     local = Local.model_validate({"recipe": name, **EXAMPLES.get(name, {})})
     return make_recipe(local, OrthogonalizerTable(), clients=20)
 
@@ -125,7 +125,7 @@ def key_table(name: str) -> str:
 
 
 def certificate(name: str) -> str:
-    """Return whether the theory covers the method."""
+    """Return a text that says whether the theory covers the method."""
     if name in MUON:
         return (
             "yes, with an orthogonalizer that has a Lipschitz constant: "

@@ -134,10 +134,7 @@ def page(number: str) -> str:
 
 
 def verdict(claim: Claim, folder: Path = results.FOLDER) -> str:
-    """Return the verdict on a claim of a paper, one of `OF_PAPERS`.
-
-    The verdict comes from the stored result of the suite at full scale, or otherwise from a test.
-    """
+    """Return the verdict on a claim of a paper. The verdict is one of `OF_PAPERS`."""
     own, tested = claim["basis"] in (MATHEMATICS, OWN), "test" in claim
     if claim.get("refuted"):
         return REFUTED
@@ -159,7 +156,7 @@ def together(words: Sequence[str]) -> str:
 
 
 def evidence(claim: Claim) -> str:
-    """Return the evidence for a claim's verdict: both settings, the suite and the test."""
+    """Return the evidence for a claim's verdict as text: both settings, the suite and the test."""
     said = {"paper": "paper", "here": "ours", "suite": "suite"}
     parts = [SETTINGS.get(claim["basis"], claim["basis"])]
     parts += [f"{word}: {claim[key]}" for key, word in said.items() if key in claim]
@@ -191,7 +188,7 @@ def verdicts(name: str, claim: Claim, kept: Kept | None) -> str:
 
 
 def counted(words: Iterable[str]) -> str:
-    """Return a text such as `**12** hold, **1** refuted`, in the order of `WORDS`."""
+    """Count the verdicts, and return a text such as `**12** hold, **1** refuted`."""
     found = Counter(words)
     many = {one: one.replace(HOLDS, "hold") for one in WORDS}
     return ", ".join(f"**{found[one]}** {many[one] if found[one] > 1 else one}"
@@ -199,14 +196,14 @@ def counted(words: Iterable[str]) -> str:
 
 
 def scale(kept: Kept) -> str:
-    """Return a note on the scale of a result, or "" at full scale."""
+    """Return a note on the scale of a result. At full scale, the note is ""."""
     return "" if kept["scale"] == "full" else f" at {kept['scale']} scale"
 
 
 def judged(claim: Claim, kept: Kept) -> list[str]:
     """Return the stored verdicts that are evidence for a claim of a paper.
 
-    Verdicts on claims in `against` are reversed.
+    The verdicts on claims in `against` are reversed, because these claims contradict the paper.
     """
     turned = {HOLDS: REFUTED, REFUTED: HOLDS}
     against = matching(claim.get("against", []), kept)

@@ -57,7 +57,10 @@ def state_of_sources(root: Path = ROOT) -> str:
 
 
 def commit(root: Path = ROOT) -> str | None:
-    """Return the last commit that changed code of the suites, or None if it is unknown."""
+    """Return the last commit that changed the code of the suites.
+
+    If the commit is unknown, the result is None.
+    """
     command = ["git", "-C", str(root), "log", "-1", "--format=%H", "--", *COMPUTE]
     try:
         return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
@@ -148,7 +151,7 @@ class Part:
         return round(self.cost)
 
     def compute(self) -> Record:
-        """Compute the cell, and return its record with its seconds."""
+        """Compute the cell. Return its record and the seconds that the computation took."""
         return suite.timed(self.cell)
 
 

@@ -71,7 +71,7 @@ def draw(pictures: Sequence[Picture], stem: Path, largest: int = LARGEST) -> dic
 
 
 def in_few_colours(figure: Figure) -> bytes:
-    """Return the figure as a PNG with 48 colours, which halves its size."""
+    """Return the figure as a PNG with only 48 colours, so that the file is small."""
     buffer = io.BytesIO()
     with Image.open(io.BytesIO(style.image(figure, "png"))) as every:
         every.convert("RGB").quantize(48).save(buffer, "png", optimize=True)

@@ -61,7 +61,10 @@ STACK = 64  # maximum number of runs in one batch
 
 
 class Settings(Table):
-    """The keys of the suite's file: the config of all runs, and changes for each variant."""
+    """The keys that the suite's TOML file may contain.
+
+    They are the config of all runs and the changes of each variant.
+    """
 
     tests: Annotated[int, Field(ge=2)]  # number of test samples
     left_out: Annotated[int, Field(ge=3)]  # number of samples that are left out one at a time
@@ -307,7 +310,12 @@ def zero_out(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, Tensor]:
 
 
 def halves(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, Tensor]:
-    """Return the test losses of runs on random halves [runs, T], and the halves [runs, n]."""
+    """Train runs on random halves of the samples.
+
+    Returns:
+        The test losses, in the shape [runs, T], and which samples were in the half of each run, in
+        the shape [runs, n].
+    """
     shards, found, stayed = run.experiment.shards, [], []
     for number in range(settings.subsets):
         rng = generator(run.seed, Draw.NEIGHBOUR, round=number, block=1)
@@ -392,7 +400,10 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Return table rows with mean correlations, by variant, method and kind of exact run."""
+    """Return the rows of the report's table.
+
+    They contain mean correlations by variant, method and kind of exact run.
+    """
     truths = distinct(rows, "truth")
     lines: Rows = [("scores", *truths)]
     for variant in distinct(rows, "variant"):

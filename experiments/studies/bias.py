@@ -105,7 +105,10 @@ class Quadratics:
     device: torch.device = torch.device("cpu")  # noqa: RUF009
 
     def gradient(self, params: Params, batches: Sequence[int]) -> tuple[Tensor, Params]:
-        """Return losses [K S] and gradients [K S, m, n] of K clients with S replicas each."""
+        """Return the losses and gradients of K clients, each with S replicas.
+
+        The losses have the shape [K S], and the gradients have the shape [K S, m, n].
+        """
         at = params["X"]
         owner = torch.tensor(batches).repeat_interleave(len(at) // len(batches))
         away, scale = at - self.centres[owner], self.curvatures[owner, None, None]
@@ -289,7 +292,10 @@ def claims(rows: Columns, means: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns, means: Columns) -> Rows:
-    """Return table rows: final distances at the smallest step size, `near` at the largest."""
+    """Return the rows of the report's table.
+
+    They contain the final distances at the smallest step size, and `near` at the largest step size.
+    """
     lrs = levels(rows, "lr")
     lines: Rows = [
         (

@@ -86,7 +86,11 @@ class Searched:
     settings: Settings
 
     def compute(self) -> Record:
-        """Return two tables: `tuning` (all tried settings) and `rows` (chosen settings by seed)."""
+        """Search the settings and evaluate the best ones.
+
+        The table `tuning` contains all tried settings. The table `rows` contains the chosen
+        settings for each seed.
+        """
         settings = self.settings
         horizons, source = sorted({*settings.horizons}), read_source(resolve(self.config))
         tuning: list[Record] = []

@@ -324,7 +324,7 @@ def heat_maps(rows: Columns, tuning: Columns, narrow: bool = False) -> Figure:
 
 
 def _draw_map(axes: Axes, rows: Columns, columns: tuple[str, str]) -> None:
-    """Draw a heat map of mean accuracies in percent, with a frame around the best."""
+    """Draw a heat map of mean accuracies in percent. The best accuracy has a frame."""
     across, up = (distinct(rows, name) for name in columns)
     means = np.array([
         [np.nan_to_num(where(rows, **{columns[0]: x, columns[1]: y})["accuracy"]).mean()

@@ -87,7 +87,6 @@ class Regression:
     floor: float
 
     def loss(self, at: Tensor) -> Tensor:
-        """Return F [S] at x [S, d, 1]."""
         away = at - self.best
         return (away * (self.hessian @ away)).sum((1, 2)) / 2 + self.floor
 
@@ -100,7 +99,11 @@ class Regression:
 
 
 def regression(samples: int, features: int, condition: float, label_noise: float) -> Regression:
-    """Make a regression whose loss is 1-smooth: a = D z with normal z, and y = a'w + noise."""
+    """Return a random regression whose loss is 1-smooth.
+
+    The features are a = D z, where z is normal and D is a diagonal matrix. The labels are y = a'w +
+    noise.
+    """
     rng = generator(SEED, Draw.SYNTHETIC)
     scale = np.sqrt(np.geomspace(1, 1 / condition, features))
     inputs = rng.standard_normal((samples, features)) * scale
@@ -159,10 +162,11 @@ def measure(settings: Settings, method: str, gain: float) -> Record:
 
 
 def level_noise(step: int, noises: Sequence[float], seeds: int, features: int) -> Tensor:
-    """Return the noise of a step [levels * seeds, d, 1].
+    """Return the noise of one step for all noise levels and seeds.
 
-    Each noise level has its own random numbers. With shared random numbers, a quadratic would show
-    the same comparison at all levels, only at different scales.
+    The result has the shape [levels * seeds, d, 1]. Each noise level has its own random numbers.
+    With shared random numbers, a quadratic would show the same comparison at all levels, only at
+    different scales.
     """
     shifts = []
     for level, noise in enumerate(noises):
@@ -246,7 +250,10 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Return table rows with mean excess losses at the chosen gain and step size."""
+    """Return the rows of the report's table.
+
+    They contain mean excess losses at the chosen gain and step size.
+    """
     lines: Rows = [("setting", "noise σ", *NAMES)]
     for setting in TUNED:
         for noise in levels(rows, "noise"):

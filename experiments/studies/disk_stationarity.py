@@ -366,10 +366,11 @@ def _filter_claims(grid: Columns) -> Sequence[Claim]:
 
 
 def _saved(part: Columns, gain: float, many: int = 1) -> tuple[float, float]:
-    """Return how much this gain reduces the mean relative to kappa = 1, and half its interval.
+    """Return by how much this gain reduces the mean, compared with kappa = 1.
 
-    The runs are paired by seed. If there are `many` intervals, all of them are right together with
-    probability 95%.
+    The result is the relative reduction and half the width of its interval. Runs with the same seed
+    are compared. If there are `many` intervals, all of them are right together with probability
+    95%.
     """
     own, plain = (where(part, gain=one) for one in (gain, 1.0))
     if not len(plain["seed"]):
@@ -381,7 +382,10 @@ def _saved(part: Columns, gain: float, many: int = 1) -> tuple[float, float]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Return table rows: settings with the largest noise and full batches, then Corollary 4."""
+    """Return the rows of the report's table.
+
+    The settings with the largest noise and full batches come first, followed by Corollary 4.
+    """
     lines: Rows = [("γ", "κ", "η", "T", "measured", "bound", "Theorem 3, published", "Corollary 4")]
     grid = where(rows, corollary=0)
     shown = [where(grid, noise=grid["noise"].max(), batch=0.0), where(rows, corollary=1)]

@@ -99,7 +99,10 @@ def by_quadrature(settings: Settings, shape: str) -> Record:
 
 
 def _smoothed(apply: Map, at: Tensor, rho: float, nodes: int) -> Tensor:
-    """Return P_rho Q(H) = E Q(H + rho U) by the product rule of quadrature."""
+    """Return the smoothed map P_rho Q(H) = E Q(H + rho U).
+
+    The mean over the Gaussian matrix U is computed by the product rule of quadrature.
+    """
     points, weights = np.polynomial.hermite_e.hermegauss(nodes)
     grid = np.stack(np.meshgrid(*[points] * at.numel(), indexing="ij"), -1)
     mass = weights / weights.sum()
@@ -185,7 +188,11 @@ def by_taylor(settings: Settings, shape: str) -> Record:
 
 
 def leading_terms(apply: Map, at: Tensor, rhos: Sequence[float], spacing: float) -> Tensor:
-    """Return both leading terms, rho^2 / 2 Lap Q(H) and -rho^4 / 4 Lap^2 Q(H), for each rho."""
+    """Return the leading terms of both biases for each rho.
+
+    They are rho^2 / 2 Lap Q(H) without the correction, and -rho^4 / 4 Lap^2 Q(H) with the
+    correction. Lap is the Laplacian.
+    """
     first, second = laplacians(apply, at, spacing)
     both = [rho**2 / 2 * first for rho in rhos], [-(rho**4) / 4 * second for rho in rhos]
     return torch.stack([torch.stack(one) for one in both])
@@ -279,7 +286,10 @@ def order(parts: Curves, kind: str) -> Claim:
 
 
 def leading(rows: Columns, kind: str) -> Claim:
-    """Return the claim that the bias is close to its leading term, and closer for smaller rho."""
+    """Return the claim about leading terms.
+
+    It says that the bias is close to its leading term, and closer for smaller rho.
+    """
     shares, ratios, reaches, places = [], [], [], []
     for (shape, way), part in _measured(rows).items():
         term, used = _part(rows, shape, "taylor")[kind], part["rho"] <= SMALL
@@ -366,7 +376,10 @@ def _errors(part: Columns, of: str) -> np.ndarray:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Return table rows with slopes and ratios, by matrix and method."""
+    """Return the rows of the report's table.
+
+    They contain slopes and ratios, by matrix and method.
+    """
     lines: Rows = [("matrix", "method", "slope", "corrected slope", "bias at ρ", "corrected bias")]
     for name, part in _measured(rows).items():
         slopes = [f"{_slope(part, kind)[0]:.3f}" for kind in ORDERS]

@@ -129,7 +129,10 @@ class Location:
         return cls(torch.from_numpy(points).flatten(1), settings.slope)
 
     def squares(self, at: Tensor) -> Tensor:
-        """Return |W - A_i|_F^2 [S, N] at W [S, m n]."""
+        """Return the squared distances |W - A_i|_F^2 from W to all people.
+
+        `at` has the shape [S, m n], and the result has the shape [S, N].
+        """
         squares = at.square().sum(1)[:, None] + self._lengths - 2 * at @ self.points.mT
         return squares.clamp_min(0)
 
@@ -142,7 +145,7 @@ class Location:
         return self.slope * (self.slope**2 + squares).rsqrt()
 
     def combined(self, at: Tensor, shares: Tensor) -> Tensor:
-        """Return sum_i shares_i (W - A_i) [S, m n]."""
+        """Return the gradient as the sum of shares_i (W - A_i) over all people i."""
         return shares.sum(1)[:, None] * at - shares @ self.points
 
     def value(self, squares: Tensor) -> Tensor:
@@ -278,7 +281,11 @@ STANDS_ON = (
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Return the claims about the bound, the decrease of the norm with T, and tightness."""
+    """Return the claims of the study.
+
+    They are about the bound, about the decrease of the norm with T, and about how tight the bound
+    is.
+    """
     within, outside, tight = _bound_claims(rows)
     falling = []
     for method, name in NAMES.items():
@@ -335,7 +342,10 @@ def _bound_claims(rows: Columns) -> tuple[Claim, Claim, Claim]:
 
 
 def _largest_horizon_claims(rows: Columns) -> Sequence[Claim]:
-    """Return the claims at the largest T: the largest term, and a bound that is informative."""
+    """Return the claims at the largest T.
+
+    They say which term is the largest, and whether the bound is informative.
+    """
     part = where(rows, method=MUON, steps=rows["steps"].max())
     largest, shares, shown = [], {}, {}
     for noise, one in split(part, "noise", "σ").items():

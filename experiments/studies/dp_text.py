@@ -495,7 +495,10 @@ def claims(
 
 
 def ordered(ends: Columns, better: str, than: str, measure: str) -> Claim:
-    """Return the claim that the mean of `better` is better than that of `than`, paired by seed."""
+    """Return the claim that the mean of `better` is better than the mean of `than`.
+
+    Runs with the same seed are compared.
+    """
     sign = 1 if measure == "nll" else -1
     one, other = (ends[measure][ends["method"] == name] for name in (better, than))
     word, (title, unit) = "lower" if sign > 0 else "higher", MEASURES[measure]

@@ -62,7 +62,10 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 
 def slopes(settings: Settings) -> Tensor:
-    """Return c_i [N]: c_min (1 - u)^(-1/a) at N evenly spaced u, in random order."""
+    """Return the slopes c_i of N people in random order.
+
+    The slopes are c_min (1 - u)^(-1/a), where u takes N evenly spaced values.
+    """
     rest = (np.arange(settings.people) + 0.5) / settings.people
     order = generator(bounded.SEED, Draw.PARTITION).permutation(settings.people)
     return torch.from_numpy(settings.least * rest[order] ** (-1 / settings.tail))
@@ -204,7 +207,10 @@ def _bound_claims(rows: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Return table rows with the terms of the bound and the measured norms, by noise and T."""
+    """Return the rows of the report's table.
+
+    They contain the terms of the bound and the measured norms, by noise and T.
+    """
     lines: Rows = [("σ", "T", *TERMS, "bound", "measured")]
     for noise in levels(rows, "noise"):
         for steps in levels(rows, "steps"):
@@ -220,7 +226,10 @@ def numbers(rows: Columns) -> Rows:
 
 @style.styled
 def vanishing(rows: Columns, narrow: bool = False) -> Figure:
-    """Draw norms, the bound and K_T T^(-1/6) against T, with a panel for each noise."""
+    """Draw the norms, the bound and the term K_T T^(-1/6) against T.
+
+    Each noise has its own panel.
+    """
     noises, sizes = levels(rows, "noise"), np.unique(rows["steps"])
     figure, panels = style.canvas(len(noises), narrow, 2.9)
     for axes, noise in zip(panels, noises, strict=True):

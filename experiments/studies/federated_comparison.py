@@ -87,8 +87,9 @@ class Ordered(Table):
 class Settings(Table):
     """The keys that the suite's TOML file may contain.
 
-    `tuning-seeds` choose the step sizes and `seeds` compare the methods. No seed may be in both
-    lists. `extend` is the maximum number of values that may be added to a grid.
+    Runs with `tuning-seeds` choose the step sizes, and runs with `seeds` compare the methods. The
+    two lists must have no seed in common. `extend` is the maximum number of values that may be
+    added to a grid.
     """
 
     seeds: Annotated[list[Natural], Field(min_length=1)]
@@ -115,7 +116,7 @@ class Compared:
     costs: bool = False  # whether curves also show bytes and simulated seconds so far
 
     def compute(self) -> Record:
-        """Choose the step sizes, run the comparison, and return three tables."""
+        """Choose the step sizes, and compare the methods with other seeds. Return three tables."""
         method = self.settings.methods[self.head["method"]]
         best: Steps = {}
         tried: list[tuple[Steps, float]] = []
@@ -423,7 +424,10 @@ def numbers(rows: Columns, tuning: Columns, curves: Columns) -> Rows:
 
 
 def mean_to_target(reached: np.ndarray) -> str:
-    """Return as text the mean of the seeds that reached the target, and how many did not."""
+    """Return the mean over the seeds that reached the target, as text.
+
+    The text also says how many seeds did not reach the target.
+    """
     known = reached[np.isfinite(reached)]
     if not len(known):
         return "not reached"

@@ -129,7 +129,7 @@ STANDS_ON = (
 
 
 def of(rows: Columns, start: str, kind: str) -> np.ndarray:
-    """Return a mask of the rows with this initial model and this kind of constants."""
+    """Return a mask that selects the rows with this initial model and this kind of constants."""
     return (rows["start"] == start) & (rows["constants"] == kind)
 
 

@@ -148,7 +148,10 @@ def settings_of(rows: Columns) -> list[Columns]:
 
 
 def series(rows: Columns, key: str) -> list[Columns]:
-    """Return the settings that differ only in the config key `key`, sorted by its value."""
+    """Return the settings that differ only in one config key.
+
+    They are sorted by the value of this key.
+    """
     mine = [one for one in settings_of(rows) if one["key"][0] in (key, BASE)]
     return sorted(mine, key=lambda one: float(one[key][0]))
 
@@ -172,9 +175,10 @@ def _ranks(settings: Sequence[Columns], form: str) -> Slope:
 
 
 def _rise(settings: Sequence[Columns]) -> tuple[Slope, str]:
-    """Return the gap at the largest bound minus the gap at the smallest bound, paired by seed.
+    """Compare the gaps of the settings with the largest and the smallest bound.
 
-    The second result is a text with the two values of the key.
+    The first result is the gap at the largest bound minus the gap at the smallest bound. Runs with
+    the same seed are compared. The second result is a text with the two values of the key.
     """
     mine = [where(one, form=JUDGED) for one in settings]
     order = sorted(mine, key=lambda one: float(one["bound"].mean()))
@@ -294,7 +298,11 @@ def against_bound(rows: Columns, narrow: bool = False) -> Figure:
 
 
 def _points(settings: Sequence[Columns], form: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return gaps with interval ends [3, settings], and bounds and ranges [2, settings]."""
+    """Return the points of the figure as two arrays.
+
+    The first array contains the gaps with the ends of their intervals, in the shape [3, settings].
+    The second array contains the bounds and the ranges of the loss, in the shape [2, settings].
+    """
     gaps = [mean_of(where(one, form=form)["gap"]) for one in settings]
     bounds = [[where(one, form=form)[name].mean() for name in ("bound", "range")]
               for one in settings]  # fmt: skip

@@ -62,8 +62,9 @@ THEOREM, FREE, CLASSICAL = "theorem", "alpha-free", "classical"
 class Settings(Table):
     """The keys that the suite's TOML file may contain.
 
-    An entry of the noise is `noise` times a random number with a stable distribution of index alpha
-    + `margin`. If the theorem allows it, the noise also grows with the gradient norm (`sigma1`).
+    Each entry of the noise is `noise` times a stable random number. The index of the stable
+    distribution is alpha + `margin`. If the theorem allows it, the noise also grows with the
+    gradient norm (`sigma1`).
     """
 
     alphas: Annotated[list[Annotated[float, Field(gt=1, le=2)]], Field(min_length=1)]
@@ -117,12 +118,10 @@ class Objective:
         return cls(*sides)
 
     def value(self, at: Tensor) -> Tensor:
-        """Return f [...] at X [..., m, n]."""
         inner = self.left @ at @ self.right
         return (inner.square() / 2 + inner.sin().square()).sum((-2, -1)) / 3
 
     def gradient(self, at: Tensor) -> Tensor:
-        """Return the gradient [..., m, n]."""
         inner = self.left @ at @ self.right
         return self.left @ (inner + (2 * inner).sin()) @ self.right / 3
 
@@ -307,7 +306,7 @@ def promised(alpha: float, schedule: str) -> float:
 
 
 def norms(rows: Columns, method: str, alpha: float, schedule: str = THEOREM) -> Curve:
-    """Return a method's mean gradient norms by K. For SGD, `schedule` has no effect."""
+    """Return a method's mean gradient norms for each K. `schedule` has no effect on SGD."""
     if method == "sgd":
         return best_sgd(rows, alpha)[1]
     given: dict[str, Any] = {"method": method, "schedule": schedule, "alpha": alpha}
@@ -315,14 +314,17 @@ def norms(rows: Columns, method: str, alpha: float, schedule: str = THEOREM) -> 
 
 
 def best_sgd(rows: Columns, alpha: float) -> tuple[float, Curve]:
-    """Return the factor of SGD's step size that is best at the largest K, and its norms by K."""
+    """Find the best step size factor of SGD at the largest K.
+
+    Return it and the norms for each K.
+    """
     mine = where(rows, method="sgd", alpha=alpha)
     every = {c: curve(mine, "steps", "mean_gradient", factor=c) for c in levels(mine, "factor")}
     return min(every.items(), key=lambda pair: pair[1].means[-1])
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Return the claims that Muon attains both rates, and that SGD is slower."""
+    """Return the claims that Muon attains both rates of the theorems, and that SGD is slower."""
     kept = []
     for schedule, method in itertools.product(SCHEDULES, MUON):
         found, slopes = {}, {}
@@ -393,7 +395,10 @@ def _against_sgd(rows: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Return table rows by method, schedule and alpha: slopes, and the norm at the largest K."""
+    """Return the rows of the report's table by method, schedule and alpha.
+
+    They contain the slopes and the norm at the largest K.
+    """
     alphas = levels(rows, "alpha")
     lines: Rows = [
         ("method: α", "slope (95%)", "slope, larger half of K", "promised slope", "final norm")

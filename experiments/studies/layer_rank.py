@@ -167,7 +167,10 @@ def optimizer_of(
 
 @torch.no_grad()
 def renormalize(filters: Sequence[Tensor]) -> None:
-    """Scale each weight [out, ...] to the Frobenius norm sqrt(out), as in Jordan's code."""
+    """Scale each weight to the Frobenius norm sqrt(out), as in Jordan's code.
+
+    `out` is the number of output channels.
+    """
     for one in filters:
         one.mul_(len(one) ** 0.5 / torch.linalg.norm(one).clamp_min(1e-30))
 

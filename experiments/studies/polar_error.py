@@ -159,14 +159,20 @@ class Classifier:
         self.classes = settings.classes
 
     def slope(self, x: Tensor) -> Tensor:
-        """Return the gradients [S, d, c]. In replica s > 0, training sample s - 1 is replaced."""
+        """Return the gradients of the run and of its neighbours, in the shape [S, d, c].
+
+        Replica 0 is the run. In replica s > 0, training sample s - 1 is replaced.
+        """
         total, count = self._sum(x, self.train), len(x) - 1
         new, old = ([one[:count, None] for one in both] for both in (self.others, self.train))
         total[1:] += self._sum(x[1:], new) - self._sum(x[1:], old)
         return total / len(self.train[0])
 
     def chances(self, x: Tensor, samples: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the probabilities p [S, n, c] and p_y [S, n]."""
+        """Return the probabilities of the classes, and the probability of the right class.
+
+        The first array p has the shape [S, n, c], and the second array p_y has the shape [S, n].
+        """
         chances = torch.softmax(samples[0] @ x, -1)
         return chances, chances.gather(2, samples[1].expand(len(x), -1)[..., None])[..., 0]
 
@@ -391,7 +397,11 @@ def _map_claims(rows: Columns) -> Sequence[Claim]:
 
 
 def _distance_claims(runs: Columns) -> Sequence[Claim]:
-    """Return the claims that ||X_T - X_S|| <= D, and that perturbations are within certificates."""
+    """Return the claims about distances between runs.
+
+    They say that the distance ||X_T - X_S|| is at most D, and that perturbations are within their
+    certificates.
+    """
     share = runs["distance"] / runs["drift"]
     moved, tube = runs["perturbation"], ~np.isnan(runs["tube"])
     alone, both = moved / runs["certificate"], moved / runs["of_both"]

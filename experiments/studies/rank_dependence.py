@@ -139,12 +139,15 @@ def norms(rows: Columns, method: str, length: float) -> Curve:
 
 
 def slopes(rows: Columns, method: str) -> dict[str, Slope]:
-    """Return the log-log slope of the norm in the rank for each number of steps K, sorted by K."""
+    """Return the slope of log norm in log rank for each number of steps K.
+
+    The slopes are sorted by K.
+    """
     return {f"K = {k:.0f}": norms(rows, method, k).slope for k in levels(rows, "steps")}
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Return the claims about slopes.
+    """Return the claims about the slopes of the norm in the rank.
 
     Methods use the same random numbers, so their slopes are not independent. Therefore, the ends of
     the intervals are compared.

@@ -95,7 +95,10 @@ class Published(Table):
 
 
 class Suite(Table):
-    """The keys that the suite's TOML file may contain. `base` overrides the config tables BASE."""
+    """The keys that the suite's TOML file may contain.
+
+    Tables in `base` override those in `BASE`.
+    """
 
     title: str
     seeds: Annotated[list[Natural], Field(min_length=1)]
@@ -291,7 +294,10 @@ class Stack:
     def _neighbour_rows(
         self, shared: StackData, verdicts: list[Verdicts], moved: np.ndarray
     ) -> list[Record]:
-        """Return the rows of neighbours.csv for this stack, with nan if there is no certificate."""
+        """Return the rows of neighbours.csv for this stack.
+
+        A row has nan if there is no certificate.
+        """
         data, draws, client, labels = shared.data, shared.draws, shared.client, shared.source.labels
         index = data.train_index[data.order[data.offsets[client] + draws[:, 1]]]
         found = []
@@ -315,7 +321,10 @@ class Stack:
 
 
 def _of_clients(values: np.ndarray | None, client: np.ndarray) -> np.ndarray:
-    """Return the certificate of the client of each neighbour, or nan if there is none."""
+    """Return, for each neighbour, the certificate of the client whose sample is replaced.
+
+    Without certificates, the result is nan.
+    """
     return np.full(len(client), np.nan) if values is None else values[client]
 
 
@@ -428,7 +437,7 @@ class Stability(Work):
 
     @property
     def configs(self) -> Sequence[Config]:
-        """The config of each run: a stack has one run for each pair (eta, lambda)."""
+        """The config of each run. A stack has one run for each pair (eta, lambda)."""
         return [one.at(pair) for one in self.cells for pair in one.pairs]
 
     @property

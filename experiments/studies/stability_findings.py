@@ -1,4 +1,4 @@
-"""Kind `stability`: text and figures of the report for a grid of runs with neighbours."""
+"""The text and the figures of reports about suites of kind `stability`."""
 
 import itertools
 from collections.abc import Mapping
@@ -69,7 +69,10 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
 
 
 def _every(runs: Columns) -> Titled:
-    """Return a table of all runs: values of the varied keys, final measures, gap and bound."""
+    """Return a table of all runs.
+
+    It shows the varied keys, the final measures, the gap and the bound.
+    """
     factors = (*varying(runs), "seed")
     names = [k for k in ("accuracy", "train_loss", "test_loss") if k in runs]
     share = runs["bound"] / runs.get("range", np.ones(len(runs["bound"])))
@@ -87,7 +90,10 @@ def _every(runs: Columns) -> Titled:
 
 
 def _beside(runs: Columns, published: Mapping[str, Any] | None) -> tuple[tuple[str, ...], Rows]:
-    """Return the head and rows of a table like Table 2: our row, and the published row if any."""
+    """Return the head and the rows of a table like Table 2.
+
+    The rows are our row and, if it exists, the published row.
+    """
     measured = {
         "runs": str(len(runs["gap"])),
         "gap ≤ bound": number(float((runs["gap"] <= runs["bound"]).mean())),

@@ -140,7 +140,7 @@ class StudyWork(Work):
 
     @property
     def decisive(self) -> list[Any]:
-        """The request, the settings, and the names of the cells, as JSON values."""
+        """The request, the settings and the names of the cells. They determine the results."""
         request, settings = self.request, self.settings.model_dump(by_alias=True)
         cells = [one.name for one in self.cells]
         return [request.stem, self.kind, request.data, request.scale, settings, cells]
@@ -224,7 +224,7 @@ def slopes_claim(
 
 
 def in_words(found: Mapping[str, Any]) -> str:
-    """Return a mapping as text, such as `σ = 1: 0.2; σ = 4: 0.3`."""
+    """Return a dictionary as text, such as `σ = 1: 0.2; σ = 4: 0.3`."""
     return "; ".join(f"{name}: {one}" for name, one in found.items())
 
 

@@ -443,7 +443,10 @@ class GridSearch(WorkOfRuns):
         )
 
     def beside(self, row: Record, key: str, points: Sequence[Record]) -> list[Record]:
-        """Return the points whose value of a numeric key is the next lower or higher one."""
+        """Return the neighbours of a point of the grid.
+
+        They have the next lower or the next higher value of a numeric key.
+        """
         others = {name: row[name] for name in self.grid if name != key}
         line = [one for one in points if not isinstance(one[key], str | bool)
                 and {name: one[name] for name in others} == others]  # fmt: skip

@@ -22,7 +22,9 @@ CROWDED = 18  # with more cells across a figure, they show no numbers
 
 @style.styled
 def over_grid(summary: Row, axes: Sequence[str], words: str, rising: bool) -> Figure:
-    """Draw the mean metric over seeds at each point by recipe, and mark the best point.
+    """Draw the mean metric over seeds at each point of the grid, for each recipe.
+
+    The best point is marked.
 
     Args:
         summary: The content of sweep.json.
@@ -137,7 +139,10 @@ def _heat_maps(
 
 
 def _annotate(panel: Axes, found: np.ndarray, rising: bool, panels: int) -> None:
-    """Write the means into the cells if there is enough space, and frame the best cell."""
+    """Write the mean into each cell of a heat map if there is enough space.
+
+    The best cell gets a frame.
+    """
     image = panel.images[0]
     for (row, column), mean in np.ndenumerate(found):
         lost = not np.isfinite(mean)

@@ -67,7 +67,7 @@ class Wanted(Ordered):
 class Part(Model):
     """Methods that are compared. One of them is the `baseline` of the cost ratios.
 
-    Claims about this part contain `words`, such as "on slow links", to identify the part.
+    The claims about this part contain the text `words`, such as "on slow links".
     """
 
     words: str = ""
@@ -153,7 +153,10 @@ CHOSEN = (
 
 
 def cost_of(curves: Columns, part: str) -> str:
-    """Return the name of a part's cost column: simulated seconds with a clock, otherwise bytes."""
+    """Return the name of the column with a part's cost.
+
+    The cost is simulated seconds if the part simulates devices, and bytes otherwise.
+    """
     return SECONDS if np.isfinite(where(curves, model=part)[SECONDS]).any() else BYTES
 
 
@@ -223,13 +226,12 @@ def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
 
 
 def _of_parts(columns: Columns, parts: Sequence[str]) -> Columns:
-    """Return the table rows that belong to these parts."""
     mine = np.isin(columns["model"], parts)
     return {name: values[mine] for name, values in columns.items()}
 
 
 def methods_table(parts: Mapping[str, Any]) -> Titled:
-    """Return a table of all methods, with their settings in the suite's file."""
+    """Return a table of all methods and of their settings in the suite's file."""
     head, lines = ("method", "settings", "step sizes tried first"), []
     for name, part in parts.items():
         lines.append((f"{name}: {_settings(part['base'])}".removesuffix(": "), "", ""))
@@ -252,7 +254,10 @@ def _settings(tables: Mapping[str, Mapping[str, Any]]) -> str:
 def claims(
     parts: Mapping[str, Any], rows: Columns, tuning: Columns, curves: Columns
 ) -> Sequence[Claim]:
-    """Return the claims of the suite's file, and the claim that grids were wide enough."""
+    """Return the claims of the suite's file, and a claim about the grids of step sizes.
+
+    The last claim says that the grids were wide enough.
+    """
     found = []
     for name, part in parts.items():
         for one in part["claims"]:
@@ -305,7 +310,10 @@ def cheaper(
 
 
 def too_wide(found: Slope) -> bool:
-    """Return whether the interval contains 1, and its ends differ by more than a factor `WIDE`."""
+    """Return whether the interval is too wide to be useful.
+
+    Such an interval contains 1, and its upper end is more than `WIDE` times its lower end.
+    """
     return 0 < found.low < 1 < found.high < math.inf and found.high > WIDE * found.low
 
 
@@ -434,10 +442,11 @@ def _share_axes(panels: Sequence[Any]) -> None:
 
 
 def _points(curves: Columns, cost: str) -> np.ndarray:
-    """Return the mean cost and the mean, minimum and maximum accuracy of each round [rounds, 4].
+    """Return the points of a curve, one for each round.
 
-    The result ends before the first round that some run did not reach. Round 0 is left out, because
-    a log axis cannot show its cost 0.
+    A point contains the mean cost and the mean, minimum and maximum accuracy over runs, so the
+    result has the shape [rounds, 4]. The result ends before the first round that some run did not
+    reach. Round 0 is left out, because a log axis cannot show its cost 0.
     """
     found, seeds = [], len(np.unique(curves["seed"]))
     for at in np.unique(curves["round"]):

@@ -190,9 +190,9 @@ class TrainingRun:
         return self.config.federation.rounds
 
     def compute(self) -> Record:
-        """Train or resume the run.
+        """Train or resume the run. Return its evaluated rounds, and the reason if the run diverged.
 
-        Return its evaluated rounds, and the reason if the run diverged.
+        A run that diverged has no summary, and the measures in its last row are nan.
         """
         assert self.folder is not None
         if why := RunDirectory(self.folder).lost():
@@ -233,7 +233,7 @@ SETTLED = {"federation.seed": "seeds", "data.name": "--data"}
 
 
 def work(content: dict[str, Any], request: SuiteRequest) -> "Training":
-    """Return the suite with its runs: every variant, at every value of the sweep, with every seed.
+    """Return the suite with a run for every variant, every value of the sweep, and every seed.
 
     The numbers of training and test samples are limited by the data set.
 

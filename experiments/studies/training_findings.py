@@ -231,7 +231,10 @@ def _pictures(curves: Columns, runs: Columns, about: Mapping[str, Any]) -> list[
 
 
 def _drawn_at(about: Mapping[str, Any]) -> float:
-    """Return the value of the sweep that the figures of curves show, or nan without a sweep."""
+    """Return the value of the sweep that the figures of curves show.
+
+    Without a sweep, the result is nan.
+    """
     sweep = about["sweep"]
     if not sweep:
         return np.nan
@@ -446,7 +449,11 @@ def by_epsilon(runs: Columns, variants: Sequence[str], narrow: bool = False) -> 
 
 
 def _ends(runs: Columns, variant: str, values: np.ndarray, measure: str) -> np.ndarray:
-    """Return each value of the sweep, with the mean, minimum and maximum over seeds [values, 4]."""
+    """Return the end measure for each value of the sweep.
+
+    The columns are the value of the sweep and the mean, minimum and maximum of the measure over
+    seeds.
+    """
     every = [(x, runs[measure][rows_of(runs, variant, x)]) for x in values]
     found = [(x, of.mean(), of.min(), of.max()) for x, of in every if len(of)]
     return np.array(found).reshape(-1, 4)
@@ -462,7 +469,9 @@ def adjacency_of(rows: Columns) -> str:
 def by_client(
     rows: Columns, variants: Sequence[str], x: float = np.nan, narrow: bool = False
 ) -> Figure:
-    """Draw the clients' epsilons in increasing order, below their target, with a line per seed.
+    """Draw the epsilons of all clients in increasing order, and their target.
+
+    There is a line for each seed.
 
     Epsilon does not depend on the optimizer, so the lines of two variants coincide unless the
     variants clip differently.

@@ -290,7 +290,7 @@ LABELS = 5  # a narrow figure has space for one more power of two on an axis
 
 @style.styled
 def ratios(rows: Columns, times: Columns, narrow: bool = False) -> Figure:
-    """Draw measured against predicted ratios, with a colour for each number of steps."""
+    """Draw measured ratios against predicted ratios, with a colour for each number of steps."""
     figure, (axes,) = style.canvas(1, narrow, 3.2)
     measured = times["svd_seconds"] / times["seconds"]
     every = np.log2(np.concatenate([measured, times["made"]]))

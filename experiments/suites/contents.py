@@ -153,7 +153,7 @@ def _table(content: dict[str, Any], name: str, above: str = "") -> dict[str, Any
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge nested tables. If both contain a key, the value is that of `above`."""
+    """Merge nested tables. If both tables contain a key, the value in `above` is used."""
     both = {**below, **above}
     for key in set(below) & set(above):
         if isinstance(below[key], Mapping) and isinstance(above[key], Mapping):
@@ -162,7 +162,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def locked(config: Config) -> dict[str, Any]:
-    """Return the config's tables without newer keys that have their defaults."""
+    """Return the config's tables without keys of later versions that have their default values."""
     tables = config.model_dump(by_alias=True)
     for table, key in LATER:
         if is_default(f"{table}.{key}", tables[table][key]):
@@ -171,7 +171,7 @@ def locked(config: Config) -> dict[str, Any]:
 
 
 def cell(*layers: Tables) -> Config:
-    """Return the config of a cell: the given tables, of which later ones override earlier ones.
+    """Merge the given tables into the config of a cell. Later tables override earlier tables.
 
     Keys that have no effect on this cell are removed. Therefore, cells with different recipes can
     share a base.
@@ -250,7 +250,9 @@ def slug(name: str) -> str:
 
 
 def guess(source: Source, config: Config) -> dict[str, tuple[int, int]]:
-    """Return the numbers of classes and of held-out samples, to compute what a guess achieves.
+    """Return the number of classes and the number of held-out samples.
+
+    They determine which accuracy random guesses can achieve.
 
     The result is empty for text, because its labels are not classes to predict.
     """

@@ -98,7 +98,10 @@ class Work(ABC):
 
     @abstractmethod
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
-        """Return the rows of NAME.csv for each NAME. The records are in the order of the cells."""
+        """Return the tables of the suite.
+
+        The result maps each NAME to the rows of NAME.csv. `records` are in the order of the cells.
+        """
 
     @abstractmethod
     def summary(self, records: list[Record]) -> Record:
@@ -182,7 +185,6 @@ class Opened:
         return [one for one in self.cells if one.name not in self.done]
 
     def save(self, cell: Cell, record: Record) -> None:
-        """Write the record of a cell to its file."""
         require_place(self.out)
         line = files.sealed(record, self.work.seal(cell))
         files.write_bytes(self.places[cell.name], line.encode())
