@@ -267,7 +267,7 @@ def _device_problems(config: Config) -> Iterator[str]:
 
 
 def _buffer_problems(config: Config) -> Iterator[str]:
-    """Yield errors for settings that cannot be combined with `mode = 'fedbuff'` (late updates)."""
+    """Yield errors for settings that cannot be combined with the late updates of FedBuff."""
     local, table = config.local, config.orthogonalizer
     if local.recipe == "ef21-muon":
         yield (

@@ -1569,7 +1569,7 @@ def refusal(config: Config, name: str, value: Any = None) -> str:
 def unread_by_own_recipe(config: Config, private: bool) -> Iterator[str]:
     """Yield errors for keys that only built-in private recipes use, if the recipe is custom.
 
-    `private` tells whether the custom recipe has a privacy mechanism. Such a mechanism already
+    `private` tells whether the custom recipe has a privacy mechanism. A privacy mechanism already
     contains these settings. Only the key `delta` then has an effect, in the privacy accountant.
     """
     if private:

@@ -250,7 +250,7 @@ def parameter(key: str) -> str:
 
 
 def asks(kind: str, found: Any, key: str) -> bool:
-    """Return whether a custom object of this kind has a parameter for a config key."""
+    """Return whether the custom object of this kind has a parameter for a config key."""
     idle = kind in CALLED and takes_anything(found)
     led_to = {"routes": 0} if key in ("route", "qkv") else {}
     names = {parameter(key): 0} | led_to

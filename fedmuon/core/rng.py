@@ -63,7 +63,7 @@ def sample_keys(rng: np.random.Generator, rows: np.ndarray | None, size: int) ->
 
     Args:
         rng: The random generator for this client and step.
-        rows: Indices [n] of the samples; None for all samples.
+        rows: Indices [n] of the samples. None means all samples.
         size: The client's number of samples.
     """
     first = rng.integers(2**64, dtype=np.uint64)

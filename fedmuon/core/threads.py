@@ -164,7 +164,7 @@ def without_autocast() -> Iterator[None]:
 
 
 class _Job:
-    """The pieces of work of one call of `spread`. Several threads take these pieces one by one.
+    """The pieces of work of one `spread` call. Several threads take these pieces one by one.
 
     Helper threads do not inherit torch's settings. They copy the settings from the thread that
     creates the job: autocast, inference mode, and whether subnormal numbers become 0.

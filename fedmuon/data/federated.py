@@ -42,9 +42,9 @@ class FederatedData:
         client_test_index: Indices [t] of the clients' own test samples in the source.
         client_test_offsets: Row numbers [N + 1] in `client_test_inputs`, like `offsets`.
         shape: Shape of one sample in the source. In `inputs`, samples are flattened.
-        vocabulary: Number of different tokens in the source; 0 if samples are not text.
+        vocabulary: Number of different tokens in the source. It is 0 if samples are not text.
         stored: The dtype of the inputs in the source.
-        classes: Number of classes; 0 for real-valued targets.
+        classes: Number of classes. Use 0 for real-valued targets.
     """
 
     inputs: np.ndarray
@@ -76,13 +76,16 @@ class FederatedData:
         return np.diff(self.offsets)
 
     def rows_of(self, index: np.ndarray) -> np.ndarray:
-        """Convert train samples [T], given as indices in the source, to row numbers in `inputs`."""
+        """Return the row numbers in `inputs` of train samples.
+
+        The train samples are given as indices in the source.
+        """
         there = self.train_index[self.order]
         sorted_by = np.argsort(there)
         return sorted_by[np.searchsorted(there, index, sorter=sorted_by)]
 
     def samples(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the inputs [n_i, d] and labels [n_i] of client i, without copying them."""
+        """Return the inputs and the labels of one client, without copying them."""
         rows = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
         return self.inputs[rows], self.labels[rows]
 
@@ -202,8 +205,8 @@ def split(
     Args:
         source_labels: Labels of all samples.
         official_test: Index of the first official test sample, if any.
-        train: Number of train samples; 0 means all remaining samples.
-        test: Number of test samples; 0 means all remaining samples. `train` and `test` may both be
+        train: Number of train samples. 0 means all remaining samples.
+        test: Number of test samples. 0 means all remaining samples. `train` and `test` may both be
             0 only if the source has an official test part.
         seed: Random seed.
         validation: Number of validation samples.

@@ -1,7 +1,8 @@
 """The GLUE tasks SST-2, MNLI, QNLI and QQP, read from .tsv files as labelled windows of tokens.
 
-A folder contains the published files train.tsv and dev.tsv (for MNLI, dev_matched.tsv). The samples
-of dev are held out, because GLUE does not publish the labels of its test part.
+A folder contains the published files train.tsv and dev.tsv. For MNLI, the second file is
+dev_matched.tsv. The samples of dev are held out, because GLUE does not publish the labels of its
+test part.
 
 A sample is `sentence END END ...`, or `sentence END sentence END END ...` for tasks with two
 sentences. Each sample has T + 1 tokens. If the sentences are too long for this, tokens are cut from
@@ -42,7 +43,7 @@ Row = tuple[tuple[str, ...], int]  # sentences, label
 
 
 def glue(name: str, folder: str | Path, context: int = 64, tokenizer: str = "") -> Source:
-    """Read a GLUE task as labelled windows [n, T + 1]: train samples, then held-out samples.
+    """Read a GLUE task as labelled windows of tokens: train samples, then held-out samples.
 
     Args:
         name: A key of `FORMS`.

@@ -42,14 +42,17 @@ class Neighbours:
 
     @property
     def rows(self) -> np.ndarray:
-        """The array [S, 3] of (client, position, replacement), which `of` accepts."""
+        """The data sets as an array [S, 3] with the rows (client, position, replacement).
+
+        The method `of` accepts this array.
+        """
         return np.stack([self.client, self.position, self.replacement], 1)
 
     @classmethod
     def of(cls, source: Source, rows: np.ndarray, normalize: str = "unit") -> "Neighbours":
-        """Create the data sets from rows [S, 3] of (client, position, replacement).
+        """Create the data sets from an array [S, 3] with the rows (client, position, replacement).
 
-        A row of three -1 is the original data set.
+        The row (-1, -1, -1) stands for the original data set.
         """
         client, position, replacement = rows.T.copy()
         changed = client >= 0
@@ -67,7 +70,9 @@ class Neighbours:
 def draw(
     data: FederatedData, source: Source, trials: int, seed: int, law: Law = "own"
 ) -> np.ndarray:
-    """Draw random neighbours: an int64 array [trials, 3] of (client, position, replacement).
+    """Draw random neighbours. Each neighbour replaces one train sample by a held-out sample.
+
+    The result is an int64 array [trials, 3] with the rows (client, position, replacement).
 
     Trial t first draws the sample to replace, uniformly from all n train samples. Next, trial t
     draws a label, and then a held-out sample with this label. The held-out sample is an unused
@@ -121,7 +126,7 @@ def held_out(data: FederatedData, source: Source, client: int) -> np.ndarray:
 
 
 def classes_of(labels: np.ndarray) -> np.ndarray:
-    """Return the class of each sample [n]. Real-valued targets all have class 0."""
+    """Return the class of each sample. If the labels are real numbers, all samples have class 0."""
     return labels if labels.dtype.kind == "i" else np.zeros(len(labels), np.int64)
 
 

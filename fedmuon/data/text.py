@@ -27,7 +27,7 @@ HELD_OUT = 5  # one fifth of the bytes is held out for testing
 
 
 def pydoc(context: int = 64) -> Source:
-    """Read the help texts of Python's `help()` topics as windows [n, T + 1].
+    """Read the help texts of Python's `help()` topics as windows of T + 1 tokens.
 
     The topics are divided into ten groups of about the same length, and the label is the number of
     the group. Topics quote each other, so repeated paragraphs are removed. Otherwise, the same text
@@ -44,7 +44,7 @@ def pydoc(context: int = 64) -> Source:
 
 
 def text(folder: str | Path = "", context: int = 64) -> Source:
-    """Read a text file or a folder of text files as windows [n, T + 1].
+    """Read a text file or a folder of text files as windows of T + 1 tokens.
 
     In a folder, each file has its own label. A single file is cut into ten parts, and each part has
     its own label.
@@ -228,7 +228,7 @@ class Pair:
 def table_text(
     name: str, folder: str | Path, context: int, tokenizer: str = "", pad_token: bool = False
 ) -> Source:
-    """Read tables with sentences as windows [n, T + 1]: train samples, then test samples.
+    """Read tables with sentences as windows of tokens: train samples, then test samples.
 
     Without a test file, the dev file is used. A table and its sentence that do not fit into a
     window are skipped, as in DP-Muon. Tables with the same number of fields have the same label.
@@ -263,7 +263,7 @@ def table_text(
 def pair_windows(
     pairs: Sequence[Pair], tokens: Tokens, context: int, pad_token: bool = False
 ) -> tuple[np.ndarray, list[bool]]:
-    """Return windows [n, T + 1] of all pairs that fit, and a list that tells which pairs fit.
+    """Return the windows of all pairs that fit into T + 1 tokens, and a list of which pairs fit.
 
     A pair is a table and a sentence about it.
     """

@@ -245,7 +245,7 @@ def _is_image(part: Any) -> bool:
 
 
 def _of_image(image: Any) -> np.ndarray:
-    """Return the pixels [channels, rows, columns] of an image.
+    """Return the pixels of an image as an array [channels, rows, columns].
 
     Palette colours are converted to red, green and blue. Black-and-white pixels are converted to 0
     and 255.
@@ -326,7 +326,7 @@ def _has_columns(part: Any) -> bool:
 
 
 def _columns(frame: Any) -> list[tuple[str, Any]]:
-    """Return (name, column) of each column of a table of any library. A name may occur twice."""
+    """Return the name and the values of each column of a table from any library."""
     if hasattr(frame, "items"):  # pandas
         named = frame.items()
     elif hasattr(frame, "iter_columns"):  # polars
@@ -346,7 +346,7 @@ def _stacked(
     what: str,
     mend: str = "encode this column as numbers, or drop it",
 ) -> np.ndarray:
-    """Stack numeric columns to an array [rows, columns].
+    """Join numeric columns to one array [rows, columns].
 
     `mend` is the advice in the error for a column that is not numeric.
     """

@@ -466,7 +466,7 @@ def delta_of(config: Config, sizes: np.ndarray, mechanism: Mechanism | None = No
 
 
 def rounds_taken(experiment: Experiment) -> np.ndarray:
-    """For each client [N], return the number of rounds in which the client takes part."""
+    """Return, for each client, the number of rounds in which the client takes part."""
     return np.bincount(experiment.plan.schedule().ravel(), minlength=experiment.plan.clients)
 
 

@@ -54,7 +54,10 @@ from fedmuon.tasks.networks import NetworkTask
 
 @dataclass(frozen=True, kw_only=True)
 class Weighted(Batch):
-    """A batch of n samples with P candidates, which may replace a sample, and weights [n + P]."""
+    """A batch of samples with candidates that may replace a sample.
+
+    For n samples and P candidates, there are n + P weights.
+    """
 
     others: Batch
     weights: Tensor
@@ -85,7 +88,7 @@ class Differentiable:
         return getattr(self.task, name)
 
     def gradient(self, params: Params, batches: Sequence[Weighted]) -> tuple[Tensor, Params]:
-        """Return the mean loss [K] and the gradient [K, ...] of K clients, for one replica."""
+        """Return the mean loss and the gradient of each client, for one replica."""
         weights = [batch.weights for batch in batches]
         given = (self, batches, tuple(params), *params.values(), *weights)
         loss, *slopes = _Gradient.apply(*given)  # type: ignore[misc]
@@ -254,7 +257,7 @@ def pulled_back(
 def _through(
     taped: Experiment, state: ServerState, shards: Mapping[int, Weighed], adjoint: Tree
 ) -> tuple[Tree, list[Pulled]]:
-    """Propagate the adjoint [k, ...] from the end of a round to the start of the round.
+    """Propagate the adjoint from the end of a round to the start of the round.
 
     The adjoint contains the derivatives with respect to the server's model and states, for k
     directions. Return the adjoint at the start of the round, and the derivatives with respect to

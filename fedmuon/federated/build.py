@@ -75,11 +75,11 @@ ResolvedConfig = NewType("ResolvedConfig", Config)
 def resolve(config: Config, resumed: Config | None = None) -> ResolvedConfig:
     """Set all settings that the user's config leaves open, so that the run can be repeated.
 
-    Some of these settings depend on the machine (device, kernel). Some follow from a rule (the step
-    sizes of the Nesterov Muon paper, the auxiliary step size). Others come from the user's data and
-    partition (numbers of samples and clients). The noise for a target epsilon also depends on the
-    partitioned samples. `fedmuon.runs.loop.prepare` computes this noise later, before the run
-    writes any file.
+    Some of these settings depend on the machine: the device and the kernel. Some settings follow
+    from a rule: the step sizes of the Nesterov Muon paper, and the auxiliary step size. Other
+    settings come from the user's data and partition: the numbers of samples and clients. The noise
+    for a target epsilon also depends on the partitioned samples. `fedmuon.runs.loop.prepare`
+    computes this noise later, before the run writes any file.
 
     Args:
         config: The config as the user set it.
@@ -250,8 +250,8 @@ def build_task(
     Args:
         config: The resolved config.
         shape: Shape of a stored sample.
-        classes: Number of classes; 0 for real-valued targets.
-        vocabulary: Vocabulary size of text windows; otherwise 0.
+        classes: Number of classes. Use 0 for real-valued targets.
+        vocabulary: Vocabulary size if the samples are windows of text. Otherwise, 0.
         stored: The dtype of stored samples.
     """
     engine, table = config.engine, config.task
@@ -320,8 +320,8 @@ def _decoder(
 
     If `weights` names stored weights, training starts from these weights. With a `rank`, adapters
     are trained and the stored weights stay fixed. With `tables`, only the tokens of the sentences
-    are predicted. For a GLUE task, which predicts a label, `classified` is (number of classes,
-    number of sentences).
+    are predicted. A GLUE task predicts a label. For such a task, `classified` contains the number
+    of classes and the number of sentences.
     """
 
     def stored(module: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:

@@ -130,7 +130,7 @@ def _user_data(config: Config) -> tuple[UserObjects, Facts, str, str]:
 
 @lru_cache(maxsize=2)
 def _read_user_data(own: UserObjects, facts: Facts, name: str, target: str) -> Source:
-    """Read or create the user's data. Equal arguments share one result."""
+    """Read or create the user's data. The result is cached for calls with equal arguments."""
     named = f"[data] name = '{name}'" if name != GIVEN else ""
     with Guard("data", own.data, named):
         made = make(own.data, dict(facts), (Source, tuple, list))
@@ -243,7 +243,7 @@ def _partition(config: Config) -> Any:
 
 
 def partition_digest(train: np.ndarray, client: np.ndarray) -> str:
-    """Return a hash of the partition: the train indices [n] and their clients [n]."""
+    """Return a hash of the partition: the indices of the train samples, and the client of each."""
     pairs = np.stack([train, client]).astype("<i8")
     return sha256(pairs.tobytes()).hexdigest()[:16]
 
@@ -443,7 +443,7 @@ class Shards:
         return int(self.offsets[client + 1] - self.offsets[client])
 
     def only(self, kept: np.ndarray) -> "Shards":
-        """Return shards with only the samples that the boolean mask [n] selects."""
+        """Return shards with only the samples that a boolean mask selects."""
         counts = np.diff(np.concatenate([[0], np.cumsum(kept)])[self.offsets])
         there = torch.from_numpy(kept).to(self.labels.device)
         offsets = np.concatenate([[0], np.cumsum(counts)])

@@ -37,8 +37,8 @@ class ClientStates:
     """The stored states of all clients.
 
     Attributes:
-        folder: Folder of the files; without a folder, all states stay in memory.
-        run: Name of the run; files of other runs are rejected.
+        folder: Folder of the files. Without a folder, all states stay in memory.
+        run: Name of the run. Files of other runs are rejected.
         budget: Maximum bytes of states in memory.
     """
 

@@ -82,8 +82,9 @@ class Devices:
         dropout: Probability that a client is lost during a round.
         share: Probability that a client is available, or the available share of a day.
         day: Length of a day, or of a trace, in seconds. A trace repeats after this time.
-        zones: The start of each client's day [N], as a share of the day; None without days.
-        spans: Sorted intervals [T, 2] in which each client is available; None without a trace.
+        zones: The start of each client's day [N], as a share of the day. It is None without days.
+        spans: For each client, the sorted intervals [T, 2] in which the client is available. It is
+            None without a trace.
     """
 
     seed: int
@@ -95,7 +96,7 @@ class Devices:
     spans: tuple[np.ndarray, ...] | None = None
 
     def until_there(self, now: float, round: int, attempt: int = 0) -> np.ndarray:
-        """For each client [N], return the seconds from `now` until the client is available.
+        """Return, for each client, the seconds from `now` until the client is available.
 
         The result is 0 for an available client. With random availability, the result is infinite
         for an unavailable client, because availability does not change during an attempt at a
@@ -386,7 +387,10 @@ def _hardware_trace(path: str, clients: int) -> dict[str, np.ndarray]:
 
 
 def _spans(path: str, clients: int) -> tuple[np.ndarray, ...]:
-    """Return the sorted intervals [T, 2] of each client in an availability trace."""
+    """Return the sorted intervals of each client in an availability trace.
+
+    For each client, the result is an array [T, 2] with the start and the end of each interval.
+    """
     seen: dict[int, list[list[float]]] = {}
     for line, client, (start, end) in _rows(path, "availability-trace", ("client", "start", "end")):
         if not 0 <= start < end:

@@ -72,7 +72,7 @@ def fine_tuned(
 def personal_means(
     experiment: Experiment, state: ServerState, fine_tune: int = 0
 ) -> dict[str, np.ndarray]:
-    """Return the mean test loss and mean scores [C] of each client that has test samples.
+    """Return the mean test loss and the mean scores of each client that has test samples.
 
     Each client tests its personal model. With `fine_tune` > 0, each client instead tests the
     server's model after this number of local steps.

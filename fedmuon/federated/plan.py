@@ -81,10 +81,10 @@ class RandomnessPlan:
         return number
 
     def participants(self, round: int) -> np.ndarray:
-        """Return the clients C_r [K] of a round, sorted.
+        """Return the sorted numbers of the clients that take part in a round.
 
-        By default, K of N clients are drawn uniformly without replacement. A Poisson cohort may be
-        empty, and stays the same until `forget` is called. With simulated devices, the result
+        By default, K of the N clients are drawn uniformly without replacement. A Poisson cohort may
+        be empty, and stays the same until `forget` is called. With simulated devices, the result
         contains the clients whose replies are used.
         """
         if self.fixed is not None:

@@ -825,7 +825,7 @@ def _combined(
 def run_neighbours(
     experiment: Experiment, neighbours: Neighbours, seed: int, engine: Engine = run_rounds
 ) -> Params:
-    """Train on each of the S data sets in `neighbours`, and return the final models [S, ...]."""
+    """Train one model on each data set in `neighbours`. Return a stack of the final models."""
     shards = replace(experiment.shards, neighbours=neighbours)
     experiment = replace(experiment, shards=shards, client_states=ClientStates(), measured=False)
     fresh = begin(experiment.recipe, experiment.task, seed, len(neighbours.client))
@@ -833,10 +833,10 @@ def run_neighbours(
 
 
 def retrained(experiment: Experiment, stay: np.ndarray, seed: int) -> Params:
-    """Train again with only the samples that the boolean mask `stay` [n] selects.
+    """Train again with only the samples that the boolean mask `stay` selects.
 
-    The initial model, the schedule and all random draws stay the same. Return the final model [1,
-    ...].
+    The initial model, the schedule and all random draws stay the same. Return the final model, with
+    one replica.
     """
     less = replace(experiment, shards=experiment.shards.only(stay))
     return simulate(less, begin(less.recipe, less.task, seed)).params
@@ -885,7 +885,7 @@ def sums(
 ) -> tuple[Tensor, Params]:
     """Return the sums of losses and of scores over the samples, for each replica.
 
-    If `weights` is set, each sample is multiplied by its weight.
+    If `weights` is set, the loss and the scores of each sample are multiplied by its weight.
     """
     if weights is None:
         weights = torch.ones(len(labels), dtype=torch.float64, device=labels.device)
@@ -913,7 +913,10 @@ def _pieces(rows: int, stack: int) -> list[slice]:
 
 
 def client_means(task: Task, params: Params, shards: Shards) -> dict[str, np.ndarray]:
-    """Return the mean loss and mean scores [S, C] of each client that has samples."""
+    """Return the mean loss and the mean scores of each client that has samples.
+
+    The results have the shape [S, C], for S replicas and C clients.
+    """
 
     def look(part: slice) -> Params:
         losses, scores = task.losses(params, Batch(shards.inputs[part], shards.labels[part]))

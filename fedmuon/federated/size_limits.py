@@ -42,7 +42,8 @@ def require_room(
     Args:
         config: The config of the run.
         shape: Shape of a sample.
-        stored: Number of samples in the source; 0 if the source generates the requested number.
+        stored: Number of samples in the source. It is 0 if the source generates as many samples as
+            the config requests.
         itemsize: Bytes of a stored number.
     """
     data, federation = config.data, config.federation

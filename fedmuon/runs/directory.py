@@ -352,7 +352,7 @@ class RunDirectory:
         return found
 
     def client_records(self) -> list[Record]:
-        """Return the records in clients.jsonl of finished rounds, before the first damaged line."""
+        """Return the records of finished rounds in clients.jsonl, up to the first damaged line."""
         return self._of_clients(self.records())[1]
 
     def cut_back(self, round: int, with_clients: bool = False) -> list[Record]:

@@ -488,7 +488,7 @@ WORST = {"accuracy": "lowest", "loss": "highest"}
 
 
 def distribution(values: np.ndarray, name: str) -> dict[str, float]:
-    """Return the mean and the standard deviation of values [C], and the mean of the worst tenth.
+    """Return the mean, the standard deviation, and the mean of the worst tenth of the values.
 
     For a custom metric, it is unknown whether larger values are better. The result then contains
     the means of both the lowest and the highest tenth.

@@ -38,11 +38,11 @@ class Replaced:
 
 @dataclass(frozen=True)
 class Batch:
-    """The samples of one step: inputs [n, d], labels [n], and replacements for some replicas.
+    """The samples of one local step: inputs, labels, and replacements for some replicas.
 
-    Each row of the inputs is one sample. Images are also flattened to rows, and a network knows
-    their shape. `keys` [n] are the keys of the samples' dropout masks. A replacement sample has the
-    key of the sample that it replaces.
+    The inputs have the shape [n, d], where each row is one sample. Images are also flattened to
+    rows, and a network knows their shape. `keys` [n] are the keys of the samples' dropout masks. A
+    replacement sample has the key of the sample that it replaces.
     """
 
     inputs: Tensor
@@ -130,16 +130,19 @@ class Task(Protocol):
         """Return the initial parameters, which are the same for all S = `stack` replicas."""
 
     def gradient(self, params: Params, batches: Sequence[Batch]) -> tuple[Tensor, Params]:
-        """Return the mean loss [K S] and its gradient at the parameters of each replica.
+        """Return the mean loss and its gradient for each replica of each client.
 
-        The stack consists of K blocks of S replicas, one block for each of the K batches. For
-        running statistics, the result contains their values after the step instead of a gradient.
+        The stack consists of K blocks of S replicas, one block for each of the K batches. The
+        losses therefore have the shape [K S]. For running statistics, the result contains their
+        values after the step instead of a gradient.
         """
 
     def clipped(
         self, points: Points, batches: Sequence[Batch], clipping: Clipping
     ) -> tuple[Tensor, Params]:
-        """Return the mean loss [K S] at the last point, and the *sum* of clipped gradients.
+        """Return the mean loss at the last point, and the *sum* of the clipped gradients.
+
+        The losses have the shape [K S], for K batches and S replicas each.
 
         For each example, the gradients at all points X_k are first added with weights c_k, and then
         clipped once. The result is the sum over the examples. For an empty batch, the sum is 0.
@@ -147,7 +150,9 @@ class Task(Protocol):
         """
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
-        """Return the loss of each sample [S, n], and the metrics of each sample [S, n] by name.
+        """Return the loss of each sample, and a dictionary with the metrics of each sample.
+
+        All results have the shape [S, n], for S replicas and n samples.
 
         The metric `accuracy` is the share of correct predictions. For a sample with a single
         prediction, it is 0 or 1.
@@ -200,7 +205,7 @@ def one_at_a_time(loss: Loss) -> Loss:
 
 
 def mean_of(values: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean [n] of values [n, ...] over the targets that are not IGNORED.
+    """Return the mean of each sample's values over the targets that are not IGNORED.
 
     The values of IGNORED targets must be 0.
     """

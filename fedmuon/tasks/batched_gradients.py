@@ -38,14 +38,16 @@ def slope_sums(
         inputs: Samples [n, d].
         labels: Labels [n] from 0 to c - 1.
         weight: Parameters [S, c, d].
-        skip: Number of the sample [S] that each replica leaves out; -1 leaves out no sample.
+        skip: For each replica [S], the number of the sample that the replica leaves out. -1 means
+            that no sample is left out.
         share: Factor of the gradients.
         total: Sum of gradients [S, c, d], changed in place.
         right: Sum [S] of the probabilities p_y of the labels, changed in place. The loss of a
             sample is 1 - p_y.
 
     Returns:
-        False, without any change, if a label is outside 0 to c - 1; otherwise True.
+        Whether the sums were computed. If a label is not in the range from 0 to c - 1, the result
+        is False and no array is changed.
     """
     replicas, classes, dimension = weight.shape
     least, most = 0, 0
@@ -155,7 +157,7 @@ def _subtract(slopes: np.ndarray, labels: np.ndarray, chosen: np.ndarray, share:
 
 @_compiled
 def _exponentials(logits: np.ndarray, peak: np.ndarray, sums: np.ndarray) -> None:
-    """Replace logits [c, n] by exp(logits - maximum) in place, and store the sums over classes."""
+    """Replace the logits by exp(logits - maximum) in place, and store the sums over the classes."""
     n = len(sums)
     for i in range(n):
         peak[i], sums[i] = logits[0, i], 0

@@ -111,7 +111,7 @@ class Suprema:
 
     Attributes:
         gradient: Norm of a sample's gradient.
-        diameter: Diameter of the set of all gradients of samples.
+        diameter: Largest distance between the gradients of two samples.
         smoothness: Norm of the Hessian of a sample.
         spread: Difference between the supremum and the infimum of the loss.
         deviation: Supremum of |loss - (1 - 1/c)|. The loss 1 - 1/c belongs to uniform predictions

@@ -65,7 +65,9 @@ class Form(NamedTuple):
 
 
 class Decoder(nn.Module):
-    """A network that maps windows [n, T + 1] to logits [n, T, V] of the next tokens.
+    """A network that predicts, for each of the first T tokens of a window, the next token.
+
+    The network maps windows [n, T + 1] to logits [n, T, V].
 
     The `forward` of GPT2LMHeadModel cannot be used, because it reads values of its mask. Tensors on
     the device `meta` have no values.
@@ -78,7 +80,7 @@ class Decoder(nn.Module):
         self.lm_head: Any = model.lm_head
 
     def hidden(self, windows: Tensor) -> Tensor:
-        """Return the vectors [n, T, d] after the last norm layer."""
+        """Return the vector of each token after the last norm layer, as a tensor [n, T, d]."""
         tokens, body = windows[:, :-1].long(), self.transformer
         length = tokens.shape[1]
         # Expanded to one row per sample, because per-example gradients need this.
@@ -95,7 +97,9 @@ class Decoder(nn.Module):
 
 
 class Classifier(Decoder):
-    """A network that maps windows [n, T + 1] to logits [n, C] of the classes.
+    """A network that maps a window of tokens to one logit for each class.
+
+    The inputs have the shape [n, T + 1], and the outputs have the shape [n, C].
 
     A window has the form `sentence END ...`. The logits are read at the END of the last sentence.
     As in transformers' GPT2ForSequenceClassification, the layer `score` has no bias.
@@ -126,7 +130,7 @@ def decoder(form: Form, classes: int = 0, sentences: int = 1) -> Decoder:
 
     Args:
         form: The sizes of the decoder.
-        classes: Number of classes of a classifier; 0 builds a decoder that predicts tokens.
+        classes: Number of classes of a classifier. 0 builds a decoder that predicts tokens.
         sentences: Number of sentences in each window of a classifier.
     """
     with torch.device("meta"):
@@ -155,7 +159,7 @@ def gpt2_model(form: Form, end: int | None = None) -> Any:
 
 
 def next_tokens(inputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the targets [n, T] of windows [n, T + 1]: for each token, the token that follows.
+    """Return the targets of windows: for each token except the last, the token that follows.
 
     The labels are ignored, because they only divide the windows into groups.
     """
@@ -253,7 +257,7 @@ def generate(
         params: Parameters of one replica.
         prompts: Tokens of each prompt.
         end: The number of the token END.
-        beams: Number of beams of the beam search; 1 means greedy search. The search of transformers
+        beams: Number of beams of the beam search. 1 means greedy search. The search of transformers
             is used, with a length penalty of 1 and early stopping.
         banned: Tokens that are never generated, such as line breaks.
 
@@ -344,7 +348,7 @@ INNER = ".base"  # part of the names of the fixed tensors within an adapted proj
 
 
 class WithAdapters(nn.Module):
-    """A fixed projection [d, p] of transformers, together with its trainable low-rank adapters."""
+    """A projection with fixed weights, together with trainable low-rank adapters."""
 
     def __init__(self, base: nn.Module, rank: int) -> None:
         super().__init__()
@@ -354,7 +358,7 @@ class WithAdapters(nn.Module):
         self.up = nn.Linear(rank, outer, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [n, T, d] to [n, T, p]."""
+        """Return the projection of the inputs, with the adapters added to the weights."""
         return self.base(x) + self.up(self.down(x))
 
 

@@ -75,7 +75,9 @@ def compiles() -> bool:
 def rate(
     kernel: str, m: int, k: int, n: int, dtype: torch.dtype, device: torch.device, repeats: int = 3
 ) -> float:
-    """Measure the speed of a kernel in flop per second, for products [m, k] x [k, n].
+    """Measure how many floating-point operations a kernel computes per second.
+
+    The kernel multiplies matrices of the shapes [m, k] and [k, n].
 
     The fastest of several runs counts.
     """
@@ -85,7 +87,9 @@ def rate(
 
 
 def fastest(m: int, k: int, n: int, dtype: torch.dtype, device: torch.device) -> str:
-    """Choose the fastest kernel for gradients: products [m, k] x [k, n] and [m, n] x [n, k].
+    """Choose the fastest kernel for gradients.
+
+    A gradient consists of two products, of the shapes [m, k] x [k, n] and [m, n] x [n, k].
 
     The kernels are measured in one thread. Between the products, torch's elementwise operations run
     as in real training. The kernel `numpy` is left out, because its library uses its own threads. A
@@ -132,9 +136,9 @@ FEW, MANY = 256, 4096  # samples in a part of a thin product, and of a thick pro
 
 
 class Member(NamedTuple):
-    """A client, or some of its samples and replicas, with the weights [S, c, d].
+    """The samples and the model weights of a client, or of some of its samples and replicas.
 
-    `samples` is the number of samples of the whole client.
+    The weights have the shape [S, c, d]. `samples` is the number of samples of the whole client.
     """
 
     weight: Tensor
@@ -238,7 +242,9 @@ class _Part(NamedTuple):
 
 
 def mean_gradients(members: Sequence[Member], own: Own) -> tuple[Tensor, Tensor]:
-    """Return mean losses [K S] and gradients [K S, c, d] of members with few matrix rows.
+    """Return the mean losses and the gradients of members with few matrix rows.
+
+    The losses have the shape [K S], and the gradients [K S, c, d].
 
     Several threads share the work. The function `own` returns p_y and the slopes of the replacement
     samples.
@@ -351,7 +357,10 @@ class MatrixTask:
         return {"weight": class_major.repeat(stack, 1, 1).mT}
 
     def gradient(self, params: Params, batches: Sequence[Batch]) -> tuple[Tensor, Params]:
-        """Return the mean loss [K S] and gradient [K S, d, c], computed by several threads."""
+        """Return the mean loss and its gradient, computed by several threads.
+
+        The losses have the shape [K S], and the gradients [K S, d, c].
+        """
         blocks = params["weight"].mT.chunk(len(batches))
         members = [Member(w, b, len(b.labels)) for w, b in zip(blocks, batches, strict=True)]
         if self.kernel == "fused" and not members[0].thick:
@@ -371,7 +380,7 @@ class MatrixTask:
         return loss, {"weight": gradient.mT}
 
     def _side_by_side(self, members: Sequence[Member]) -> Found:
-        """Return what these members add to the mean losses [K S] and gradients [K S, c, d].
+        """Return the contributions of these members to the mean losses and to the gradients.
 
         The logits of all clients are concatenated, [S, c, n_1 + ... + n_K]. The clients therefore
         share every operation, except the products with their own samples. A replacement sample
@@ -392,7 +401,9 @@ class MatrixTask:
     def clipped(
         self, points: Points, batches: Sequence[Batch], clipping: Clipping
     ) -> tuple[Tensor, Params]:
-        """Return the mean loss [K S] at the last point and the clipped sums [K S, d, c].
+        """Return the mean loss at the last point, and the sums of the clipped gradients.
+
+        The losses have the shape [K S], and the sums [K S, d, c].
 
         The gradient of a sample u is u s^T, with norm ||u|| ||s||. Here, s is the gradient with
         respect to the logits (slope). The samples are the same at all points, so only the slopes s
@@ -410,7 +421,7 @@ class MatrixTask:
         return loss, {"weight": total.mT}
 
     def _clipped(self, points: Weights, batch: Batch, clipping: Clipping) -> Found:
-        """Return the loss [S] and the sum of clipped gradients [S, c, d] of one batch."""
+        """Return the losses and the sums of clipped gradients of one batch, for all replicas."""
         first = points[0][1]
         if not len(batch.labels):
             return first.new_zeros(len(first)), torch.zeros_like(first)
@@ -426,9 +437,13 @@ class MatrixTask:
     def _pull_back(
         self, member: Member, right: Tensor, slope: Tensor, own: Own | None = None
     ) -> Found:
-        """Return the loss [S] and gradient [S, c, d] from p_y [S, n] and slopes [S, c, n].
+        """Return the loss and the gradient of each replica, from the slopes of its samples.
 
-        The function `own` returns p_y [T, 1] and slopes [T, c, 1] of the replacement samples.
+        `right` [S, n] contains the probabilities p_y of the labels. `slope` [S, c, n] contains the
+        gradients with respect to the logits.
+
+        The function `own` returns the probabilities [T, 1] and the slopes [T, c, 1] of the T
+        replacement samples.
         """
         batch, there = member.batch, member.batch.replaced
         loss = (len(batch.labels) - right.sum(-1)) / member.samples
@@ -449,9 +464,9 @@ class MatrixTask:
         return _slope_(logits, batch.labels, 1.0)[1].mT
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
-        """Return the loss and the `accuracy` of each sample [S, n].
+        """Return the loss and the `accuracy` of each sample.
 
-        The accuracy is true if the prediction is correct.
+        The accuracy is true if the prediction is correct. Both results have the shape [S, n].
         """
         logits = self._logits(params["weight"].mT, batch.inputs)
         right = logits.argmax(1) == batch.labels
@@ -465,11 +480,11 @@ class MatrixTask:
 
 
 def _slope_(logits: Tensor, labels: Tensor, shares: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Return p_y [S, n] and the slopes (p_y p - p_y e_y) times `shares` [n].
+    """Return the probabilities p_y of the labels, and the slopes multiplied by `shares`.
 
-    The logits are overwritten. A slope is the gradient of a sample's loss with respect to its
-    logits. `labels` is [n], or [S, n] if replicas differ. The code subtracts e_y with a dense mask,
-    which takes a quarter of the time of a scatter operation.
+    A slope is the gradient of a sample's loss with respect to its logits, p_y p - p_y e_y. The
+    logits are overwritten. `labels` is [n], or [S, n] if replicas differ. The code subtracts e_y
+    with a dense mask, which takes a quarter of the time of a scatter operation.
     """
     classes, rows = logits.shape[-2:]
     chosen = labels.unsqueeze(-2).expand(len(logits), 1, rows)
@@ -485,7 +500,7 @@ def _slope_(logits: Tensor, labels: Tensor, shares: Tensor | float) -> tuple[Ten
 def _contributions(
     logits: Weights, inputs: Tensor, labels: Tensor, clipping: Clipping
 ) -> tuple[Tensor, Tensor]:
-    """Return p_y [S, n] at the last point, and the clipped slopes [S, c, n].
+    """Return the probabilities p_y of the labels at the last point, and the clipped slopes.
 
     The slopes s_k of all points are added as sum_k c_k s_k, and then clipped. `inputs` is [n, d],
     or [S, n, d] if replicas differ.
@@ -499,11 +514,11 @@ def _contributions(
 
 
 def _replaced_slope(member: Member, there: Replaced) -> Found:
-    """Return p_y [T, 1] of the replacement samples, and their parts of the mean slope [T, c, 1]."""
+    """Return what the replacement samples add: the probabilities p_y, and parts of the slope."""
     logits = _own_logits(member.weight, there)
     return _slope_(logits, there.labels[:, None], 1 / member.samples)
 
 
 def _own_logits(weight: Tensor, there: Replaced) -> Tensor:
-    """Return the logits [T, c, 1] of the replacement samples, each in its own replica."""
+    """Return the logits of each replacement sample, computed by its own replica."""
     return torch.einsum("tcd,td->tc", weight[there.replica], there.inputs)[:, :, None]

@@ -133,9 +133,9 @@ def with_channels(shape: Shape) -> Shape:
 
 
 def mlp(shape: Shape, classes: int) -> nn.Module:
-    """Build a network of layers d-512-256-c with ReLU (Newton–Schulz convergence).
+    """Build a network with two hidden layers of 512 and 256 units and ReLU.
 
-    For MNIST, the network has 0.5M parameters.
+    This network is from the paper Newton–Schulz convergence. For MNIST, it has 0.5M parameters.
     """
     return _sequence(
         flat=nn.Flatten(),
@@ -272,14 +272,14 @@ class _Residual(nn.Module):
 
 
 class _Mean(nn.Module):
-    """A layer that averages over space: [n, C, H, W] -> [n, C]."""
+    """A layer that averages each channel of an image over all pixels: [n, C, H, W] -> [n, C]."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean((-2, -1))
 
 
 class _Largest(nn.Module):
-    """A layer that computes the maximum over space: [n, C, H, W] -> [n, C]."""
+    """A layer that computes the maximum of each channel of an image: [n, C, H, W] -> [n, C]."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.amax((-2, -1))
@@ -363,7 +363,9 @@ def statistics_of(network: nn.Module) -> dict[str, Tensor]:
 
 
 def torch_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Draw initial parameters from torch's default distributions, in order of `named_parameters`.
+    """Draw initial parameters from torch's default distributions.
+
+    The parameters are drawn in the order of `named_parameters`.
 
     Weights and biases of linear layers and convolutions are uniform between -1/sqrt(fan-in) and
     1/sqrt(fan-in). Embeddings are standard normal. In norm layers, the scale starts at 1 and the

@@ -165,7 +165,7 @@ class NetworkTask:
         return {name: value.repeat(stack, *[1] * value.ndim) for name, value in first.items()}
 
     def gradient(self, params: Params, batches: Sequence[Batch]) -> Found:
-        """Return the mean loss [K S] and its gradient, for K blocks of S replicas.
+        """Return the mean loss and its gradient, for K blocks of S replicas.
 
         For running statistics, the result contains their next values instead of a gradient. Norm
         layers with running statistics need complete batches, so replicas then run one after the
@@ -195,7 +195,7 @@ class NetworkTask:
             )
 
     def clipped(self, points: Points, batches: Sequence[Batch], clipping: Clipping) -> Found:
-        """Return the mean loss [K S] at the last point, and the sums of clipped gradients."""
+        """Return the mean loss at the last point, and the sums of the clipped gradients."""
         self.require_unmixed()
         if whole := sums_without_clipping(self.gradient, points, batches, clipping):
             return whole
@@ -225,7 +225,7 @@ class NetworkTask:
         )  # fmt: skip
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
-        """Return the loss of each sample [S, n], and the metrics of each sample by name."""
+        """Return the loss of each sample, and a dictionary with the metrics of each sample."""
         samples = Samples(batch.inputs[None], *[batch.labels[None]] * 3)
         rows, replicas = len(batch.labels), size_of(params)
         shared = replicas > 1 and self._vectorizes(rows)
@@ -272,7 +272,7 @@ class NetworkTask:
         return loss, {**slope, **after}
 
     def _mean_gradient(self, params: Params, batch: Batch) -> Found:
-        """Return the mean loss [S] and gradient of one batch.
+        """Return the mean loss of one batch and its gradient, for all replicas.
 
         If a replica has a replacement sample, the replaced sample has weight 0, and the result of
         the replacement is added.
@@ -298,7 +298,7 @@ class NetworkTask:
         return loss, slope
 
     def _weighted_gradient(self, params: Params, samples: Samples) -> Found:
-        """Return the weighted sum of losses, sum_j w_j loss_j [B], and its gradient.
+        """Return the sum of the samples' losses times their weights, and the gradient of the sum.
 
         Several threads share the work.
         """
@@ -360,7 +360,7 @@ class NetworkTask:
         }
 
     def _keys(self, batch: Batch) -> Tensor:
-        """Return the keys of a batch, or row numbers if the batch has no keys.
+        """Return the dropout keys of a batch, or row numbers if the batch has no keys.
 
         A batch has no keys, for example, in an estimate of constants. Without dropout, the values
         of the keys have no effect.
@@ -372,7 +372,7 @@ class NetworkTask:
         return batch.keys.to(self.device)
 
     def masks(self, keys: Tensor | None) -> AbstractContextManager[Any]:
-        """Return the context that draws the dropout masks of a call.
+        """Return the context that draws the dropout masks of one call of the network.
 
         Without keys, nothing is dropped.
         """

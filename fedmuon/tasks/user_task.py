@@ -81,7 +81,7 @@ def user_network(
     Args:
         task: The user's module, loss and metrics.
         shape: Shape of one sample.
-        classes: Number of classes; 0 for real-valued targets.
+        classes: Number of classes. Use 0 for real-valued targets.
         whole: Whether inputs are integers, such as tokens.
         dtype: Dtype of the parameters.
         device: Device of the parameters.
@@ -278,7 +278,7 @@ def _with_plain_calls(
 ) -> int:
     """Change a module, if necessary, so that it accepts one tensor and returns one tensor.
 
-    Return the number of its outputs for a sample [1, ...].
+    Return the number of outputs of the module for one sample.
     """
     if inputs:
         sizes = [math.prod(shape) for shape in inputs.values()]
@@ -308,7 +308,7 @@ def _by_name(
     sizes: list[int],
     samples: Tensor,
 ) -> Any:
-    """Split samples [n, ...] into the named arguments of `forward`, and call it."""
+    """Split each sample into the named arguments of `forward`, and call `forward`."""
     parts = samples.flatten(1).split(sizes, 1)
     named = zip(inputs.items(), parts, strict=True)
     return forward(**{name: part.reshape(-1, *shape) for (name, shape), part in named})

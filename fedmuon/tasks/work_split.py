@@ -177,10 +177,11 @@ FEW = 32  # minimum number of samples in a piece; with fewer, convolutions becom
 
 
 class Samples(NamedTuple):
-    """The samples of B replicas: inputs [B, n, ...], labels, weights and keys [B, n].
+    """The samples of B replicas: their inputs, labels, weights and keys.
 
-    The weights multiply the losses, and the keys belong to the dropout masks. If a first axis has
-    length 1, all replicas share the values.
+    The inputs have the shape [B, n, ...], and the other tensors [B, n]. The weights multiply the
+    losses, and the keys belong to the dropout masks. If a first axis has length 1, all replicas
+    share the values.
     """
 
     inputs: Tensor

@@ -70,8 +70,8 @@ class Worker:
         """Answer messages.
 
         Args:
-            content: The content of all messages; None if the messages contain their content
-                themselves.
+            content: The content of all messages. It is None if each message contains its own
+                content.
             messages: The messages.
             states: Stored state of each node that has one, by node id.
             partitions: Partition of each node, by node id.

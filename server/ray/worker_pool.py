@@ -59,7 +59,7 @@ class WorkerPool:
 
         Args:
             resources: Options of Ray's actors.
-            asked: Number of actors; None starts as many actors as fit.
+            asked: Number of actors. None starts as many actors as fit on the machines.
             most: Maximum number of actors if `asked` is None.
             held: Arguments for the creation of each actor.
             spare: Idle actors of earlier pools, which are used first. When this pool is closed, its

@@ -192,7 +192,7 @@ def sum_of_products(a: Tensor, b: Tensor) -> Tensor:
 
 
 def sum_error(dtype: torch.dtype, *axes: int) -> float:
-    """Return the error bound, in units of eps, of `sum_of_products` over axes of these lengths.
+    """Return the error bound of `sum_of_products` for axes of these lengths, in units of eps.
 
     In float64, the bound is larger, because there is no wider type for the sum.
     """

@@ -232,7 +232,7 @@ Hook = Callable[[str, nn.Module, tuple[Any, ...], Tensor], Tensor]
 
 @dataclass
 class LayerUse:
-    """One use of a layer: its input [n, ...], and the gradient with respect to its output."""
+    """One use of a layer: its input, and the gradient with respect to its output."""
 
     read: Tensor
     slope: Tensor | None = None
@@ -242,7 +242,7 @@ class LayerUse:
         self.slope = slope
 
     def times(self, c: float) -> Tensor:
-        """Return c times the output gradient [n, ...]."""
+        """Return the output gradient multiplied by c."""
         assert self.slope is not None  # otherwise, `find_ghosts` would have returned None
         return self.slope if c == 1 else c * self.slope
 
@@ -294,7 +294,7 @@ def record(
     inputs: Tensor,
     loss_of: Callable[[Tensor], Tensor],
 ) -> tuple[Tensor, Record]:
-    """Return the loss of each example [n], and the records of all layers.
+    """Return the loss of each example, and the records of all layers.
 
     `params` do not need gradients.
     """

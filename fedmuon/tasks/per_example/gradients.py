@@ -1,8 +1,9 @@
 """Per-example gradients of one parameter tensor, stored compactly.
 
-Each class stores the gradients G_i of n examples in its own form. `squares` returns the squared
-norms ||G_i||_F^2 [n], `add_to_` adds sum_i factors_i G_i to a total, and `rows` selects some of the
-examples. `shape` is the shape of the total.
+Each class stores the gradients G_i of n examples in its own form. The method `squares` returns the
+squared norm of each gradient. The method `add_to_` multiplies each gradient by a factor, and adds
+the results to a total. The method `rows` returns the gradients of some examples. The attribute
+`shape` is the shape of the total.
 
 A norm that is computed from inner products must be accurate up to `slack` (see `clipping.py`). If
 the terms of a gradient cancel too much for this, the full gradient is computed, and both the norm
@@ -44,7 +45,7 @@ class Explicit:
         return tuple(self.values.shape[1:])
 
     def squares(self) -> Tensor:
-        """Return the squared norm of each gradient [n]."""
+        """Return the squared norm of each gradient."""
         return norms(self.values.flatten(1)).square_()
 
     def add_to_(self, total: Tensor, factors: Tensor) -> None:
@@ -76,12 +77,12 @@ class Outer:
         return self.slopes.shape[1], self.slopes.shape[3], self.reads.shape[3]
 
     def squares(self) -> Tensor:
-        """Return the squared norm of each gradient [n]."""
+        """Return the squared norm of each gradient."""
         return self.squares_and_lost[0].clone()
 
     @cached_property
     def squares_and_lost(self) -> tuple[Tensor, list[int]]:
-        """The squared norms [n], and the examples whose full gradients were computed instead.
+        """The squared norm of each gradient, and the examples whose full gradients were computed.
 
         A squared norm is the sum of (read_s . read_t) (slope_s . slope_t) over all s and t. For T =
         1, the squared norm is |read|^2 |slope|^2. If the sum is not accurate enough, the full
@@ -117,7 +118,7 @@ class Outer:
         return norms((reads * slopes).sum(2))
 
     def _form(self, rows: list[int]) -> Tensor:
-        """Return the full gradients [k, g, p, d] of some examples."""
+        """Return the full gradients of some examples, as a tensor [k, g, p, d]."""
         return self.slopes[rows].mT @ self.reads[rows]
 
     def rows(self, chosen: Tensor) -> "Outer":
@@ -134,7 +135,7 @@ class Outer:
             total[group].addmm_(weighted[group].reshape(-1, p).T, reads[group])
 
     def explicit(self) -> Explicit:
-        """Return the same gradients, stored in full [n, g, p, d]."""
+        """Return the same gradients, stored in full as a tensor [n, g, p, d]."""
         return Explicit(self.slopes.mT @ self.reads)
 
 
@@ -156,7 +157,7 @@ class Lookup:
         return self.size, self.slopes.shape[2]
 
     def squares(self) -> Tensor:
-        """Return the squared norm of each gradient [n]."""
+        """Return the squared norm of each gradient."""
         return norms(self.merged.flatten(1)).square_()
 
     @cached_property
@@ -197,12 +198,12 @@ class Tied:
         return self.lookup.shape
 
     def squares(self) -> Tensor:
-        """Return the squared norm of each gradient [n]."""
+        """Return the squared norm of each gradient."""
         return self.squares_and_lost[0].clone()
 
     @cached_property
     def squares_and_lost(self) -> tuple[Tensor, list[int]]:
-        """The squared norms [n], and the examples whose full gradients were computed instead.
+        """The squared norm of each gradient, and the examples whose full gradients were computed.
 
         The squared norm of the gradient E_i + H_i is ||E_i||^2 + ||H_i||^2 + 2 <E_i, H_i>. If this
         sum is not accurate enough, the full gradient is computed.
@@ -233,7 +234,7 @@ class Tied:
         )
 
     def _form(self, rows: list[int]) -> Tensor:
-        """Return the full gradients [k, rows of the embedding, p] of some examples."""
+        """Return the full gradients of some examples, each as large as the embedding."""
         head, slopes = self.head, self.lookup.merged[rows]
         values = head.values[rows] if isinstance(head, Explicit) else head._form(rows)
         at = self.lookup.indices[rows][..., None].expand_as(slopes)
@@ -263,7 +264,7 @@ def forming_is_cheaper(length: int, p: int, d: int) -> bool:
 
 
 def _square(values: Tensor) -> Tensor:
-    """Return the squared norm of each gradient [n], added up in float64."""
+    """Return the squared norm of each gradient, added up in float64."""
     return norms(values.flatten(1).double()).square_().to(values.dtype)
 
 
