@@ -1,4 +1,4 @@
-"""Argument checks of the formulas. Each check raises InputError with one sentence."""
+"""Checks of the arguments of formulas. Each check raises InputError with a short explanation."""
 
 import functools
 import math
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 
 def in_doubles(formula: Callable[P, R]) -> Callable[P, R]:
-    """Return the formula with a check: an overflow or a division by zero raises InputError."""
+    """Decorate a formula so that an overflow or a division by zero raises InputError."""
 
     @functools.wraps(formula)
     def refusing(*given: P.args, **named: P.kwargs) -> R:
@@ -88,7 +88,10 @@ def memory(beta: float) -> float:
 
 
 def values(name: str, given: ArrayLike, size: int | None = None) -> np.ndarray:
-    """Return a vector of doubles. NaN and negative entries raise InputError, infinity does not."""
+    """Return a vector of doubles. Raise InputError if an entry is NaN or negative.
+
+    Infinite entries are allowed.
+    """
     array = np.asarray(given, dtype=float)
     if array.ndim != 1 or not array.size or (size is not None and array.size != size):
         raise InputError(
@@ -101,7 +104,7 @@ def values(name: str, given: ArrayLike, size: int | None = None) -> np.ndarray:
 
 
 def sample_sizes(given: ArrayLike) -> np.ndarray:
-    """Return the sample sizes n_i [N]. Each must be an integer >= 1."""
+    """Return the array of sample sizes n_i. Each size must be an integer that is at least 1."""
     sizes = values("sizes", given)
     if not ((sizes >= 1) & (sizes == np.floor(sizes)) & (sizes <= MOST / len(sizes))).all():
         raise InputError(
@@ -112,7 +115,7 @@ def sample_sizes(given: ArrayLike) -> np.ndarray:
 
 
 def client_weights(given: ArrayLike, clients: int) -> np.ndarray:
-    """Return the client weights p_i [N]. They must sum to 1."""
+    """Return the array of client weights p_i. The weights must sum to 1."""
     weights = values("weights", given, clients)
     if not abs(weights.sum() - 1) <= 1e-9:
         raise InputError(
@@ -123,7 +126,10 @@ def client_weights(given: ArrayLike, clients: int) -> np.ndarray:
 
 
 def rounds_of(schedule: ArrayLike, clients: int) -> np.ndarray:
-    """Return the schedule C [R, K]. Each round must have K different clients in 0 .. N-1."""
+    """Return the schedule C as an array of shape [R, K].
+
+    Each round must contain K different clients from 0 to N - 1.
+    """
     array, clients = np.asarray(schedule), whole("clients", clients)
     if array.ndim != 2 or not array.size or not np.issubdtype(array.dtype, np.integer):
         raise InputError(

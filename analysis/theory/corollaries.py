@@ -101,13 +101,14 @@ class Run:
         local_steps: Number of local steps E in a round.
         sizes: Number of samples n_i of each client `[N]`.
         weights: Weight p_i of each client `[N]`.
-        constants: Constants of the task. If `reach` is set, the constants of the final model.
-        proved: Whether a proof guarantees the constants. False for estimates.
-        batch: Mini-batch size; 0 for full batches.
-        factors: Factor of the step size in each round `[R]`; None if it is always 1.
+        constants: Constants of the task. If `reach` is set, these are the constants of the final
+            model.
+        proved: Whether a proof guarantees the constants. Use False for estimated constants.
+        batch: Mini-batch size. Use 0 for full batches.
+        factors: Factor of the step size in each round `[R]`. Use None if the factor is always 1.
         reach: Constants of every step, if known.
-        method: The recursion of the optimizer; None for the recursion of FedMuon.
-        by_samples: Whether the server weights its participants by n_i.
+        method: The recursion of the optimizer. Use None for the recursion of FedMuon.
+        by_samples: Whether the server weights its participants by their sample sizes n_i.
 
     Example:
         >>> import numpy as np
@@ -140,7 +141,7 @@ class Realized:
     """Participation with a known schedule: the clients of every round.
 
     Attributes:
-        schedule: Participants of each round `[R, K]`, integers.
+        schedule: Participants of each round `[R, K]`, as integers.
         rows: Function `(round, client, local step, n_i)` that returns the rows in the batch. If it
             is None, every batch of a client may contain the replaced sample.
 
@@ -157,13 +158,13 @@ class Realized:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Random participation: K of N clients in each round, chosen uniformly.
+    """Random participation: in each round, K of N clients are chosen uniformly.
 
-    The bound adds ρ to its failure probability.
+    The bound fails with an additional probability of ρ.
 
     Attributes:
         per_round: Number of participants K.
-        rho: Failure probability ρ.
+        rho: Failure probability ρ of the random choice of participants.
 
     Example:
         >>> from fedmuon.analysis import Uniform
@@ -319,7 +320,7 @@ def certificate(run: Run, l_orth: float, participation: Participation) -> np.nda
 
 
 def amplified(run: Run, l_orth: float) -> np.ndarray:
-    """Return a_{s,k} [R, E] of the run, multiplied by `scale_of` at each step."""
+    """Return a_{s,k} of the run as an array [R, E], multiplied by `scale_of` at each step."""
     smooth = run.reach.smoothness if run.reach else run.constants.smoothness
     step = run.lr, run.beta, l_orth, smooth
     if run.method is not None:
@@ -333,12 +334,19 @@ def amplified(run: Run, l_orth: float) -> np.ndarray:
 
 
 def scale_of(run: Run) -> Steps:
-    """Return the factor of Delta_i at each step: diam_{s,k} / (2 G_max), or 1 without a `reach`."""
+    """Return the factor by which the sensitivity Delta_i is multiplied at each step.
+
+    The factor is diam_{s,k} / (2 G_max). Without a `reach`, the factor is 1.
+    """
     return run.reach.diameters / (2 * run.constants.gradient_bound) if run.reach else 1.0
 
 
 def sensitivity(run: Run) -> np.ndarray:
-    """Return Delta_i [N]: 2 G_max / n_i, or 2 G_max / min(b, n_i) for mini-batches (Remark 4.1)."""
+    """Return the sensitivity Delta_i of each client.
+
+    For full batches, Delta_i is 2 G_max / n_i. For mini-batches of size b, Delta_i is 2 G_max /
+    min(b, n_i) (Stability note, Remark 4.1).
+    """
     top = run.constants.gradient_bound
     if run.batch:
         return recursion.mini_batch_sensitivity(top, run.batch, run.sizes)
@@ -480,13 +488,13 @@ class Rate:
     """The bound for equal clients, and the rate at which the bound falls.
 
     Attributes:
-        bound: The bound. Its `h` is eq. (27), or the corresponding equation of K.3, with log(2n) in
-            place of log(4n).
+        bound: The bound. Its field `h` is eq. (27) of the Stability note, or the corresponding
+            equation of Corollary K.3, with log(2n) in place of log(4n).
         eps: The stability ε that all clients share.
-        amplified: The constant of the rate: C_amp of K.2, with sum_s a_s = C_amp η L E R, or C_a of
-            K.3, with max_s a_s = C_a η L E.
-        order: The rate with the constant `amplified`, without logarithms and C_hp. This number is
-            not a bound.
+        amplified: The constant of the rate. In Corollary K.2 it is C_amp, where sum_s a_s = C_amp η
+            L E R. In Corollary K.3 it is C_a, where max_s a_s = C_a η L E.
+        order: The rate with the constant `amplified`, but without logarithms and without C_hp. This
+            number is not a bound.
 
     Example:
         >>> import numpy as np
@@ -508,7 +516,8 @@ class Rate:
 def full_participation(run: Run, l_orth: float, delta: float, c_hp: Constant = "explicit") -> Rate:
     """Return the bound and rate if all N equal clients participate (Stability note, eq. (27)).
 
-    ε = (2 G_max L_loss / n) sum_s a_s, and the order is G L C η L E R / n + B / sqrt(n).
+    The stability is ε = (2 G_max L_loss / n) sum_s a_s. The bound falls like G L C η L E R / n + B
+    / sqrt(n).
 
     Args:
         run: A run with equal n_i, p_i = 1/N and full batches.
@@ -625,9 +634,10 @@ ROUNDING = 1e-6  # relative rounding error of delta at the smallest shifts
 
 
 def removal(certificates: np.ndarray, sizes: np.ndarray, leaving: Mapping[int, int]) -> float:
-    """Return how far the final model moves at most if samples are removed.
+    """Return an upper bound on the distance by which the final model moves if samples are removed.
 
-    Client i loses leaving[i] samples. `certificates` are Delta_i Y_i [N], and `sizes` are n_i [N].
+    Client i loses leaving[i] samples. `certificates` contains Delta_i Y_i of each client, and
+    `sizes` contains n_i of each client.
     """
     moved = 0.0
     for client, count in leaving.items():
@@ -643,11 +653,12 @@ def removal(certificates: np.ndarray, sizes: np.ndarray, leaving: Mapping[int, i
 
 
 def indistinguishable(shift: float, epsilon: float) -> float:
-    """Return the smallest delta for two unit Gaussians at distance `shift` = d/sigma.
+    """Return the smallest delta at which two unit Gaussians are indistinguishable.
 
-    This is the left side of the inequality in the module docstring. Let a = shift/2 - epsilon/shift
-    and b = a - shift. Then phi(a) = e^epsilon phi(b), so delta is phi(a) times the difference of
-    Mills' ratios at -a and -b. This form of the formula loses no significant digits.
+    The distance of the Gaussians is `shift` = d/sigma. They are (epsilon, delta)-indistinguishable,
+    and the result is the left side of the inequality in the module docstring. Let a = shift/2 -
+    epsilon/shift and b = a - shift. Then phi(a) = e^epsilon phi(b), so delta is phi(a) times the
+    difference of Mills' ratios at -a and -b. This form of the formula loses no significant digits.
     """
     from scipy.special import erfcx, log_ndtr, ndtr  # imported late, as bounds do not need SciPy
 
@@ -662,7 +673,11 @@ def indistinguishable(shift: float, epsilon: float) -> float:
 
 
 def noise_multiplier(epsilon: float, delta: float) -> float:
-    """Return the smallest sigma / Delta that hides the removal at (epsilon, delta), rounded up."""
+    """Return the smallest noise multiplier sigma / Delta that hides the removal of samples.
+
+    With this noise, the result is (epsilon, delta)-indistinguishable from a run without the
+    samples. The multiplier is rounded up.
+    """
     if not 0 <= epsilon < math.inf:
         raise InputError(f"epsilon is {epsilon}, but it must be a finite number that is at least 0")
     low, high = 1 / FAR, FAR  # range of the shift d / sigma

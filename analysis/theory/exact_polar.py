@@ -132,7 +132,7 @@ class Tube:
     """A certificate of a run with the exact polar factor and of its neighbours (Lemma D.12).
 
     Attributes:
-        gamma: The gap γ: at every call, all singular values of the momentum are at least γ.
+        gamma: The gap γ. At every call, all singular values of the momentum are at least γ.
         l_orth: Lipschitz constant of the polar factor where the gap holds.
         perturbation: Bound on ||X^R(S) - X^R(S')||_F for every neighbour in client i `[N]`.
         scope: A sentence that states for which runs the certificate holds.
@@ -166,15 +166,15 @@ def tube_certificate(
     The source is the Stability note, Lemma D.12.
 
     Args:
-        smallest: Lower bound of the smallest singular value s_q(M) at all calls: one number, or one
-            per call `[R, E, K]`.
+        smallest: Lower bound of the smallest singular value s_q(M) of the momentum. Pass one number
+            for all calls, or one number per call `[R, E, K]`.
         schedule: Participants of each round `[R, K]`, integers.
         sensitivity: Sensitivity Δ_i of each client `[N]`.
         lr: Step size η, one number or one per round `[R]`.
         beta: Momentum β.
         l_g: Smoothness L_g, one number or one per step `[R, E]`.
         local_steps: Number of local steps E in a round.
-        kind: "paper" for the gap of the Stability note, "sharp" for the largest valid gap.
+        kind: Use "paper" for the gap of the Stability note, and "sharp" for the largest valid gap.
         scale: Factor of Δ_i at each step, one number or `[R, E]`.
 
     Returns:
@@ -243,16 +243,16 @@ def sign_run(
 
 @dataclass(frozen=True)
 class SignRun:
-    """A finished run with the exact sign: the numbers that its certificate needs.
+    """The properties of a finished run with the exact sign that its certificate needs.
 
     Attributes:
-        gaps: sigma_tau, the smallest singular value s_q of the momentum at each call [R, E, K].
-        schedule: Participants of each round [R, K].
-        sensitivity: Sensitivity Delta_i of each client [N].
-        lr: Step size of each round [R].
-        beta: Momentum.
-        l_g: Smoothness Lg at each step [R, E].
-        scale: Factor of Delta_i at each step [R, E].
+        gaps: Array [R, E, K] of the smallest singular value s_q of the momentum at each call.
+        schedule: Array [R, K] of the participants of each round.
+        sensitivity: Array [N] of the sensitivities Delta_i of the clients.
+        lr: Array [R] of the step sizes of the rounds.
+        beta: Momentum beta.
+        l_g: Array [R, E] of the smoothness Lg at each step.
+        scale: Array [R, E] of the factors of Delta_i at each step.
     """
 
     gaps: np.ndarray
@@ -266,13 +266,15 @@ class SignRun:
     def propagate(self, l_orth: float) -> tuple[np.ndarray, np.ndarray]:
         """Apply eq. (6) of the Stability note as if the sign were `l_orth`-Lipschitz at all calls.
 
-        Each array row contains the distances (||dX||, ||dM||) for a replaced sample of one client.
-        Within a round, `own` contains the distances at this client, and `others` contains the
-        distances at all other clients.
+        Each row of an array contains distances between two runs that differ in one sample of one
+        client. The distances are ||dX|| between the models, and ||dM|| between the momenta. Within
+        a round, `own` contains the distances at this client, and `others` contains the distances at
+        all other clients.
 
         Returns:
-            Two arrays: the largest distance between momenta at each call, max_c radius_{c,tau} [R,
-            E, K]; and the distance between the final models, ||dX^R|| [N].
+            Two arrays. The first has shape [R, E, K] and contains the largest distance between
+            momenta at each call, max_c radius_{c,tau}. The second has shape [N] and contains the
+            distance ||dX^R|| between the final models.
         """
         server = np.zeros((len(self.sensitivity), 2))
         radii = np.empty(self.gaps.shape)
@@ -301,9 +303,10 @@ class SignRun:
 
 
 def _sharp_gap(run: SignRun) -> float:
-    """Return the largest valid gamma: its violation is at most 0 at every call.
+    """Return the largest valid gamma by bisection.
 
-    The largest violation over all calls is convex in gamma.
+    A gamma is valid if its violation is at most 0 at every call. The largest violation over all
+    calls is convex in gamma.
     """
     top = float(run.gaps.min())
 
@@ -331,7 +334,8 @@ class Obstruction:
         trajectory: Models x^0 ... x^steps on S `[steps + 1]`.
         neighbour: Models x^0 ... x^steps on S' `[steps + 1]`.
         gradient_gap: |G_S(0) - G_S'(0)| = 2 a / n.
-        loss_gap: |loss(x(S), +1) - loss(x(S'), +1)| at the end; 2 a tanh(η) after one step.
+        loss_gap: |loss(x(S), +1) - loss(x(S'), +1)| at the end. After one step, this is 2 a
+            tanh(η).
 
     Example:
         >>> from fedmuon.analysis import scalar_obstruction
@@ -419,20 +423,20 @@ def path_certificate(
     The certificate is never worse than the best tube of `tube_certificate`.
 
     Args:
-        smallest: Lower bound of the smallest singular value s_q(M) at all calls: one number, or one
-            per call `[R, E, K]`.
+        smallest: Lower bound of the smallest singular value s_q(M) of the momentum. Pass one number
+            for all calls, or one number per call `[R, E, K]`.
         schedule: Participants of each round `[R, K]`, integers.
         sensitivity: Sensitivity Δ_i of each client `[N]`.
         lr: Step size η, one number or one per round `[R]`.
-        method: The recursion of the optimizer; a number is the β of FedMuon.
+        method: The recursion of the optimizer. Pass a number β for FedMuon with momentum β.
         l_g: Smoothness L_g, one number or one per step `[R, E]`.
         local_steps: Number of local steps E in a round.
         scale: Factor of Δ_i at each step, one number or `[R, E]`.
         shares: Weights of the server's average `[R, K]`; 1/K by default.
 
     Returns:
-        The gap γ that holds for all neighbours, the largest 2 / (s + s') as `l_orth`, and the
-        certificates.
+        The gap γ that holds for all neighbours, the largest Lipschitz constant of a call as
+        `l_orth`, and the certificates.
 
     Raises:
         Uncertified: If s_q of a neighbour's momentum may reach 0. The error names the first such
@@ -478,7 +482,10 @@ NEAR = (
 
 
 def drift(errors: ArrayLike, lr: float, beta: float, l_orth: float, l_g: float) -> float:
-    """Return D of the module docstring, from the errors [R, E, K] of T and the constant L of S."""
+    """Return the bound D on the distance between the final models of the runs with T and with S.
+
+    `errors` contains the errors of T at each call. The module docstring states the formula for D.
+    """
     found = np.asarray(errors, dtype=float)
     if found.ndim != 3 or not found.size or not (found >= 0).all():
         raise InputError(
@@ -502,10 +509,11 @@ def around(
     l_g: float,
     error: Error,
 ) -> np.ndarray:
-    """Return, for each client, a bound on ||X^R_T(Z) - X^R_T(Z')|| for all its neighbours [N].
+    """For each client, bound the distance between the final models of the run and of a neighbour.
 
-    `values` are the singular values of the momentum at the calls of the run [R, E, K, q]. The
-    singular values that T returns must be at most 1.
+    The bound holds for all neighbours of the run with the map T. `values` is an array [R, E, K, q]
+    of the singular values of the momentum at each call. The singular values that T returns must be
+    at most 1.
     """
     hits, seen = checks.values("sensitivity", sensitivity), np.asarray(values, dtype=float)
     cohorts = checks.rounds_of(schedule, len(hits))
@@ -528,11 +536,11 @@ def around(
 def furthest(
     values: np.ndarray, radius: np.ndarray, lam: float, own: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """Return the largest error e* = sup ||T(M') - S(M')||_F [N, K] near the given values.
+    """Return the largest error e* = sup ||T(M') - S(M')||_F near the given singular values.
 
-    The supremum is over all M' whose singular values are within `radius` [N, K] of `values` [K, q].
-    S is the smoothed polar factor. T maps a singular value s to own(s / ||M'||_F), where `own` must
-    be nondecreasing.
+    `values` has shape [K, q], `radius` has shape [N, K], and the result has shape [N, K]. The
+    supremum is over all M' whose singular values are within `radius` of `values`. S is the smoothed
+    polar factor. T maps a singular value s to own(s / ||M'||_F), where `own` must be nondecreasing.
 
     Both maps increase with s, and T decreases as the norm ||M'||_F increases. So each singular
     value of T - S lies between the minimum of T minus the maximum of S, and the maximum of T minus
@@ -547,9 +555,9 @@ def furthest(
 
 
 def transferred(found: Bound, loss_lipschitz: float, moved: float) -> Bound:
-    """Convert the bound for the run with S into a bound for the run with T.
+    """Convert a bound for the run with the map S into a bound for the run with the map T.
 
-    The final models of the two runs are at most `moved` = D apart.
+    `moved` is D, an upper bound on the distance between the final models of the two runs.
     """
     cost = 2 * checks.at_least("loss_lipschitz", loss_lipschitz) * checks.at_least("moved", moved)
     names = ("value", "h", "g")
@@ -570,13 +578,13 @@ def norm_tube(
     coefficients: Coefficients = "cubic",
     steps: int = 5,
 ) -> Tube:
-    """Return the tube of Remark D.1 for Newton-Schulz from M / ||M||_F.
+    """Return the certificate of Remark D.1 for Newton-Schulz that starts from M / ||M||_F.
 
-    `norms` are ||M||_F at all calls, in the shape of `smallest` in `tube_certificate`. If ||M||_F
-    >= nu at all calls, the map is slope/nu-Lipschitz. For neighbours, ||M'||_F >= ||M||_F - radius,
-    just as s_q(M') >= s_q(M) - radius by Weyl's inequality. So Lemma D.12 holds with ||M||_F in
-    place of s_q. The recursion of the lemma uses L only in the product lr L, so this function
-    scales the step size instead of L.
+    `norms` contains the norms ||M||_F at all calls, in the shape of `smallest` in
+    `tube_certificate`. If the norms are at least nu at all calls, the map is slope/nu-Lipschitz.
+    For neighbours, ||M'||_F >= ||M||_F - radius, just as s_q(M') >= s_q(M) - radius by Weyl's
+    inequality. So Lemma D.12 holds with ||M||_F in place of s_q. The recursion of the lemma uses L
+    only in the product lr L, so this function scales the step size instead of L.
     """
     given = {"steps": steps, "coefficients": coefficients, "eps": 1.0, "normalization": "max"}
     slope, own = lipschitz("newton-schulz", kind, **given), 2 if kind == "paper" else 1

@@ -184,8 +184,8 @@ class Deviations:
     """Deviations of the training losses from a number c that was fixed before the run.
 
     Attributes:
-        squares: The mean of (loss - c)^2 over the training samples of each client [N].
-        most: b, an upper bound of |loss - c| for every possible sample.
+        squares: Array [N]. For each client, the mean of (loss - c)^2 over its training samples.
+        most: An upper bound b of |loss - c| for every possible sample.
     """
 
     squares: ArrayLike
@@ -193,12 +193,16 @@ class Deviations:
 
 
 def effective_size(sizes: np.ndarray, weights: np.ndarray) -> float:
-    """Return n_eff = 1 / sum_i p_i^2 / n_i."""
+    """Return the effective sample size n_eff = 1 / sum_i p_i^2 / n_i."""
     return float(1 / (np.square(weights) / sizes).sum())
 
 
 def levels(samples: int, branches: int = 2) -> int:
-    """Return ceil(log_m n) with integer arithmetic: a float logarithm may miss a power of m."""
+    """Return the number of levels ceil(log_m n) of a tree with m branches and n leaves.
+
+    The function uses integers, because the rounding error of a float logarithm may give a wrong
+    result if n is a power of m.
+    """
     found, reached = 0, 1
     wanted, branches = whole("samples", samples), whole("branches", branches, 2)
     while reached < wanted:
@@ -258,7 +262,7 @@ def bounded_differences(
 ) -> float:
     """Return the branch G of the bound at failure probability delta (Stability note, eq. (11)).
 
-    G is McDiarmid's inequality for the gap itself. All its constants are known.
+    G applies McDiarmid's inequality to the generalization gap itself. All its constants are known.
     """
     share = weights / sizes
     moves = (2 - share) * eps + loss_bound * share
@@ -274,9 +278,9 @@ def by_variance(
     loss_bound: float,
     deviations: Deviations,
 ) -> float:
-    """Return the branch H from the deviations of the training losses.
+    """Compute the branch H from the deviations of the training losses.
 
-    The module docstring proves it in the section "By variance".
+    The section "By variance" of the module docstring contains the formula and its proof.
     """
     squares = values("squares", deviations.squares, len(sizes))
     most = at_least("most", deviations.most)
@@ -314,22 +318,28 @@ def by_variance(
 
 
 def at_best(tail: Callable[[float], float], log: float) -> float:
-    """Return the smallest exp(log / r) ||.||_r over r >= 2.
+    """Return the smallest value of a bound `tail` over its parameter r >= 2.
 
-    The result is a valid bound for every r, so a search that misses the best r does no harm.
+    The bound is valid for every r, so the result is valid even if the search misses the best r.
     """
     return min(tail(least(tail, 2, 4 + 3 * log)), tail(2.0))
 
 
 @in_doubles
 def difference_moment(r: float) -> float:
-    """Return k(r), r >= 2: ||H - EH||_r <= k(r) (sum c_j^2)^(1/2) for bounded differences c_j."""
+    """Return k(r), the constant of the moment bound for functions with bounded differences c_j.
+
+    For every r >= 2, such a function H satisfies ||H - EH||_r <= k(r) (sum c_j^2)^(1/2).
+    """
     r = at_least("r", r, 2)
     return math.exp((math.log(2) + math.lgamma(r / 2 + 1)) / r) / math.sqrt(2)
 
 
 def moment(r: float, base: float, scale: float, samples: int) -> float:
-    """Return the bound on ||sum_a w_a g_a||_r for base = B / sqrt(n_eff) and scale = S."""
+    """Return the bound on ||sum_a w_a g_a||_r that the module docstring proves.
+
+    `base` is B / sqrt(n_eff), `scale` is S, and `samples` is n.
+    """
     base, scale = at_least("base", base), at_least("scale", scale)
     return difference_moment(r) * (base + 2 * math.sqrt(r - 1) * levels(samples) * scale)
 
@@ -338,10 +348,11 @@ _RATIO = (math.sqrt(5) - 1) / 2
 
 
 def least(value: Callable[[float], float], low: float, high: float, width: float = 1e-6) -> float:
-    """Return the minimizer on [low, high] of a function that falls and then rises.
+    """Return the x in [low, high] at which a function is smallest.
 
-    The method is golden-section search. If the function has equal values at both inner points, the
-    search continues to the right. The function may therefore be infinite on the left.
+    The function must fall and then rise. The method is golden-section search. If the function has
+    equal values at both inner points, the search continues to the right. The function may therefore
+    be infinite on the left.
     """
     left, right = high - _RATIO * (high - low), low + _RATIO * (high - low)
     at_left, at_right = value(left), value(right)
@@ -373,14 +384,17 @@ class Bound:
 
     Attributes:
         value: The smaller of `h` and `g`.
-        h: The branch H of the Stability note, eq. (10), computed with the part of δ for H.
-        g: The branch G of eq. (11), computed with the part of δ for G.
+        h: The branch H of the Stability note, eq. (10). It is computed with the part of δ that
+            `shares` assigns to H.
+        g: The branch G of the Stability note, eq. (11). It is computed with the part of δ that
+            `shares` assigns to G.
         n_eff: Effective sample size, 1 / sum_i p_i^2 / n_i.
         c_hp: The constant of H.
         delta: Failure probability δ of H and G.
         failure: δ plus the probability of all other failures.
-        status: "certified" if every constant is proved, otherwise "estimated". "real-arithmetic" if
-            every constant is proved, but rounding errors of the run may exceed the bound.
+        status: "certified" if every constant is proved, and "estimated" if some constant is not
+            proved. The status is "real-arithmetic" if every constant is proved, but rounding errors
+            of the run may exceed the bound.
         assumptions: Sentences that state what the bound assumes.
 
     Example:
@@ -417,10 +431,11 @@ def bound(
 ) -> Bound:
     """Return B_δ = min(H, G), the bound of Theorem 4.1 (Stability note, eq. (12)).
 
-    By default H and G get δ/2 each, as in the paper. The ε_i do not depend on the sample, so H and
-    G are fixed numbers. Their minimum is one of them, and fails no more often than this one.
-    Therefore the bound holds at level δ for any shares up to (1, 1) that are fixed in advance. With
-    c_hp = "variance", H depends on the sample, so the shares must sum to at most 1.
+    By default H and G get δ/2 each, as in the paper. You may choose other shares in advance. The
+    ε_i do not depend on the sample, so H and G are fixed numbers, and the smaller branch is the
+    same for every sample. The minimum therefore fails no more often than this branch, and the bound
+    holds at level δ for any shares up to (1, 1). With c_hp = "variance", H depends on the sample,
+    so the shares must sum to at most 1.
 
     Args:
         eps: Stability ε_i of each client `[N]`.
@@ -471,9 +486,10 @@ def bound(
 def g_alone(
     eps: ArrayLike, sizes: ArrayLike, weights: ArrayLike, delta: float, loss_bound: float = 1.0
 ) -> float:
-    """Return the branch G at the full δ (Stability note, Lemmas C.1 and C.5).
+    """Return the branch G with the full failure probability δ.
 
-    δ is not divided between two branches, and all constants are known.
+    The source is the Stability note, Lemmas C.1 and C.5. All constants of G are known, and δ is not
+    divided between two branches.
 
     Args:
         eps: Stability ε_i of each client `[N]`.
@@ -483,7 +499,7 @@ def g_alone(
         loss_bound: Length B of the interval that contains all losses.
 
     Returns:
-        G.
+        The bound G.
 
     Raises:
         InputError: If a number is out of range, or the shapes do not match.
@@ -500,7 +516,7 @@ def g_alone(
 def _checked(
     eps: ArrayLike, sizes: ArrayLike, weights: ArrayLike, loss_bound: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Check the arguments of `bound`, and return min(B, eps_i), n_i and p_i."""
+    """Check the arguments of `bound`, and return the arrays min(B, eps_i), n_i and p_i."""
     counts = checks.sample_sizes(sizes)
     chances = checks.client_weights(weights, len(counts))
     top = checks.at_least("loss_bound", loss_bound)
@@ -521,7 +537,7 @@ class MeasuredGap:
         low: Lower end of the interval.
         high: Upper end of the interval.
         population: Estimate of F from held-out samples.
-        empirical: F_hat, the mean training loss.
+        empirical: The mean training loss F_hat.
         interval: Name of the interval: "hoeffding", "bernstein", "shorter" or "normal".
 
     Example:
@@ -559,9 +575,10 @@ def measured_gap(
         test_losses: Losses of the held-out samples `[T]`.
         test_labels: Labels of the held-out samples `[T]`, integers.
         confidence: Probability with which the interval holds.
-        interval: "hoeffding" is exact for losses in an interval of length B. "bernstein" (Maurer
-            and Pontil) is exact and shorter when losses vary little. "shorter" is exact and never
-            much longer than either. "normal" is an approximation for many samples of each class.
+        interval: Method of the interval. "hoeffding" is exact for losses in an interval of length
+            B. "bernstein" (Maurer and Pontil) is exact, too, and shorter if the losses vary little.
+            "shorter" is exact and never much longer than the other two. "normal" is an
+            approximation that requires many samples of each class.
         loss_bound: Length B of the interval that contains all losses. "normal" does not use it.
 
     Returns:
@@ -661,11 +678,11 @@ def _indices(name: str, given: ArrayLike, count: int) -> np.ndarray:
 def _half_width(
     weights: np.ndarray, groups: list[np.ndarray], failure: float, top: float, interval: Interval
 ) -> float:
-    """Return the half-width of an interval for F (module docstring, "The measured gap").
+    """Return half the length of an interval for F (module docstring, "The measured gap").
 
-    `weights` are the w_y > 0, `groups` are the held-out losses of each class, and `top` is B. The
-    half-width "bernstein" is infinite if a class has a single sample, because the variance of this
-    class is unknown.
+    `weights` are the class weights w_y > 0, `groups` are the held-out losses of each class, and
+    `top` is B. The method "bernstein" returns infinity if a class has a single sample, because the
+    variance of this class is unknown.
     """
     if interval == "shorter":  # union bound, because the losses decide which one is shorter
         kinds: tuple[Interval, ...] = "hoeffding", "bernstein"

@@ -43,10 +43,10 @@ class GradientModel:
     Attributes:
         noise: Sigma_w, the covariance of the observation noise.
         remainder: Sigma_v, the covariance of the remainder of Taylor's formula.
-        hessian: Sigma_H, the covariance of the error of the Hessian product; zeros if the Hessian
-            is known.
-        scale: E[C]; None for the identity, if nothing is clipped.
-        spread: Sigma_C; None for zeros.
+        hessian: Sigma_H, the covariance of the error of the Hessian product. Pass zeros if the
+            Hessian is known.
+        scale: E[C]. Use None for the identity matrix, which means that nothing is clipped.
+        spread: Sigma_C. Use None for zeros.
     """
 
     noise: np.ndarray
@@ -72,8 +72,9 @@ class Estimate:
 
     Attributes:
         gradient: The filtered gradient g~ [d].
-        covariance: P [d, d], which the filter uses as the covariance of the error of `gradient`.
-        gain: The gain K [d, d] of the step; None before the first step.
+        covariance: The matrix P [d, d]. The filter uses P as the covariance of the error of
+            `gradient`.
+        gain: The gain K of the step, a matrix [d, d], or None before the first step.
     """
 
     gradient: np.ndarray

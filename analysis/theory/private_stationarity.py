@@ -182,7 +182,7 @@ class Release:
 
     @property
     def spread(self) -> float:
-        """v, an upper bound on the root mean square of the noise xi (DP-Muon paper, eq. (5))."""
+        """An upper bound v on the root mean square of the noise xi (DP-Muon paper, eq. (5))."""
         entries = self.shape[0] * self.shape[1]
         return self.clip * math.sqrt(1 / self.lot + entries * (self.noise / self.lot) ** 2)
 
@@ -193,7 +193,8 @@ def dp_muon(
 ) -> Stationarity:
     """Return the bound of the DP-Muon paper, Theorem 3.4.
 
-    The bound is chi [D/(eta T) + L eta/2 + (2 - eps)(clipping + noise + drift)].
+    The bound is chi [D/(eta T) + L eta/2 + (2 - eps)(clipping + noise + drift)], where chi = 1/(1 -
+    eps) and eps is the polar error. The result contains each term.
     """
     eta, beta, steps = schedule.checked()
     chi, cost, root = slowdown_of(polar_error), 2 - polar_error, math.sqrt(min(release.shape))
@@ -210,12 +211,13 @@ def dp_muon(
 
 
 def averages(beta: float, steps: int) -> tuple[float, float]:
-    """Return upper bounds of two means over t: Gamma_T(beta) and the mean age of a gradient.
+    """Return upper bounds of two means over the steps t: Gamma_T(beta), and the mean gradient age.
 
-    Gamma_T is eq. (6) of the DP-Muon paper. The age is sum_j w_tj (t - j) = beta/(1 - beta) -
-    t beta^t/(1 - beta^t). The summands of Gamma_T fall in t and the ages rise in t. The first
-    `SINGLE` steps are summed one by one. Later steps form blocks, and each block counts with its
-    largest value, so that both results are upper bounds.
+    Gamma_T is eq. (6) of the DP-Muon paper. The gradient age at step t is the weighted mean age of
+    the gradients in the momentum, sum_j w_tj (t - j) = beta/(1 - beta) - t beta^t/(1 - beta^t). The
+    summands of Gamma_T fall in t and the ages rise in t. The first `SINGLE` steps are summed one by
+    one. Later steps form blocks, and each block counts with its largest value, so that both results
+    are upper bounds.
     """
     if not 0 <= beta < 1:
         raise InputError(f"beta is {beta}, but it must be at least 0 and below 1.")
@@ -235,7 +237,8 @@ def averages(beta: float, steps: int) -> tuple[float, float]:
 def light_tailed(steps: int, tail: float, scale: float = 1.0) -> tuple[Schedule, float]:
     """Return the schedule and the clipping threshold of the DP-Muon paper, Corollary 3.5.
 
-    eta = eta_0 T^(-3/4), 1 - beta = T^(-1/2) and C = K sqrt(2 log T).
+    The step size is eta = eta_0 T^(-3/4), the momentum satisfies 1 - beta = T^(-1/2), and the
+    threshold is C = K sqrt(2 log T). Here T is `steps`, K is `tail` and eta_0 is `scale`.
     """
     horizon = whole("steps", steps, 2)
     plan = Schedule(
@@ -247,8 +250,9 @@ def light_tailed(steps: int, tail: float, scale: float = 1.0) -> tuple[Schedule,
 def tail_excess(tail: float, clip: float) -> float:
     """Return an upper bound of E(||G||_F - C)_+ for light-tailed gradients.
 
-    The bound is the integral of e exp(-u^2/K^2) from C to infinity, which equals e K sqrt(pi)/2
-    erfc(C/K). The DP-Muon paper uses the larger bound e K^2/(2 C) exp(-C^2/K^2).
+    K is `tail`, and the clipping threshold C is `clip`. The bound is the integral of e
+    exp(-u^2/K^2) from C to infinity, which equals e K sqrt(pi)/2 erfc(C/K). The DP-Muon paper uses
+    the larger bound e K^2/(2 C) exp(-C^2/K^2).
     """
     tail, clip = positive("tail", tail), at_least("clip", clip)
     return math.e * tail * math.sqrt(math.pi) / 2 * math.erfc(clip / tail)
@@ -274,7 +278,8 @@ def second_moment(
 ) -> tuple[Schedule, float]:
     """Return the schedule and the clipping threshold of the DP-Muon paper, eq. (10).
 
-    eta = eta_0 T^(-5/6), 1 - beta = T^(-2/3) and C = C_0 T^(1/6).
+    The step size is eta = eta_0 T^(-5/6), the momentum satisfies 1 - beta = T^(-2/3), and the
+    threshold is C = C_0 T^(1/6).
     """
     horizon = whole("steps", steps, 2)
     lr = positive("scale", scale) * horizon ** (-5 / 6)
@@ -284,10 +289,11 @@ def second_moment(
 
 @in_doubles
 def clip_scale(moment: float, release: Release) -> float:
-    """Return the C_0 that minimizes the clipping and noise terms of K_T for large T.
+    """Return the C_0 that minimizes the sum of the clipping and noise terms of K_T for large T.
 
-    C_0 = G_2 / (2 sqrt(v/sqrt 2)) makes the two terms equal. v = `release.spread / C` depends on
-    the noise multiplier, the lot size and the shape, and not on the clipping threshold.
+    The result is C_0 = G_2 / (2 sqrt(v/sqrt 2)), which makes the two terms equal. Here v =
+    `release.spread / C` depends on the noise multiplier, the lot size and the shape, and not on the
+    clipping threshold.
     """
     spread = release.spread / release.clip / math.sqrt(2)
     return positive("moment", moment) / (2 * math.sqrt(spread))
@@ -382,10 +388,10 @@ class Disk:
         lr: Step size.
         steps: Number of steps T.
         gain: Gain kappa of the filter.
-        reach: gamma. DiSK computes a second gradient at x_t + gamma (x_t - x_{t-1}).
+        reach: The number gamma. DiSK computes a second gradient at x_t + gamma (x_t - x_{t-1}).
         sigma: Standard deviation s of a sample's gradient.
         batch: Number of samples B in a step.
-        noise: W, the second moment of the noise that a step adds.
+        noise: The second moment W of the noise that a step adds.
         linear: Whether the gradient is a linear function of x.
     """
 
@@ -417,7 +423,7 @@ class Disk:
 
     @property
     def missed(self) -> float:
-        """r, the maximum prediction error of the filter in units of L ||d||."""
+        """The maximum prediction error r of the filter, in units of L ||d||."""
         size = abs(self.reach)
         if self.linear or self.reach == -1:
             return 0.0
@@ -449,7 +455,7 @@ def disk(
 
 
 def _least(one: Disk, rate: float, gap: float, slope: float | None) -> dict[str, float] | None:
-    """Return the terms of the smallest bound over a grid of y, z, s' and a.
+    """Compute the bound for all y, z, s' and a on a grid, and return the terms of the smallest.
 
     The result is None if no point of the grid is valid.
     """
@@ -489,8 +495,8 @@ def printed_theorem_3(one: Disk, gap: float, smoothness: float, slope: float) ->
     """Return the published bound of DiSK, eq. (6), for gamma = -1 and the start from zero.
 
     The bound is 2 (D + beta ||grad F(x_0)||^2)/(C_1 eta T) + 2 (beta + eta^2 L) k^2/(C_1 eta) (2
-    s^2/B + W), as in eq. (30). beta is the smallest value that the proof in the paper allows. The
-    result is infinite if C_1 <= 0.
+    s^2/B + W), as in eq. (30) of the paper. Here beta is the smallest value that the proof in the
+    paper allows. The result is infinite if C_1 <= 0.
     """
     eta, k, rate = one.lr, one.gain, at_least("smoothness", smoothness) * one.lr
     gap, slope = at_least("gap", gap), at_least("slope", slope)
