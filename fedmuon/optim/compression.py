@@ -187,8 +187,9 @@ def top_k(share: float) -> Compressor:
 
 
 def random_k(share: float) -> Compressor:
-    """Return a compressor that sends k random entries of a tensor with d entries, multiplied by d /
-    k.
+    """Return a compressor that sends k random entries of a tensor.
+
+    The entries are multiplied by d / k, where d is the number of all entries.
 
     The message contains these entries and their positions. The compressor sends the whole tensor if
     the whole tensor needs no more bytes.
@@ -667,8 +668,9 @@ class Compression:
     def replies(
         self, messages: Sequence[Trees], sent: Trees, mean: Trees
     ) -> tuple[list[dict[str, Params]], dict[str, Params]]:
-        """Decompress the clients' messages, and return their models and states, and the server's
-        new g.
+        """Decompress the clients' messages, and return their models and states.
+
+        The server's g after the round is returned as well.
 
         Args:
             messages: The clients' messages, in the order of the clients.

@@ -178,7 +178,10 @@ def performed_newton_schulz(m: int, n: int, polynomials: Schedule, dtype: torch.
 
 
 def _matrix(m: int, n: int, rule: Rule) -> tuple[float, float, float, float]:
-    """Return (products, factorization, entries, performed) for one orthogonalized matrix."""
+    """Return the flop for one orthogonalized matrix.
+
+    The result is the tuple (products, factorization, entries, performed).
+    """
     sketch, steps = rule.sketch, rule.polynomials
     entries = m * n * (_an_entry(rule) + rule.extra)
     if sketch is None:
@@ -202,7 +205,7 @@ def _matrix(m: int, n: int, rule: Rule) -> tuple[float, float, float, float]:
 
 
 def _an_entry(rule: Rule) -> float:
-    """Return the flop of entrywise operations per entry of a parameter."""
+    """Return the flop that entrywise operations take for each entry of a parameter."""
     ahead = _NESTEROV * (rule.nesterov and rule.name in _MOMENTUM)
     return ENTRYWISE[rule.name] + ahead + _DECAY * rule.decay
 

@@ -151,9 +151,9 @@ class Muon(PortableOptimizer):
     Args:
         params: Parameters or groups, as for any torch optimizer.
         lr: Step size η.
-        weight_decay: λ, decoupled.
-        momentum: μ, the memory of the momentum.
-        nesterov: Whether the momentum looks one step ahead.
+        weight_decay: The coefficient λ of the decoupled weight decay.
+        momentum: The momentum coefficient μ.
+        nesterov: Whether the momentum has Nesterov's look-ahead.
         ns_coefficients: Newton–Schulz coefficients: (a, b, c), a list with one such step per
             iteration, or a name in `fedmuon.orthogonalize.COEFFICIENTS`.
         eps: Lower bound of the divisor in Newton–Schulz.
@@ -167,9 +167,9 @@ class Muon(PortableOptimizer):
         orthogonalizer: Replacement for Newton–Schulz: a function on stacks `[B, m, n]`, or one of
             the names "newton-schulz", "smoothed-polar", "clipped-sign", "exact-sign" and
             "randomized-polar". A function must not change its argument, which may be the momentum.
-        momentum_form: "ema" averages gradients, and "polyak" sums them.
-        row_memory: beta_2 of NorMuon (arXiv:2510.05491), as in `fedmuon.links.normalize_rows`. 0
-            leaves rows unchanged.
+        momentum_form: "ema" averages the gradients, and "polyak" sums the gradients.
+        row_memory: The coefficient beta_2 of NorMuon (arXiv:2510.05491), as in
+            `fedmuon.links.normalize_rows`. With 0, rows are not scaled.
         rank: Target rank, only for randomized-polar.
         oversample: Number of extra columns of the sketch.
         power: Number of power iterations.
@@ -506,7 +506,7 @@ def _check_row_memory(memory: Any, adjust: str | None) -> None:
 
 
 def _descend(params: list[Tensor], found: Tensor, group: Mapping[str, Any]) -> None:
-    """Apply X <- (1 - eta lambda) X - eta s O to parameters of one shape, with O [B, m, n]."""
+    """Apply X <- (1 - eta lambda) X - eta s O to parameters of the same shape."""
     lr, shape, blocks = float(group["lr"]), params[0].shape, group["blocks"]
     if torch.promote_types(found.dtype, params[0].dtype) == params[0].dtype:
         found = found.to(params[0].dtype)  # exact, and avoids a conversion per tensor
@@ -537,13 +537,13 @@ class Member(NamedTuple):
 
 
 def matrix_shape(shape: torch.Size, blocks: int = 1) -> tuple[int, int]:
-    """Return (m, n) of the matrices of a tensor [out, ...] that is cut into blocks."""
+    """Return the shape (m, n) of the matrices into which a tensor [out, ...] is cut."""
     rows, columns = shape[0], shape[1:].numel()
     return (rows // blocks, columns) if rows >= columns else (rows, columns // blocks)
 
 
 def as_matrices(tensor: Tensor, blocks: int = 1) -> Tensor:
-    """View a tensor [out, ...] as [blocks, m, n]: the matrix [out, -1], cut on its longer side."""
+    """View a tensor as a stack of matrices: the matrix [out, -1] is cut along its longer side."""
     matrix = tensor.flatten(1)
     rows, columns = matrix.shape
     if rows >= columns:

@@ -92,7 +92,7 @@ def smoothed_polar(lam: float = 1e-4) -> Orthogonalizer:
     Its Lipschitz constant is L = 1/sqrt(lam).
 
     Args:
-        lam: Smoothing λ > 0.
+        lam: The smoothing λ, which must be positive.
 
     Returns:
         The orthogonalizer with the Lipschitz constant of the lemma.
@@ -123,7 +123,7 @@ def newton_schulz(
         steps: Number of steps T, at least 0.
         coefficients: A name in `fedmuon.orthogonalize.COEFFICIENTS`, one step (a, b, c, ...), or a
             list with one such step per iteration.
-        eps: Lower bound of the divisor, > 0.
+        eps: Positive lower bound of the divisor.
         normalization: The divisor: "plus", "max", "unit" or "aol", as for
             `fedmuon.orthogonalize.newton_schulz`.
         products: The dtype of the matrix products, such as torch.bfloat16. With None, it is the
@@ -158,7 +158,7 @@ def clipped_sign(gamma: float = 0.1) -> Orthogonalizer:
     Its Lipschitz constant is L = 1/gamma.
 
     Args:
-        gamma: Clipping level γ > 0.
+        gamma: The clipping level γ, which must be positive.
 
     Returns:
         The orthogonalizer with the Lipschitz constant of the lemma.

@@ -76,7 +76,7 @@ class Private(Optimizer):
         recipe: Name of a private optimizer, such as "dp-muon", "dp-adam" or "disk-muon".
         lr: Step size η.
         loss: Function from `(outputs, targets)` to one number per example `[examples]`.
-        local: Further keys of the table `[local]` of a config.
+        local: Further keys of the config table `[local]`.
         orthogonalizer: Keys of the table `[orthogonalizer]`.
         privacy: Keys of the table `[privacy]`, such as `{"bound": 0.1, "noise": 2.0, "lot":
             256.0}`.
@@ -298,7 +298,7 @@ def _is_whole(value: Any, least: int) -> bool:
 
 
 def _table(name: str, given: Any) -> Mapping[str, Any]:
-    """Return a table of the config after a check that it is a dictionary; empty for None."""
+    """Check that a config table is a dictionary, and return it. None counts as an empty table."""
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
@@ -384,7 +384,7 @@ class DPSGD(_Named):
             Otherwise, the guarantee covers changing the values of an example.
         lr: Step size η.
         loss: Function from `(outputs, targets)` to one number per example `[examples]`.
-        local: Further keys of the table `[local]` of a config.
+        local: Further keys of the config table `[local]`.
         orthogonalizer: Has no effect on this optimizer.
         privacy: Keys of the table `[privacy]`, such as `{"bound": 0.1, "noise": 2.0, "lot":
             256.0}`.
@@ -423,7 +423,7 @@ class DPAdam(_Named):
             Otherwise, the guarantee covers changing the values of an example.
         lr: Step size η.
         loss: Function from `(outputs, targets)` to one number per example `[examples]`.
-        local: Further keys of the table `[local]` of a config.
+        local: Further keys of the config table `[local]`.
         orthogonalizer: Has no effect on this optimizer.
         privacy: Keys of the table `[privacy]`, such as `{"bound": 0.1, "noise": 2.0, "lot":
             256.0}`.
@@ -462,7 +462,7 @@ class DPMuon(_Named):
             Otherwise, the guarantee covers changing the values of an example.
         lr: Step size η.
         loss: Function from `(outputs, targets)` to one number per example `[examples]`.
-        local: Further keys of the table `[local]` of a config.
+        local: Further keys of the config table `[local]`.
         orthogonalizer: Keys of the table `[orthogonalizer]`.
         privacy: Keys of the table `[privacy]`, such as `{"bound": 0.1, "noise": 2.0, "lot":
             256.0}`.
@@ -502,7 +502,7 @@ class DPMuonBC(_Named):
             Otherwise, the guarantee covers changing the values of an example.
         lr: Step size η.
         loss: Function from `(outputs, targets)` to one number per example `[examples]`.
-        local: Further keys of the table `[local]` of a config.
+        local: Further keys of the config table `[local]`.
         orthogonalizer: Keys of the table `[orthogonalizer]`.
         privacy: Keys of the table `[privacy]`, such as `{"bound": 0.1, "noise": 2.0, "lot":
             256.0}`.

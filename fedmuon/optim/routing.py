@@ -33,7 +33,8 @@ class Route(NamedTuple):
     Attributes:
         name: Name of the parameter.
         shape: Shape of the parameter.
-        matrices: (count, m, n) of the matrices that Muon updates; None for the auxiliary optimizer.
+        matrices: A tuple (count, m, n), if Muon updates the parameter as `count` matrices of shape
+            m x n. Otherwise, None.
         optimizer: "muon" or "aux".
         reason: The reason, such as "hidden", "vector", "first layer" or "embedding".
         param: The parameter itself.
@@ -101,8 +102,8 @@ def routing_table(
         model: The model. Parameters with `requires_grad=False` are left out.
         to_muon: Name patterns, such as "blocks.*.weight", that override the rule.
         to_aux: Name patterns for the auxiliary optimizer, which also override the rule.
-        fused: Mapping of a part of a name to k. A matrix [k d, d] or [d, k d] with this part in its
-            name is cut into its k square matrices.
+        fused: Mapping from a part of a parameter name to a number k. If the name of a matrix [k d,
+            d] or [d, k d] contains this part, the matrix is cut into k square matrices.
         ends: Whether the first and the last layer go to the auxiliary optimizer. Set this to False
             for a part of a network, such as one block.
 
@@ -175,8 +176,8 @@ def param_groups_for_muon(
         model: The model. Parameters with `requires_grad=False` are left out.
         to_muon: Name patterns, such as "blocks.*.weight", that override the rule.
         to_aux: Name patterns for the auxiliary optimizer, which also override the rule.
-        fused: Mapping of a part of a name to k. A matrix [k d, d] or [d, k d] with this part in its
-            name is cut into its k square matrices.
+        fused: Mapping from a part of a parameter name to a number k. If the name of a matrix [k d,
+            d] or [d, k d] contains this part, the matrix is cut into k square matrices.
 
     Returns:
         One group with `use_muon: True` for each value of `blocks` (1, or k for fused matrices), and
@@ -269,7 +270,7 @@ def _groups_of(table: RoutingTable) -> list[dict[str, Any]]:
 
 
 def _is_matrix(param: Tensor) -> bool:
-    """Return whether [out, -1] has several rows and several columns."""
+    """Return whether the tensor, as a matrix [out, -1], has several rows and several columns."""
     return param.ndim >= 2 and param.shape[0] > 1 and param[0].numel() > 1
 
 
@@ -289,7 +290,7 @@ def _reason(param: Tensor, name: str, module: nn.Module, end: str | None) -> str
 
 
 def _largest(reasons: Mapping[Tensor, str]) -> Tensor | None:
-    """Return the largest matrix that no pattern names. Embeddings are the last choice."""
+    """Return the largest matrix that no name pattern matches. Embeddings are the last choice."""
     matrices = [
         param
         for param, reason in reasons.items()

@@ -63,7 +63,7 @@ def growth(
         normalization: Name of the divisor in `newton-schulz`.
 
     Returns:
-        The function s -> phi(s), with ||Orth(M)||_op <= phi(s) if ||M||_op <= s.
+        The function phi. If ||M||_op <= s, then ||Orth(M)||_op <= phi(s).
     """
     if name == "smoothed-polar":
         return lambda s: s / math.hypot(s, math.sqrt(lam)) if s else 0.0
@@ -117,7 +117,7 @@ def lipschitz(name: str, kind: Kind, **parameters: Any) -> float:
             `calls` and `shape` of `gaussian-smoothed-sign`.
 
     Returns:
-        L, with ||Orth(M) - Orth(M')||_F <= L ||M - M'||_F for all M and M'.
+        A constant L for which ||Orth(M) - Orth(M')||_F <= L ||M - M'||_F for all M and M'.
 
     Raises:
         Uncertified: If no constant is known to hold.
@@ -294,9 +294,9 @@ def residual(initial: float, degree: int, steps: int) -> float:
     accurate for small residuals.
 
     Args:
-        initial: delta_0, in [0, 1].
-        degree: Degree k of the Taylor polynomial, at least 1.
-        steps: Number of steps q.
+        initial: The first residual delta_0, from 0 to 1.
+        degree: The degree k of the Taylor polynomial, at least 1.
+        steps: The number q of steps.
     """
     current = _require_share("delta_0", initial)
     powers = _residual_powers(degree)
@@ -383,7 +383,7 @@ def newton_schulz_error(coefficients: Coefficients, steps: int, tau: float, rank
     Args:
         coefficients: Coefficients of the steps, as for `schedule`.
         steps: Number of steps T.
-        tau: Lower bound of the positive singular values of M, divided by the divisor.
+        tau: Lower bound of the positive singular values of M after the division by the divisor.
         rank: Rank of M.
 
     Raises:

@@ -27,7 +27,9 @@ _LOW, _HIGH = 1e-280, 1e280
 
 
 def smoothed_polar(matrix: Tensor, lam: float | Tensor) -> Tensor:
-    """Apply s -> s / sqrt(s^2 + lam) to the singular values: M (M^T M + lam I)^(-1/2).
+    """Replace each singular value s by s / sqrt(s^2 + lam).
+
+    The result is M (M^T M + lam I)^(-1/2).
 
     Guarantee: 1/sqrt(lam)-Lipschitz in the Frobenius norm. No smaller constant holds, because the
     slope at s = 0 is 1/sqrt(lam). The limit lam -> 0 is `exact_sign`.
@@ -36,7 +38,8 @@ def smoothed_polar(matrix: Tensor, lam: float | Tensor) -> Tensor:
 
     Args:
         matrix: The stack M `[..., m, n]`.
-        lam: Smoothing λ > 0: one number, or a tensor that broadcasts over the leading axes.
+        lam: The smoothing λ, which must be positive. Pass one number, or a tensor that broadcasts
+            over the leading axes.
 
     Returns:
         The smoothed polar factors `[..., m, n]`, with the dtype and device of M.
@@ -58,7 +61,7 @@ def smoothed_polar(matrix: Tensor, lam: float | Tensor) -> Tensor:
 
 
 def clipped_sign(matrix: Tensor, gamma: float | Tensor) -> Tensor:
-    """Apply s -> min(s / gamma, 1) to the singular values.
+    """Replace each singular value s by min(s / gamma, 1).
 
     Guarantee: 1/gamma-Lipschitz in the Frobenius norm. No smaller constant holds, because the map
     is M / gamma for small M. The result equals `exact_sign` if all singular values are at least
@@ -68,7 +71,8 @@ def clipped_sign(matrix: Tensor, gamma: float | Tensor) -> Tensor:
 
     Args:
         matrix: The stack M `[..., m, n]`.
-        gamma: Clipping level γ > 0: one number, or a tensor that broadcasts over the leading axes.
+        gamma: The clipping level γ, which must be positive. Pass one number, or a tensor that
+            broadcasts over the leading axes.
 
     Returns:
         The clipped signs `[..., m, n]`, with the dtype and device of M.
@@ -90,7 +94,7 @@ def clipped_sign(matrix: Tensor, gamma: float | Tensor) -> Tensor:
 
 
 def exact_sign(matrix: Tensor) -> Tensor:
-    """Apply s -> 1 to the positive singular values and keep zeros: M -> U V^T, the polar factor.
+    """Return the polar factor U V^T, which replaces all positive singular values by 1.
 
     Singular values up to max(m, n) eps s_max count as zero, where eps is the machine epsilon of M's
     dtype. Rounding turns exact zeros into values of this size.
@@ -177,10 +181,10 @@ def gaussian_smoothed_sign(matrix: Tensor, sigma: float | Tensor, noise: Tensor)
 
     Args:
         matrix: The stack M `[..., m, n]`.
-        sigma: Noise level σ >= 0: one number, or a tensor that broadcasts over the leading axes.
-            With 0, the result is `exact_sign`.
-        noise: H `[m, n]`, or with leading axes that broadcast. A run and its neighbour runs use the
-            same H.
+        sigma: The noise level σ, at least 0. Pass one number, or a tensor that broadcasts over the
+            leading axes. With 0, the result is that of `exact_sign`.
+        noise: The matrix H `[m, n]`, or a stack of matrices with leading axes that broadcast. A run
+            and its neighbour runs use the same H.
 
     Returns:
         The polar factors `[..., m, n]`, with the dtype and device of M.

@@ -67,9 +67,10 @@ def newton_schulz(
         steps: Number of steps T, at least 0.
         coefficients: A name in `COEFFICIENTS`, one step (a, b, c, ...), or a list with one such
             step per iteration. If the list is shorter than `steps`, its last step repeats.
-        eps: Lower bound of the divisor, > 0. `unit` ignores eps.
-        normalization: The divisor: `plus` is ||M||_F + eps, `max` is max(||M||_F, eps), `unit` is
-            max(||M||_F, 1). `aol` is Turbo-Muon's preconditioning.
+        eps: Positive lower bound of the divisor. `unit` ignores eps.
+        normalization: Name of the divisor. `plus` is ||M||_F + eps, `max` is max(||M||_F, eps), and
+            `unit` is max(||M||_F, 1). `aol` selects the preconditioning of Turbo-Muon instead of a
+            divisor.
         products: The dtype of the iterates after the division, such as torch.bfloat16. The result
             then has errors of a few eps of this dtype, and no constant L. With None, it is the
             dtype of M.
@@ -114,7 +115,7 @@ def precondition(matrix: Tensor, floor: float) -> Tensor:
 
     Args:
         matrix: The stack M [..., m, n].
-        floor: Smallest divisor, > 0. Rows that are zero stay zero.
+        floor: The smallest divisor, which must be positive. Rows that are zero stay zero.
     """
     if matrix.numel() == 0:
         return matrix.clone()
@@ -139,8 +140,8 @@ def scaled_newton_schulz(
 
     Args:
         matrix: The stack M [..., m, n].
-        divisor: One number > 0 per matrix [...], at least ||M||_op. With a smaller divisor, the
-            iteration may diverge.
+        divisor: A tensor [...] with one positive number per matrix, which is at least ||M||_op.
+            With a smaller divisor, the iteration may diverge.
         steps: Number of steps T, at least 0.
         coefficients: As for `newton_schulz`.
 
@@ -234,7 +235,7 @@ def _bracket(
 
 
 def degree(step: Step) -> int:
-    """Return the largest k for which the step has a term x^(2k+1)."""
+    """Return the degree of a step, which is the largest k with a term x^(2k+1)."""
     top = len(step) - 1
     while top > 0 and not step[top]:
         top -= 1
@@ -303,7 +304,7 @@ def gram_dtypes(
 
 
 def _gain(polynomials: Schedule) -> float:
-    """Return a bound on the slope of the composed polynomial at 0."""
+    """Return an upper bound on the slope of the composed polynomial p_T at 0."""
     return prod(max(1.0, abs(step[0])) for step in polynomials)
 
 

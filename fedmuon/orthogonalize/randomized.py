@@ -59,18 +59,19 @@ def randomized_polar(
         M: The stack `[..., m, n]`.
         rank: Target rank, at least 1.
         oversample: Number of extra columns of the sketch, at least 0.
-        power: Number h of power iterations, at least 0.
-        steps: Number of Newton–Schulz steps T.
+        power: The number h of power iterations, at least 0.
+        steps: The number T of Newton–Schulz steps.
         coefficients: Coefficients of the steps, as for `newton_schulz`.
-        sketch: `gaussian` mixes all columns; `kaczmarz` samples columns by their squared norms.
-        generator: NumPy or torch generators: one for all matrices, or a sequence of k generators
-            for k groups of consecutive matrices of equal size. None uses torch's default generator,
-            which `torch.manual_seed` seeds.
-        axis: The axis that the sketch mixes or samples: `columns` as in the paper, or `rows`, which
-            is the same map applied to M^T.
-        delta: The divisor of B = Q^T M: `frobenius` is ||M||_F, `operator` is ||B||_op. A number,
-            or numbers `[...]`, must be at least ||M||_op. None selects the divisor of the paper's
-            algorithm for this sketch.
+        sketch: `gaussian` uses random mixtures of all columns. `kaczmarz` samples columns with
+            probabilities proportional to their squared norms.
+        generator: One NumPy or torch generator for all matrices, or a sequence of k generators for
+            k groups of consecutive matrices. All groups have the same number of matrices. None uses
+            torch's default generator, which `torch.manual_seed` seeds.
+        axis: The axis that the sketch mixes or samples. `columns` is the axis in the paper. `rows`
+            applies the same map to M^T.
+        delta: The divisor of B = Q^T M. `frobenius` is ||M||_F, and `operator` is ||B||_op. You can
+            also pass a number, or a tensor `[...]` with one number per matrix, that is at least
+            ||M||_op. None selects the divisor of the paper's algorithm for this sketch.
 
     Returns:
         The low-rank polar factors `[..., m, n]`, with the dtype and device of M.
@@ -131,7 +132,7 @@ def _scale_into_range(stack: Tensor) -> tuple[Tensor, Tensor]:
 def _divisor(
     delta: Delta | float | Tensor, M: Tensor, stack: Tensor, reduced: Tensor, scale: Tensor
 ) -> Tensor:
-    """Return the divisors delta [B] that apply to the scaled matrices."""
+    """Return the divisors delta that apply to the scaled matrices, one per matrix."""
     if isinstance(delta, str):
         if delta not in ("frobenius", "operator"):
             raise InputError(
@@ -161,7 +162,10 @@ def orthonormal(samples: Tensor) -> Tensor:
 
 
 def _condition(samples: Tensor) -> Tensor:
-    """Return a basis of the same range whose columns are orthonormal up to eps cond."""
+    """Return a basis of the same range with nearly orthonormal columns.
+
+    The columns are orthonormal up to eps cond, where cond is the condition number.
+    """
     product = gram(samples.mT, torch.float64)
     size = product.diagonal(dim1=-2, dim2=-1).sqrt()  # norms of the columns, [B, l]
     empty = size == 0
@@ -182,7 +186,7 @@ def _condition(samples: Tensor) -> Tensor:
 
 
 def _rank_revealing(samples: Tensor, size: Tensor) -> Tensor:
-    """Return the result of `_condition`, computed by QR and an SVD of the small factor.
+    """Compute the same basis as `_condition` by QR and an SVD of the small factor.
 
     Columns that contain only rounding errors become 0.
     """
@@ -229,7 +233,7 @@ def _gaussian(stack: Tensor, width: int, generators: list[np.random.Generator]) 
 
 
 def _kaczmarz(stack: Tensor, width: int, generators: list[np.random.Generator]) -> Tensor:
-    """Draw l columns with probabilities pi_j = ||M_j||^2 / ||M||_F^2.
+    """Draw l columns of M, column j with the probability pi_j = ||M_j||^2 / ||M||_F^2.
 
     This is Algorithm 2, lines 1-3, of Nesterov Muon. Matrices that share a generator use the same
     uniform numbers, each with its own distribution. Only the range of the drawn columns matters.

@@ -80,7 +80,7 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
 
 
 def gram(view: Tensor, work: torch.dtype) -> Tensor:
-    """Return M M^T [..., q, q] in the dtype `work`, from M [..., q, d]."""
+    """Return the Gram matrices M M^T of a stack M, in the dtype `work`."""
     stacks = (piece.to(work) for piece in _pieces(view, work))
     products = torch.cat([stack @ stack.mT for stack in stacks])
     return products.view(*view.shape[:-1], view.shape[-2])
@@ -109,12 +109,12 @@ def _pieces(view: Tensor, work: torch.dtype) -> tuple[Tensor, ...]:
 
 
 def norm(stack: Tensor) -> Tensor:
-    """Return Frobenius norms [...] as float64. A norm that overflows in M's dtype is infinite."""
+    """Return the Frobenius norm of each matrix as float64. A norm that overflows is infinite."""
     return torch.linalg.vector_norm(stack, dim=(-2, -1)).double()
 
 
 def peak(stack: Tensor) -> Tensor:
-    """Return the largest absolute entry [...] of each matrix. All entries must be finite."""
+    """Return the largest absolute entry of each matrix. All entries must be finite."""
     largest = stack.abs().amax((-2, -1))
     if not holds(largest.isfinite().all()):
         raise NonFinite(
@@ -281,7 +281,7 @@ class Spectral(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, root: Tensor, divisor: Divisor, compute: Any) -> Tensor:
-        """Return F(M) [..., m, n] for M [..., m, n] and root [...] or []."""
+        """Return F(M) for a stack M, with one root for all matrices or one root per matrix."""
         ctx.save_for_backward(*factors(matrix, root, divisor))
         return compute(matrix.detach())
 
@@ -311,7 +311,7 @@ def factors(matrix: Tensor, root: Tensor, divisor: Divisor) -> tuple[Tensor, ...
 
 
 def derivative(found: tuple[Tensor, ...], towards: Tensor) -> Tensor:
-    """Return DF(M)[H] [..., m, n] for H, from the factors of M."""
+    """Return the derivative DF(M)[H] in the direction H, from the factors of M."""
     u, vh, w, even, odd = found
     right = towards @ vh.mT
     inner = u.mT @ right

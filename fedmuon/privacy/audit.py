@@ -107,7 +107,10 @@ MORE_HONEST = f"{MORE_CANARIES} or honest"
 
 
 class Setting(NamedTuple):
-    """The private run that an audit tests. `noise_multiplier` is the noise of one block."""
+    """The private run that an audit tests.
+
+    `noise_multiplier` is the noise multiplier of one block.
+    """
 
     noise_multiplier: float
     sampling_probability: float
@@ -149,7 +152,7 @@ def projected(setting: Setting, rng: np.random.Generator) -> Observe:
 
 
 def likelihood_ratio(setting: Setting, sums: np.ndarray) -> np.ndarray:
-    """Return ln P(s_1, ..., s_T | with) / P(s_1, ..., s_T | without) for sums [trials, steps]."""
+    """Return the log-likelihood ratio of the sums with and without the canary, one per trial."""
     q, noise = setting.sampling_probability, setting.noise_multiplier
     exponent = (math.sqrt(setting.blocks) * sums - setting.blocks / 2) / noise**2
     if q == 1:
@@ -158,7 +161,7 @@ def likelihood_ratio(setting: Setting, sums: np.ndarray) -> np.ndarray:
 
 
 def require_enough(count: int) -> None:
-    """Raise an error if there are too few trials to show anything."""
+    """Raise an error if there are too few trials to show any positive epsilon."""
     if count < FEWEST:
         raise InputError(
             f"trials = {count} is too few to show anything. Use at least {FEWEST} trials."
@@ -273,19 +276,23 @@ class Guesses(NamedTuple):
 
 
 class Claims(NamedTuple):
-    """Privacy claims: the run is said to be (epsilons[k], deltas[k])-private for every k."""
+    """Privacy claims. The run is claimed to be (epsilons[k], deltas[k])-private for every k."""
 
     epsilons: np.ndarray
     deltas: np.ndarray
 
 
 def guess_coins(scores: np.ndarray, included: np.ndarray, made: int) -> Guesses:
-    """Guess for the canaries with the largest |score|; a positive score means "in the data".
+    """Guess the coins of the canaries with the largest absolute scores.
+
+    A positive score is a guess that the canary is in the data, and a negative score is a guess that
+    it is not.
 
     Args:
-        scores: The evidence in the release for each canary [m], ideally a log-likelihood ratio.
-        included: The coins [m].
-        made: Number of guesses.
+        scores: One score per canary, which measures the evidence in the releases that this canary
+            is in the data. The best score is a log-likelihood ratio.
+        included: The true coin of each canary.
+        made: Number of guesses to make.
     """
     chosen = np.argsort(-np.abs(scores), kind="stable")[:made]
     right = int(((scores > 0) == included)[chosen].sum())
@@ -293,7 +300,7 @@ def guess_coins(scores: np.ndarray, included: np.ndarray, made: int) -> Guesses:
 
 
 def worthwhile(ratios: np.ndarray, canaries: int, failure: float) -> int:
-    """Return the number of guesses for which the largest lower bound is expected.
+    """Return the number of guesses with the largest expected lower bound on epsilon.
 
     Args:
         ratios: Log-likelihood ratios of simulated canaries in and out of the data. A guess by a
@@ -309,7 +316,10 @@ def worthwhile(ratios: np.ndarray, canaries: int, failure: float) -> int:
 
 
 def binomial_tail(guesses: Guesses, epsilon: float, delta: float) -> float:
-    """Bound the probability of so many right guesses in an (epsilon, delta)-private run."""
+    """Return an upper bound on the probability of at least this many right guesses.
+
+    The bound applies to every (epsilon, delta)-private run.
+    """
     canaries, made, right = guesses
     if right == 0:
         return 1.0
@@ -321,7 +331,7 @@ def binomial_tail(guesses: Guesses, epsilon: float, delta: float) -> float:
 
 
 def refuted(guesses: Guesses, claims: Claims, failure: float) -> bool:
-    """Return whether the right guesses refute the claims at confidence 1 - `failure`."""
+    """Return whether the number of right guesses refutes the claims at confidence 1 - `failure`."""
     canaries, made, right = guesses
     shrink = np.exp(-claims.epsilons)
     hit, miss = failure * right, failure * (made - right)  # H_j and R_j
@@ -354,7 +364,7 @@ def bounds_by_counts(guesses: Guesses, delta: float) -> dict[str, float]:
 
 
 def _largest(beyond: Callable[[float], bool]) -> float:
-    """Return the largest epsilon below which every epsilon is refuted."""
+    """Return the largest epsilon for which every smaller epsilon is refuted."""
     low, high = 0.0, 1.0
     if not beyond(low):
         return 0.0
@@ -390,7 +400,7 @@ def claims_of(spent: Sequence[Event], most: float, delta: float) -> Claims:
 def noise_below(
     guesses: Guesses, spent: Sequence[Event], most: float, delta: float, confidence: float
 ) -> float:
-    """Return an upper bound on the actual noise divided by the declared noise, or infinity.
+    """Return an upper bound on the actual noise divided by the declared noise. It may be infinity.
 
     Unlike a bound by counts, this bound assumes that the mechanism is as declared (Poisson lots and
     Gaussian noise), except for the size of the noise.
@@ -433,13 +443,14 @@ def log_ratio(y: np.ndarray, s: np.ndarray, rate: float | np.ndarray) -> np.ndar
     function integrates over b, on a grid that is wide enough for both cases.
 
     Args:
-        y: Releases along the canaries [T, m].
-        s: Squared lengths of a canary divided by the noise variance [T].
-        rate: The sampling probability q, for all canaries or for each release and canary [T, m]; 0
-            if a canary cannot take part in a release.
+        y: Array [T, m] with the releases of T steps along m canaries.
+        s: Array [T] with the squared length of a canary, divided by the noise variance, in each
+            step.
+        rate: The sampling probability q. Pass one number for all canaries, or an array [T, m]. An
+            entry is 0 if the canary cannot take part in the release.
 
     Returns:
-        The log-likelihood ratios [m].
+        One log-likelihood ratio per canary.
     """
     steps, mean, share = len(y), float(s.mean()), float(np.mean(rate))
     ours = (share * mean) ** 2 / 4 + share * (1 - share) * mean**2 / steps / 2
@@ -478,10 +489,10 @@ class Claimed(NamedTuple):
 
 
 def limits_of_trials(count: int, delta: float, claimed: float) -> dict[str, Any]:
-    """Return the largest epsilon that `counted` can show, and a note if the claim is larger.
+    """Return the largest epsilon that `counted` can show, and a note about this limit.
 
-    An audit shows this epsilon if the statistic separates all trials with the canary from all
-    trials without the canary.
+    The note is empty unless the claim is larger than this epsilon. An audit shows this epsilon if
+    the statistic separates all trials with the canary from all trials without the canary.
     """
     of, failure = count - count // 2, (1 - CONFIDENCE) / 2
     least = at_least(of, of, failure) - delta
@@ -492,7 +503,7 @@ def limits_of_trials(count: int, delta: float, claimed: float) -> dict[str, Any]
 
 
 def limits_of_guesses(canaries: int, made: int, claimed: Claimed, more: str) -> dict[str, Any]:
-    """Return the largest epsilon that `made` guesses can show, and a note if they are too few.
+    """Return the largest epsilon that `made` guesses can show, and a note about this limit.
 
     The note tells the user to raise `more`. There is no note if a bound could refute the claim.
     """

@@ -29,7 +29,7 @@ FORMAT = 3  # format 2 named add-remove for every rate, and did not contain the 
 
 @dataclass(frozen=True)
 class Entry:
-    """One attempt at a round: client `participants[k]` draws `steps` lots at the rate `rates[k]`.
+    """One attempt at a round. Client `participants[k]` draws `steps` lots at the rate `rates[k]`.
 
     `noise_multiplier` applies to each of the `blocks` blocks of parameters, which share each lot.
     """
@@ -67,8 +67,9 @@ class Ledger:
     ) -> "Ledger":
         """Open the ledger of a run, or create it.
 
-        If an interruption cut off the last line, nothing that this line announces was released. The
-        line is removed. If only the newline after the last line is missing, the newline is added.
+        If the last line is incomplete because of an interruption, the releases that this line
+        announces were not made. The incomplete line is removed. If only the newline after the last
+        line is missing, the newline is added.
 
         Args:
             path: The file.
@@ -117,7 +118,10 @@ class Ledger:
         return cls(path)._replayed(_whole(content))
 
     def _replayed(self, whole: bytes, first: dict[str, Any] | None = None) -> "Ledger":
-        """Read all lines. `first` is the expected first line; None accepts any first line."""
+        """Read all lines of the ledger.
+
+        `first` is the expected first line. With None, any first line is accepted.
+        """
         for number, line in enumerate(whole.splitlines()):
             try:
                 record = json.loads(line)
@@ -214,7 +218,7 @@ class Ledger:
             )
 
     def clients(self) -> list[int]:
-        """Return all clients that ever took part, in order."""
+        """Return the numbers of all clients that have taken part, in ascending order."""
         return sorted({client for entry in self.entries for client in entry.participants})
 
     def events(self, client: int) -> list[Event]:
@@ -239,7 +243,10 @@ class Ledger:
         return [spent]
 
     def cut(self, client: int) -> float:
-        """Return an upper bound on the probability that any lot of this client exceeded max-lot."""
+        """Return an upper bound on the probability that a lot of this client was cut.
+
+        A lot is cut if it exceeds max-lot. The probability is that of at least one cut lot.
+        """
         most, total = self.about.get("max_lot", 0), 0.0
         for entry in self.entries if most else ():
             for held, rate in zip(entry.participants, entry.rates, strict=True):

@@ -28,7 +28,7 @@ ZEROS = bytes(2**16)
 
 
 def counter_mode(key: bytes, counter: bytes = bytes(16)) -> Any:
-    """Return an AES encryptor in counter mode; encrypting zeros yields the key stream."""
+    """Return an AES encryptor in counter mode. To get the key stream, encrypt zeros."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes  # slow to load
 
     return Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
@@ -60,7 +60,7 @@ class KeyStream:
         )
 
     def random_raw(self, count: int) -> np.ndarray:
-        """Return the next 64-bit words [count], like the method of NumPy's bit generators."""
+        """Return the next `count` random 64-bit words, like NumPy's bit generators."""
         if self._home != KeyStream._forks:
             self._begin()
         words = np.empty(count, np.uint64)
@@ -114,19 +114,23 @@ def secret_streams(clients: int = 1, source: str = "secure") -> Streams:
 def keyed_streams(draws: Sequence[Draws]) -> Streams:
     """Return streams that depend only on (seed, round, client, step, block).
 
-    The draws in draws[k] belong to client k. These streams repeat a run exactly, so everyone who
-    knows the seed knows the noise. Use them only for experiments on data that need no protection.
+    `draws[k]` contains the random draws of client k. With these streams, a run can be repeated
+    exactly, so everyone who knows the seed knows the noise. Use these streams only for experiments
+    on data that need no protection.
     """
     return lambda block: [draw(Draw.NOISE, block=block) for draw in draws]
 
 
 def normals(streams: Streams) -> Normal:
-    """Return a function that draws standard normal entries, equal for all replicas of a client."""
+    """Return a function that draws standard normal entries.
+
+    The replicas of a client get equal entries.
+    """
     return lambda shape, block: normal(streams(block), shape)
 
 
 def poisson_rows(rng: Stream, size: int, rate: float) -> np.ndarray:
-    """Draw the rows of a Poisson lot: each of `size` rows with probability `rate`, independently.
+    """Draw a Poisson lot, which contains each of `size` rows independently with probability `rate`.
 
     The accountant's amplification is valid only for this sampling, not for shuffled lots of a fixed
     size.
@@ -137,7 +141,7 @@ def poisson_rows(rng: Stream, size: int, rate: float) -> np.ndarray:
     larger rate and a release without the example. By convexity, no epsilon is larger.
 
     Returns:
-        The sorted row numbers; the lot may be empty.
+        The sorted row numbers. The lot may be empty.
     """
     if not isinstance(rng, KeyStream):
         return np.flatnonzero(rng.random(size) < rate)
@@ -172,6 +176,6 @@ def secrecy(repeatable: bool, source: NoiseSource) -> str:
 
 
 def uncertified(answer: Answer, why: str = REPEATABLE) -> Answer:
-    """Mark an account as not certified, and add the reason to its note."""
+    """Mark an account as not certified, and add the reason to the account's note."""
     note = f"{why} {answer.note}".strip()
     return dataclasses.replace(answer, certified=False, note=note)

@@ -50,7 +50,7 @@ class EpsilonResult:
         adjacency: The difference between two neighbouring data sets.
         sampling: The sampling of lots.
         certified: Whether the upper bound is a guarantee for a run.
-        note: A note about the limits of this result; may be empty.
+        note: A note about the limits of this result. The note may be empty.
 
     Example:
         >>> import fedmuon
@@ -121,7 +121,7 @@ def event(
     blocks: int = 1,
     mode: str = "joint",
 ) -> Event:
-    """Return an event for the accountant: T steps that each release m blocks."""
+    """Return an event for the accountant, which stands for T steps that each release m blocks."""
     if mode not in MODES:
         raise InputError(f"mode '{mode}' is unknown. Use {' or '.join(MODES)}.")
     if noise_multiplier and not LEAST_NOISE <= noise_multiplier <= MOST_NOISE:
@@ -158,11 +158,12 @@ def epsilon(
     """Compute the epsilon of T steps with the same noise and sampling probability.
 
     Args:
-        noise_multiplier: Noise of each block divided by the clipping bound of the block.
+        noise_multiplier: The noise multiplier of each block, which is the standard deviation of the
+            block's noise divided by its clipping bound.
         sampling_probability: Probability that an example is in a lot.
-        steps: Number T of steps.
+        steps: The number T of steps.
         delta: The delta of (epsilon, delta).
-        blocks: Number m of blocks that are clipped separately.
+        blocks: The number m of blocks that are clipped separately.
         mode: `joint`, or `per-release`, which is not a guarantee.
         adjacency: The difference between two neighbouring data sets.
         accountant: `pld`, or the library `dp-accounting`.
@@ -228,7 +229,7 @@ def account(
 
 
 def merge(events: Iterable[Event], adjacency: str = "zero-out") -> list[Event]:
-    """Merge equal releases into one event, and set the pair that fits the adjacency.
+    """Merge equal releases into one event, and select the pair of distributions for the adjacency.
 
     Releases with a sampling probability of 0 are left out.
     """
@@ -244,7 +245,7 @@ def merge(events: Iterable[Event], adjacency: str = "zero-out") -> list[Event]:
 def ends_by_library(
     events: Sequence[Event], delta: float, grid: float = GRID
 ) -> tuple[float, float, float]:
-    """Compute epsilon with the library dp-accounting; return (lower, upper, rdp).
+    """Compute epsilon with the library dp-accounting, and return (lower, upper, rdp).
 
     For zero-out and add-remove, both accountants of the library (PLD and RDP) are sound. The
     library's RDP at fractional orders bounds the integral by a series. The result is up to 0.8% too
@@ -302,14 +303,14 @@ def noise_for(
     adjacency: str = "zero-out",
     precision: float = 1e-4,
 ) -> tuple[float, Answer]:
-    """Find the smallest noise multiplier per block that meets a target epsilon.
+    """Find the smallest noise multiplier per block with which a run meets a target epsilon.
 
     The search first uses fast upper bounds on epsilon: the Rényi epsilon, then an epsilon on a
     coarse grid. It ends on the grid that the accountant uses.
 
     Args:
         epsilon: The target epsilon. The other arguments are those of the function `epsilon`.
-        precision: The relative precision of the noise.
+        precision: The relative precision of the noise multiplier.
 
     Returns:
         The noise and the resulting account, whose upper bound is at most `epsilon`. With less
@@ -323,7 +324,10 @@ def noise_for(
         return merge([event(noise, sampling_probability, steps, blocks, mode)], adjacency)
 
     def spent(noise: float, coarsest: bool) -> float:
-        """Return an upper bound on epsilon: the smaller of Rényi and PLD on a grid."""
+        """Return an upper bound on epsilon.
+
+        The bound is the smaller one of the Rényi bound and the bound by PLD on a grid.
+        """
         events = releases(noise)
         about = renyi.epsilon(events, delta)
         grid = pld.grid_for(events, delta, about, coarsest)
@@ -346,7 +350,9 @@ def noise_for(
 def least_noise(
     spent: Callable[[float], float], target: float, guess: float, ratio: float, precision: float
 ) -> float:
-    """Find the smallest noise for which `spent` (a decreasing function) is at most `target`.
+    """Find the smallest noise for which the function `spent` returns at most `target`.
+
+    `spent` must decrease when the noise increases.
 
     The search starts at `guess` and multiplies or divides by growing factors, beginning with
     `ratio`, until the interval from `low` to `high` contains the result. The Illinois method

@@ -66,7 +66,7 @@ class Event:
 
 
 def hardest(spent: Iterable[Event]) -> list[Event]:
-    """Return the events that can spend most, and leave out all events that surely spend no more.
+    """Return the events that may spend the most. Events that certainly spend no more are left out.
 
     An event is left out if another event has at least the same rate and count, and at most the same
     noise. Proof: a pair of rate p < q is a mixture, with weights p/q and 1 - p/q, of the pair of
@@ -134,7 +134,11 @@ def outcome(event: Event, loss: np.ndarray) -> np.ndarray:
 
 
 def masses(event: Event, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the probabilities under P and Q below, between and above the outcomes in `ends`."""
+    """Return the probabilities under P and under Q of the intervals between outcomes.
+
+    The array `ends` contains the ends of the intervals. The first interval starts at minus
+    infinity, and the last interval ends at infinity.
+    """
     q, s = event.sampling_probability, event.noise_multiplier
     ends = np.concatenate([[-np.inf], ends, [np.inf]])
     middle = _between(ends)

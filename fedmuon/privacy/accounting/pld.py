@@ -68,7 +68,10 @@ def _rounded(
     grid: float,
     up: bool,
 ) -> Losses:
-    """Move the mass of each interval between grid points to both ends, or to the lower end.
+    """Round a loss distribution to the grid points.
+
+    Rounding up splits the mass of each interval between both ends of the interval. Rounding down
+    moves the mass to the lower end.
 
     Args:
         start: Grid position of the lower end of the first interval.
@@ -153,9 +156,10 @@ def epsilon_at(composed: Losses, delta: float, grid: float) -> float:
 
 
 def bound(events: Sequence[Event], delta: float, grid: float, up: bool = True) -> float:
-    """Return an upper bound on epsilon (the larger of both directions), or a lower bound.
+    """Return an upper bound on epsilon, or a lower bound.
 
-    The lower bound uses only the direction P from Q.
+    The upper bound is the larger one of the bounds for both directions. The lower bound uses only
+    the direction P from Q.
     """
     each = [(estimates(event, grid, up), event.count) for event in events]
     tail, found = 1e-6 * delta, []
@@ -178,8 +182,8 @@ def grid_for(events: Sequence[Event], delta: float, about: float, coarsest: bool
         events: The releases.
         delta: The delta of (epsilon, delta).
         about: An approximate epsilon.
-        coarsest: Whether to use `GRID`, or a coarser grid if one release or the sum would need too
-            many points.
+        coarsest: Whether to use the grid distance `GRID`. A coarser grid is used if one release or
+            the sum would need too many points on this grid.
     """
     finest = max((top(event) - bottom(event)) / SINGLE for event in events)  # for one release
 

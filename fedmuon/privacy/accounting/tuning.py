@@ -38,7 +38,10 @@ Divergence = Callable[[float], float]  # maps an order a to e(a), for (a, e(a))-
 
 
 def mean_runs(shape: str, gamma: float) -> float:
-    """Return the expected number of runs, E K: 1 / gamma, or (1/gamma - 1) / ln(1/gamma)."""
+    """Return the expected number E K of runs.
+
+    E K is 1 / gamma, or (1 / gamma - 1) / ln(1 / gamma) for the logarithmic distribution.
+    """
     return 1 / gamma if shape == "geometric" else (1 / gamma - 1) / -math.log(gamma)
 
 

@@ -73,15 +73,16 @@ class ClientLevel:
 
     Attributes:
         bound: The clipping bound C.
-        noise: The multiplier sigma: noise divided by C.
-        cohort: K, the expected size of a cohort.
+        noise: The noise multiplier sigma. The standard deviation of the noise is sigma C.
+        cohort: The expected size K of a cohort.
         clients: The number N of clients.
         trust: `central`, `local` or `distributed`.
         poisson: Whether cohorts are Poisson samples.
-        seed: Seed of repeatable noise; None draws secret noise.
-        weight: w, the weight of the states in the norm.
+        seed: Seed of repeatable noise. With None, the noise is secret.
+        weight: The weight w of the states in the norm.
         source: The generator of secret noise.
-        arithmetic: `continuous`, `grid`, or `auto`, which uses the grid for secret noise.
+        arithmetic: `continuous` draws floating-point noise, and `grid` draws exact noise on a
+            lattice. `auto` uses the grid for secret noise.
         honest: With distributed trust, the share of a cohort that is assumed to be honest.
     """
 
@@ -103,7 +104,10 @@ class ClientLevel:
 
     @property
     def shared(self) -> bool:
-        """Whether clients add shares of the noise, so that the server learns only a noisy sum."""
+        """Whether each client adds only a share of the noise.
+
+        The server then learns only a noisy sum.
+        """
         return self.trust == "distributed"
 
     @property
@@ -113,7 +117,7 @@ class ClientLevel:
 
     @property
     def counted(self) -> float:
-        """The noise multiplier that the account uses, divided by `noise`."""
+        """The factor by which the account multiplies `noise`."""
         return math.sqrt(self.shares / self.cohort) if self.shared else 1.0
 
     @property
@@ -129,7 +133,7 @@ class ClientLevel:
 
     @property
     def rate(self) -> float:
-        """The probability q with which the account assumes that a client is sampled."""
+        """The probability q that a client is sampled, as the account assumes."""
         return self.cohort / self.clients if self.poisson else 1.0
 
     @property
@@ -174,7 +178,7 @@ class ClientLevel:
         return _moved(held, self._weighted(noisy, 1 / self.weight), 1.0)
 
     def released(self, held: Tree, returned: Sequence[Tree], round: int) -> dict[str, Params]:
-        """Return `held` plus the noisy mean of all updates, the input of the server's rule.
+        """Return `held` plus the noisy mean of all updates, for the server's rule.
 
         An empty cohort releases noise. With local trust, the updates already contain noise, so this
         function adds none.
@@ -232,7 +236,7 @@ def leaves(trees: Tree) -> list[Tensor]:
 
 
 def mapped(function: Callable[..., Tensor], *trees: Tree) -> dict[str, Params]:
-    """Apply a function to the tensors of the trees, name by name."""
+    """Apply a function to the tensors of the trees that have the same name."""
     return {
         tree: {name: function(*(one[tree][name] for one in trees)) for name in held}
         for tree, held in trees[0].items()

@@ -48,7 +48,7 @@ PART = 2**13  # number of proposals at once, which fit into a cache
 
 
 def gaussian(words: Words, count: int, bits: int, dtype: type = np.int64) -> np.ndarray:
-    """Draw independent integers [count] of the discrete Gaussian with sigma = 2^(6 + bits).
+    """Draw `count` independent integers from the discrete Gaussian with sigma = 2^(6 + bits).
 
     If the dtype cannot represent an integer, the nearest representable number is returned.
     """
@@ -61,7 +61,7 @@ def gaussian(words: Words, count: int, bits: int, dtype: type = np.int64) -> np.
 
 
 def _accepted(words: Words, proposals: int, bits: int) -> np.ndarray:
-    """Draw this number of proposals, and return the accepted integers in order."""
+    """Draw proposals for rejection sampling, and return the accepted integers in order."""
     slots, sure, _ = _table()
     drawn = words(2 * proposals)
     first, uniform = drawn[:proposals], drawn[proposals:]
@@ -83,7 +83,10 @@ def _looked_at(
     uniform: np.ndarray,
     bits: int,
 ) -> np.ndarray:
-    """Return which of the proposals that 64 bits could not decide are accepted."""
+    """Decide the proposals that 64 random bits could not decide.
+
+    The result says which of these proposals are accepted.
+    """
     ratio = size[rest] * 2.0**-bits
     goal = 2.0**64 * SCALE / _table()[2][strip] * np.exp(ratio * ratio / -(2 * STRIPS**2))
     beyond = strip == LAST
@@ -105,7 +108,7 @@ def _looked_at(
 
 
 def less(first: int, weight: Fraction, exponent: Fraction, words: Words) -> bool:
-    """Return whether U < weight exp(-exponent) for a uniform U.
+    """Return whether a uniform random number U is below weight * exp(-exponent).
 
     `first` contains the first 64 bits of U. Further bits are drawn when they are needed.
     """
@@ -120,7 +123,7 @@ def less(first: int, weight: Fraction, exponent: Fraction, words: Words) -> bool
 
 
 def enclosed(weight: Fraction, exponent: Fraction, digits: int) -> tuple[Fraction, Fraction]:
-    """Return rational numbers below and above weight exp(-exponent).
+    """Return two rational numbers, one below and one above weight * exp(-exponent).
 
     With p digits, two roundings affect the exponent and one affects the exponential. The relative
     error of each rounding is at most 10^(1 - p) / 2.

@@ -162,7 +162,7 @@ def masked(vectors: Tree, mask: np.ndarray) -> dict[str, Params]:
 
 
 def key_pair() -> tuple[bytes, bytes]:
-    """Draw a key pair from the operating system's entropy; return (private key, public key)."""
+    """Draw a private key from the operating system's entropy, and return it with its public key."""
     private = X25519PrivateKey.generate()
     return private.private_bytes_raw(), private.public_key().public_bytes_raw()
 
@@ -173,7 +173,7 @@ def public_of(private: bytes) -> bytes:
 
 
 def mask(private: bytes, client: int, keys: Mapping[int, bytes], count: int) -> np.ndarray:
-    """Return a client's mask M_k of eq. (6), as an array int64 [count].
+    """Return a client's mask M_k of eq. (6), as an array of `count` integers (int64).
 
     Raises:
         ValueError: If a public key is not valid for a key agreement.

@@ -70,9 +70,10 @@ class Released:
     Everything that is computed only from releases is post-processing, which costs no privacy.
 
     Attributes:
-        gradient: The gradient by name, tensors [K S, ...].
-        kept: With quantile clipping, the noisy share of contributions that were not clipped, for
-            each client [K].
+        gradient: Mapping from a parameter name to its noisy gradient, for K clients with S replicas
+            each.
+        kept: With quantile clipping, one number per client: the noisy share of contributions that
+            were not clipped. Otherwise, None.
     """
 
     gradient: Params
@@ -92,8 +93,8 @@ def require_finite(public: Params, what: str) -> None:
     """Raise an error if numbers that are already public are not finite.
 
     An error about the loss of a lot would reveal something about the lot's examples. An error about
-    public numbers reveals nothing. The function tests only the sum of each tensor: the sum is not
-    finite if an entry is not finite, and the test of sums is five times as fast.
+    public numbers reveals nothing. If an entry of a tensor is not finite, the sum of all entries is
+    not finite either. The function therefore tests only the sums, which is five times as fast.
     """
     if not all(is_finite(value.sum()) for value in public.values()):
         raise NonFinite(f"{what} not finite in a step of a private run. Lower [local] lr.")
@@ -102,19 +103,21 @@ def require_finite(public: Params, what: str) -> None:
 def release(
     sums: Params, clipping: Clipping, noise_multiplier: float, expected_lot: float, drawn: Normal
 ) -> Released:
-    """Release (sum + N(0, (sigma C')^2)) / expected lot, block by block.
+    """Add Gaussian noise to the clipped sums, and divide the result by the expected lot size.
 
-    C' = C (1 + slack), so that the multiplier sigma is valid for the computed norms
+    The noise has the standard deviation sigma C', where C' = C (1 + slack) is slightly larger than
+    the clipping bound C. The slack covers rounding errors of the computed norms
     (`fedmuon.tasks.per_example.clipping`). The sums of an empty lot are zero and get the same
-    noise. All m blocks are one release of sensitivity C sqrt(m), whose multiplier is sigma /
-    sqrt(m).
+    noise. All m blocks are one release of sensitivity C sqrt(m), whose noise multiplier is
+    sigma / sqrt(m).
 
     Args:
-        sums: Clipped sums [K S, ...].
-        clipping: The clipping; its bound is C.
-        noise_multiplier: sigma; 0 adds no noise.
-        expected_lot: The expected lot size, which is public. The drawn size is not public.
-        drawn: Function that draws standard normal entries of a shape, for a block.
+        sums: Mapping from a block's name to the sum of its clipped gradients.
+        clipping: The clipping rule, which contains the bound C.
+        noise_multiplier: The noise multiplier sigma. With 0, no noise is added.
+        expected_lot: The expected lot size, which is public. The actual lot size is not public.
+        drawn: Function that receives a shape and the number of a block, and draws standard normal
+            entries.
     """
     _require_sound(clipping, noise_multiplier, expected_lot)
     if noise_multiplier == 0:
@@ -157,9 +160,9 @@ class Quantile:
     """Settings for a clipping bound that adapts to a quantile of the norms.
 
     Attributes:
-        wanted: gamma, the wanted share of contributions that are not clipped.
-        rate: eta, the step size of ln C.
-        noise: s_b, the noise of a count.
+        wanted: The share gamma of contributions that should not be clipped.
+        rate: The step size eta with which ln C adapts.
+        noise: The standard deviation s_b of the noise that is added to the count.
     """
 
     wanted: float
@@ -172,7 +175,10 @@ class Quantile:
         return {"quantile": self.wanted, "count_noise": self.noise}
 
     def of_sums(self, noise: float, blocks: int) -> float:
-        """Return the noise s_g of the sums by eq. (1); `noise` is the noise s of the account."""
+        """Return the noise multiplier s_g of the sums by eq. (1).
+
+        `noise` is the noise multiplier s of the account.
+        """
         left = 1 - (noise / (2 * self.noise)) ** 2 / blocks if self.noise else 1.0 - bool(noise)
         if left <= 0:
             raise InputError(
@@ -183,7 +189,7 @@ class Quantile:
         return noise / math.sqrt(left)
 
     def moved(self, log_bound: Tensor, share: Tensor) -> Tensor:
-        """Return ln C_{t+1} from ln C_t and the noisy share b~_t, clamped to a safe range."""
+        """Return the logarithm of the next clipping bound, clamped to a safe range."""
         return (log_bound - self.rate * (share - self.wanted)).clamp(-REACH, REACH)
 
 
@@ -191,10 +197,10 @@ class Quantile:
 class Counting(Clipping):
     """Clipping that also counts how many contributions are not clipped.
 
-    The count is the sum of b_i - 1/2 over all examples, where b_i is 1 without clipping and 0 with
-    clipping, or a share if there are several blocks.
+    The count is the sum of b_i - 1/2 over all examples. b_i is the share of the blocks of example i
+    that are not clipped. With a single block, b_i is therefore 0 or 1.
 
-    An example with a gradient that is not finite may be left out, and then adds 0 to the count.
+    An example whose gradient is not finite may be left out. This example then adds 0 to the count.
     """
 
     counted: list[Tensor] = field(default_factory=list, compare=False)
@@ -226,7 +232,8 @@ class Mechanism:
     Attributes:
         clipping: The clipping rule and the bound C. With a `quantile`, the bound adapts to the
             quantile of the norms.
-        noise: The noise multiplier sigma of the account: noise divided by C.
+        noise: The noise multiplier sigma of the account. The standard deviation of the noise is
+            sigma C.
         lot: The expected size of a lot. Sums are divided by this number.
         repeatable: Whether lots and noise are drawn from the run's seed. Otherwise, they are secret
             and cannot be repeated.
@@ -237,10 +244,10 @@ class Mechanism:
         source: The generator of secret draws.
         arithmetic: `continuous` uses `release`, and `grid` uses `release_on_grid`. `auto` uses the
             grid for secret noise.
-        fixed_order: Lots in a fixed order (`fedmuon.privacy.mechanisms.fixed_order`); None draws
-            Poisson lots.
-        quantile: Settings for a bound that adapts to a quantile of the norms; None for a fixed
-            bound.
+        fixed_order: Settings for lots in a fixed order (`fedmuon.privacy.mechanisms.fixed_order`).
+            With None, lots are Poisson samples.
+        quantile: Settings for a clipping bound that adapts to a quantile of the norms. With None,
+            the bound is fixed.
         max_lot: The maximum size of a Poisson lot (`fedmuon.privacy.accounting.truncated`). With
             0, no lot is cut.
     """
@@ -287,7 +294,7 @@ class Mechanism:
 
     @property
     def _needs_reals(self) -> bool:
-        """Whether noise must be continuous: for correlated noise, and for a quantile."""
+        """Whether correlated noise or quantile clipping requires continuous noise."""
         return self.quantile is not None or self._correlated
 
     @cached_property
@@ -317,7 +324,7 @@ class Mechanism:
 
     @property
     def public_population(self) -> float:
-        """The public number of samples per client; 0 if each client uses its actual number."""
+        """The public number of samples per client, or 0 if each client uses its actual number."""
         return self.lot / self.public_rate if self.public_rate else 0.0
 
     @property
@@ -330,13 +337,19 @@ class Mechanism:
         return self.noise * self.clipping.bound / self.lot if self.noise else 0.0
 
     def rate(self, size: int) -> float:
-        """Return a sample's sampling probability; in a fixed order, 1 / (lots per epoch)."""
+        """Return the probability that a sample is in a lot.
+
+        In a fixed order, the result is 1 divided by the number of lots per epoch.
+        """
         if self.fixed_order is not None:
             return 1 / lots_of(size, self.lot)
         return self.public_rate or min(1.0, self.lot / size)
 
     def rows(self, draw: Draws, size: int) -> np.ndarray:
-        """Draw a Poisson lot, and return the row numbers, which are as secret as the noise."""
+        """Draw a Poisson lot, and return its row numbers.
+
+        Keep the row numbers as secret as the noise.
+        """
         if self.fixed_order is not None:
             raise InputError(
                 "Mechanism.rows draws Poisson lots, but this mechanism has sampling = "
@@ -364,7 +377,8 @@ class Mechanism:
             step: The number of the step in the run. Correlated noise depends on this number.
 
         Returns:
-            A function of the points and, with quantile clipping, of the clients' bounds [K].
+            A function that receives the points and returns the release. With quantile clipping, the
+                function also receives the clients' clipping bounds.
         """
         streams = self._streams(draws)
         asked: list[bool] = []
@@ -415,7 +429,7 @@ class Mechanism:
         bounds: Tensor,
         drawn: Sequence[Normal],
     ) -> Released:
-        """Make a release that is clipped at each client's own bound in `bounds` [K]."""
+        """Make a release in which each client has its own clipping bound."""
         if len(bounds) > len(batches):
             raise InputError(
                 "a clipping bound that follows a quantile is valid for one model only, but "

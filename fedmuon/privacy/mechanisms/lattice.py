@@ -76,9 +76,9 @@ def spacing(reach: float, noise: float, entries: int) -> float:
 
 
 def noisy(sums: Params, reach: float, noise: float, streams: Streams) -> tuple[float, Params]:
-    """Return the lattice spacing g, and the noisy integers z + Y as float64 tensors [K S, ...].
+    """Return the lattice spacing g, and the noisy integers z + Y as float64 tensors.
 
-    The S replicas of a client get the same noise Y. NaN stays NaN.
+    The replicas of a client get the same noise Y. NaN stays NaN.
     """
     entries = sum(value[0].numel() for value in sums.values())
     step, found = spacing(reach, noise, entries), Params()
