@@ -238,9 +238,9 @@ def answer_of_bins(
     correlation: tuple[int, tuple[float, bool], int],
     trials: int,
 ) -> dict[str, Any]:
-    """Return the epsilon of balls-in-bins lots, and of the same lots in a public order.
+    """Return two epsilons: for secret balls-in-bins lots, and for the same lots in a public order.
 
-    `correlation` describes the noise: its band, its momentum and its number of buffers.
+    `correlation` describes the noise by its band, its momentum and its number of buffers.
     """
     from fedmuon.privacy.accounting.balls_in_bins import epsilon_of_bins  # scipy
 
@@ -283,7 +283,10 @@ def answer_of_bins(
 def cut_of(
     most: int, lot: float, population: int, steps: int, sampling: str, mode: str, adjacency: str
 ) -> float:
-    """Return a bound on the probability that a lot exceeds `most`; 0 if `most` is 0."""
+    """Return a bound on the probability that a lot exceeds `most`.
+
+    If `most` is 0, the result is 0.
+    """
     if not most:
         return 0.0
     if sampling != "poisson" or mode != "joint" or adjacency == "add-remove":
@@ -348,7 +351,11 @@ def noise_and_cut(
     correlation: tuple[int, tuple[float, bool], int],
     max_lot: int,
 ) -> tuple[float, EpsilonResult, float]:
-    """Return the smallest noise for an epsilon, the epsilon it spends, and the cut probability."""
+    """Return the smallest noise for an epsilon.
+
+    The result also contains the epsilon that this noise spends, and a bound on the probability that
+    lots are truncated.
+    """
     over, share, many = alike(lot, population, steps, sampling, mode, adjacency, correlation)
     cut = cut_of(max_lot, lot, population, steps, sampling, mode, adjacency)
     left = delta_left(delta, cut, epsilon)

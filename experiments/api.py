@@ -88,13 +88,13 @@ def run(
     A keyword overrides the value in `config`. A keyword accepts a built-in name or your own object.
 
     Args:
-        config: The settings: the path of a TOML file, a dictionary of tables such as `{"local":
-            {"lr": 0.1}}`, or a `fedmuon.Config`. A missing key takes its default.
-        data: Samples, in place of those that `[data]` names: a pair (inputs, labels) of arrays,
-            tensors or tables; a DataFrame whose label column is `[data] target`; a sequence of
-            pairs or dictionaries, such as a torch `Dataset` or a Hugging Face dataset; a
-            scikit-learn `Bunch`; or a function that returns one of these. Arrays of uint8 are read
-            as pixels and divided by 255, so convert other features to floats.
+        config: The settings. Pass the path of a TOML file, a dictionary of tables such as
+            `{"local": {"lr": 0.1}}`, or a `fedmuon.Config`. A missing key takes its default.
+        data: The samples to use in place of those that `[data]` names. Pass a pair (inputs, labels)
+            of arrays, tensors or tables. Or pass a DataFrame whose label column is `[data] target`,
+            a sequence of pairs or dictionaries such as a torch `Dataset` or a Hugging Face dataset,
+            a scikit-learn `Bunch`, or a function that returns one of these. Arrays of uint8 are
+            read as pixels and divided by 255, so convert other features to floats.
         test: Held-out samples, in the same forms as `data`. If you pass `test`, pass `data` too.
         partition: How samples are divided among clients: a name, a list with one index array per
             client, a function `(labels, clients, rng)` that returns such a list, or a partitioner
@@ -107,12 +107,13 @@ def run(
             function on stacks of matrices `[..., m, n]`.
         aggregate: How the server combines replies: a name, a `fedmuon.Aggregator`, or a function of
             the replies of a round.
-        schedule: The step size by round: a name, or a function from the round 0, 1, ... to a factor
-            of `lr`.
-        callbacks: Called after each round, for example `fedmuon.callbacks.EarlyStopping()`, or a
-            function `(record, state)`. A true return value ends the run.
-        out: The run folder. Without it the folder is temporary: it is removed with the last result
-            that uses it, or when Python ends. `result.save(path)` copies it.
+        schedule: How the step size changes over rounds. Pass a name, or a function that takes the
+            number of the round (0, 1, ...) and returns a factor for `lr`.
+        callbacks: Callbacks that are called after each round, such as
+            `fedmuon.callbacks.EarlyStopping()` or a function with the arguments `(record, state)`.
+            If a callback returns True, the run ends.
+        out: The run folder. Without `out`, the folder is temporary. It is removed with the last
+            result that uses it, or when Python ends. `result.save(path)` copies it.
         resume: Whether `out` may contain an interrupted run, which then continues from its last
             checkpoint.
         progress: Whether to show a progress bar.
@@ -165,23 +166,24 @@ def sweep(
     """Run a config at every point of a grid, and choose the best point.
 
     Args:
-        config: The settings: the path of a TOML file, a dictionary of tables such as `{"local":
-            {"lr": 0.1}}`, or a `fedmuon.Config`. A missing key takes its default.
-        grid: `table.key` -> a list of values, or a range such as "0.01:10:log7" (seven values on a
-            logarithmic scale) or "0:0.9:lin4". An empty grid repeats one run with several seeds.
+        config: The settings. Pass the path of a TOML file, a dictionary of tables such as
+            `{"local": {"lr": 0.1}}`, or a `fedmuon.Config`. A missing key takes its default.
+        grid: A dictionary that maps `table.key` to a list of values or to a range. For example,
+            "0.01:10:log7" stands for seven values on a logarithmic scale, and "0:0.9:lin4" stands
+            for four values on a linear scale. An empty grid repeats one run with several seeds.
         seeds: Number of runs per point. The first run uses the seed s of the config, the next run
             uses s + 1, and so on.
-        select: The metric that chooses the best point. The default is "validation-loss"; like
-            "validation-accuracy", it requires `[data] validation`. "train-loss" requires nothing.
-            "test-loss" and "test-accuracy" give an optimistic best value. "max:NAME" and "min:NAME"
-            select by your own metric.
+        select: The metric that chooses the best point. The default is "validation-loss".
+            "validation-loss" and "validation-accuracy" require `[data] validation`, and
+            "train-loss" does not. With "test-loss" and "test-accuracy", the best value is
+            optimistic. "max:NAME" and "min:NAME" select by your own metric.
         jobs: Number of runs that train at the same time, each in its own process. Your objects must
             then be importable in those processes.
-        data: Samples, in place of those that `[data]` names: a pair (inputs, labels) of arrays,
-            tensors or tables; a DataFrame whose label column is `[data] target`; a sequence of
-            pairs or dictionaries, such as a torch `Dataset` or a Hugging Face dataset; a
-            scikit-learn `Bunch`; or a function that returns one of these. Arrays of uint8 are read
-            as pixels and divided by 255, so convert other features to floats.
+        data: The samples to use in place of those that `[data]` names. Pass a pair (inputs, labels)
+            of arrays, tensors or tables. Or pass a DataFrame whose label column is `[data] target`,
+            a sequence of pairs or dictionaries such as a torch `Dataset` or a Hugging Face dataset,
+            a scikit-learn `Bunch`, or a function that returns one of these. Arrays of uint8 are
+            read as pixels and divided by 255, so convert other features to floats.
         test: Held-out samples, in the same forms as `data`. If you pass `test`, pass `data` too.
         partition: How samples are divided among clients: a name, a list with one index array per
             client, a function `(labels, clients, rng)` that returns such a list, or a partitioner
@@ -194,8 +196,8 @@ def sweep(
             function on stacks of matrices `[..., m, n]`.
         aggregate: How the server combines replies: a name, a `fedmuon.Aggregator`, or a function of
             the replies of a round.
-        schedule: The step size by round: a name, or a function from the round 0, 1, ... to a factor
-            of `lr`.
+        schedule: How the step size changes over rounds. Pass a name, or a function that takes the
+            number of the round (0, 1, ...) and returns a factor for `lr`.
         out: The folder of the sweep. Without it the folder is temporary, as for `run`.
         resume: Whether `out` may contain an unfinished part of this sweep, which then continues.
         progress: Whether to show a progress bar.
@@ -309,19 +311,19 @@ def stability(
     another precision, because float32 hides small perturbations in rounding.
 
     Args:
-        config: The settings: the path of a TOML file, a dictionary of tables such as `{"local":
-            {"lr": 0.1}}`, or a `fedmuon.Config`. A missing key takes its default.
+        config: The settings. Pass the path of a TOML file, a dictionary of tables such as
+            `{"local": {"lr": 0.1}}`, or a `fedmuon.Config`. A missing key takes its default.
         trials: Number of neighbours, 10 by default. Leave it out with `neighbours="all"`.
         neighbours: How a neighbouring data set is chosen. "own": a random sample of a random client
-            is replaced by a held-out sample, whose label is drawn from the client's labels.
-            "any": the label is drawn from the labels of all clients. "worst": the pairs of a sample
-            and a replacement that move the model most, estimated from derivatives. "all": each
+            is replaced by a held-out sample, whose label is drawn from the client's labels. "any":
+            the label is drawn from the labels of all clients. "worst": the pairs of a sample and a
+            replacement that change the model most, as estimated from derivatives. "all": each
             sample is replaced once.
-        data: Samples, in place of those that `[data]` names: a pair (inputs, labels) of arrays,
-            tensors or tables; a DataFrame whose label column is `[data] target`; a sequence of
-            pairs or dictionaries, such as a torch `Dataset` or a Hugging Face dataset; a
-            scikit-learn `Bunch`; or a function that returns one of these. Arrays of uint8 are read
-            as pixels and divided by 255, so convert other features to floats.
+        data: The samples to use in place of those that `[data]` names. Pass a pair (inputs, labels)
+            of arrays, tensors or tables. Or pass a DataFrame whose label column is `[data] target`,
+            a sequence of pairs or dictionaries such as a torch `Dataset` or a Hugging Face dataset,
+            a scikit-learn `Bunch`, or a function that returns one of these. Arrays of uint8 are
+            read as pixels and divided by 255, so convert other features to floats.
         test: Held-out samples, in the same forms as `data`. If you pass `test`, pass `data` too.
         partition: How samples are divided among clients: a name, a list with one index array per
             client, a function `(labels, clients, rng)` that returns such a list, or a partitioner
@@ -334,10 +336,10 @@ def stability(
             function on stacks of matrices `[..., m, n]`.
         aggregate: How the server combines replies: a name, a `fedmuon.Aggregator`, or a function of
             the replies of a round.
-        schedule: The step size by round: a name, or a function from the round 0, 1, ... to a factor
-            of `lr`.
-        out: The run folder. Without it the folder is temporary: it is removed with the last result
-            that uses it, or when Python ends. `result.save(path)` copies it.
+        schedule: How the step size changes over rounds. Pass a name, or a function that takes the
+            number of the round (0, 1, ...) and returns a factor for `lr`.
+        out: The run folder. Without `out`, the folder is temporary. It is removed with the last
+            result that uses it, or when Python ends. `result.save(path)` copies it.
         resume: Whether `out` may contain an interrupted run, which then continues from its last
             checkpoint.
         progress: Whether to show a progress bar.
@@ -393,13 +395,13 @@ def plan(
     The trial takes a few seconds and writes no files.
 
     Args:
-        config: The settings: the path of a TOML file, a dictionary of tables such as `{"local":
-            {"lr": 0.1}}`, or a `fedmuon.Config`. A missing key takes its default.
-        data: Samples, in place of those that `[data]` names: a pair (inputs, labels) of arrays,
-            tensors or tables; a DataFrame whose label column is `[data] target`; a sequence of
-            pairs or dictionaries, such as a torch `Dataset` or a Hugging Face dataset; a
-            scikit-learn `Bunch`; or a function that returns one of these. Arrays of uint8 are read
-            as pixels and divided by 255, so convert other features to floats.
+        config: The settings. Pass the path of a TOML file, a dictionary of tables such as
+            `{"local": {"lr": 0.1}}`, or a `fedmuon.Config`. A missing key takes its default.
+        data: The samples to use in place of those that `[data]` names. Pass a pair (inputs, labels)
+            of arrays, tensors or tables. Or pass a DataFrame whose label column is `[data] target`,
+            a sequence of pairs or dictionaries such as a torch `Dataset` or a Hugging Face dataset,
+            a scikit-learn `Bunch`, or a function that returns one of these. Arrays of uint8 are
+            read as pixels and divided by 255, so convert other features to floats.
         test: Held-out samples, in the same forms as `data`. If you pass `test`, pass `data` too.
         partition: How samples are divided among clients: a name, a list with one index array per
             client, a function `(labels, clients, rng)` that returns such a list, or a partitioner
@@ -412,12 +414,12 @@ def plan(
             function on stacks of matrices `[..., m, n]`.
         aggregate: How the server combines replies: a name, a `fedmuon.Aggregator`, or a function of
             the replies of a round.
-        schedule: The step size by round: a name, or a function from the round 0, 1, ... to a factor
-            of `lr`.
+        schedule: How the step size changes over rounds. Pass a name, or a function that takes the
+            number of the round (0, 1, ...) and returns a factor for `lr`.
 
     Returns:
-        Seconds, memory (peak bytes) and the message sizes of one round in bytes, by name. The page
-        "What a run costs" explains every key.
+        A dictionary with the estimated seconds, the peak memory in bytes, and the message sizes of
+        one round in bytes. The page "What a run costs" explains every key.
 
     Raises:
         InputError: If a setting or an object cannot be used.

@@ -113,7 +113,8 @@ def _gathered(folder: Path) -> tuple[list[Findings], Missing]:
 def _each(folders: Sequence[Path]) -> tuple[list[Findings], Missing]:
     """Return the findings of each folder, and the reasons why some folders are left out.
 
-    Plain runs share one section. If there are several sections, each title names its folder.
+    All plain runs share one section of the report. If there are several sections, the title of each
+    section names its folder.
     """
     found, plain_runs, missing = [], [], Missing()
     for folder in folders:

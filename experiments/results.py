@@ -81,7 +81,7 @@ class Result:
     @cached_property
     @in_python()
     def rounds(self) -> list[Record]:
-        """One record per round: the content of rounds.jsonl."""
+        """One record per round. This is the content of rounds.jsonl."""
         directory = RunDirectory(self.path)
         if directory.summary() is not None:
             require_sound(self.path, ["rounds.jsonl"])
@@ -149,7 +149,10 @@ class Result:
         return self.model | own
 
     def _sound(self, name: str) -> Path:
-        """Return the path of a file of a finished run, or raise an error if the file is damaged."""
+        """Return the path of a file in the folder of a finished run.
+
+        If the file is damaged, an error is raised.
+        """
         RunDirectory(self.path).finished()
         require_sound(self.path, [name])
         return self.path / name
@@ -543,7 +546,7 @@ class SweepResult:
         return _curves(curves, x, metric, ax, width)
 
     def _at(self, run: Result) -> list[tuple[str, Any]]:
-        """Return the keys and values of the run's grid point."""
+        """Return the keys of the grid with the values that this run has."""
         flat = flatten(run.config)
         keys = [name for name in self.table[0] if "." in name]
         return [(name, flat[name]) for name in keys if name in flat and reads(run.config, name)]
@@ -595,7 +598,10 @@ class Comparison:
 
     @property
     def measures(self) -> list[str]:
-        """Names of all measures in the rows. `NAME ±` is the standard deviation over seeds."""
+        """The names of all measures in the rows.
+
+        `NAME ±` is the standard deviation of the measure NAME over seeds.
+        """
         names = [name for row in self.rows for name in list(row)[list(row).index("seeds") + 1 :]]
         return list(dict.fromkeys(names))
 
@@ -963,7 +969,10 @@ def _name_objects(flats: Sequence[dict[str, Any]], objects: Sequence[Mapping[str
 
 
 def _spent(members: Sequence[Finished]) -> Record:
-    """Return the largest epsilon that private runs spent, with its delta and its assumptions."""
+    """Return the largest epsilon that private runs spent.
+
+    The result also contains its delta and its assumptions.
+    """
     accounts = [one.summary["privacy"] for one in members if "privacy" in one.summary]
     if not accounts:
         return {}

@@ -33,11 +33,13 @@ def execute(
         config: The config to run, or None for the config of the run that is resumed.
         out: The run folder.
         resume: Whether the folder may contain an unfinished run with the same config.
-        on_round_end: Called with the record of each round.
-        on_start: Called once with the number of finished rounds and the number of all rounds.
+        on_round_end: A function that is called after each round with the record of the round.
+        on_start: A function that is called once, with the number of finished rounds and the number
+            of all rounds.
         verbose: Whether to show the logs of Ray and Flower.
-        callbacks: Called after each round.
-        more_files: Files of the folder that grow after the run: name -> initial content.
+        callbacks: Callbacks that are called after each round.
+        more_files: Files that later steps add to the run folder. The dictionary maps the name of a
+            file to its initial content.
     """
     if config is not None and config.engine.name == "deployment":  # runs in separate processes
         config = absolute_paths(config)

@@ -182,7 +182,10 @@ def account_of(private: Mapping[str, Any]) -> Record:
 
 
 def together(accounts: Sequence[Record]) -> Record:
-    """Return the largest epsilon of several runs, and the sum, which all runs together spend."""
+    """Return the largest epsilon of several runs, and the sum of all their epsilons.
+
+    The sum is what all runs together spend.
+    """
     epsilons = [math.inf if one["epsilon"] is None else one["epsilon"] for one in accounts]
     deltas = [one["delta"] for one in accounts]
     return {

@@ -121,7 +121,7 @@ def published_rules(name: str) -> dict[str, Rule]:
 
 
 def beside_table_2(name: str) -> list[dict[str, Any]]:
-    """Return the counted and the published GFLOP, and their difference.
+    """Return the counted GFLOP, the published GFLOP, and their difference.
 
     In Muon's runs of nanoGPT, parameters that are not matrices are updated in every other step.
     """
@@ -136,7 +136,10 @@ def beside_table_2(name: str) -> list[dict[str, Any]]:
 
 
 def record(name: str, rule: Rule) -> dict[str, Any]:
-    """Return the operations of a step by parameter and in total, and those in Table 2, if any."""
+    """Return the operations of a step by parameter and in total.
+
+    If Table 2 contains the model, the record also contains the published numbers.
+    """
     found, rows = costs(model(name), rule), []
     for one in found:
         part, sides = one.part, "x".join(map(str, one.part.shape))

@@ -122,7 +122,10 @@ def short(keys: Sequence[str]) -> list[str]:
 
 
 def record_name(metric: str) -> str:
-    """Return the name in records of a --select metric: `test-accuracy` becomes `accuracy`."""
+    """Return the name that records use for a metric of `--select`.
+
+    For example, `test-accuracy` becomes `accuracy`.
+    """
     return {"test-accuracy": "accuracy"}.get(metric, metric.replace("-", "_"))
 
 
@@ -152,7 +155,10 @@ def unreleased(summary: Mapping[str, Any] | None) -> str:
 
 
 def spent_words(summary: Mapping[str, Any]) -> list[str]:
-    """Return sentences about the privacy that repeated or swept runs spent, or []."""
+    """Return sentences about the privacy that repeated or swept runs spent.
+
+    The list is empty if the runs are not private.
+    """
     if not (private := summary.get("privacy")):
         return []
     each, whole = (

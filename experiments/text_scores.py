@@ -45,7 +45,11 @@ def bleu(written: Sentences, references: References) -> float:
 
 
 def rouge_l(written: Sentences, references: References) -> float:
-    """Mean ROUGE-L (F1, stemmed) in percent by rouge-score, with each sentence's best reference."""
+    """Return the mean ROUGE-L score in percent, computed by rouge-score.
+
+    The score is F1 of stemmed words. Each sentence is compared with the reference that has the
+    highest score.
+    """
     try:  # optional dependency
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
@@ -69,7 +73,9 @@ class _NoSynonyms:
 
 
 def meteor(written: Sentences, references: References) -> float:
-    """Mean METEOR score by nltk, from 0 to 1. Each sentence is scored with its best reference.
+    """Return the mean METEOR score, from 0 to 1, computed by nltk.
+
+    Each sentence is scored with its best reference.
 
     Words match exactly or by their stems (Porter). Synonyms do not match, because WordNet is not
     used. The constants are those of 2007 (0.9, 3, 0.5). METEOR 1.5 of the E2E challenge also
@@ -90,7 +96,7 @@ def meteor(written: Sentences, references: References) -> float:
 
 
 def nist(written: Sentences, references: References) -> float:
-    """Corpus NIST of n-grams up to 5 words (mteval-v13a, ignoring case).
+    """Return the NIST score of the whole corpus, as computed by mteval-v13a without regard to case.
 
     The weight of a matched n-gram is its information in the references: log2 of the count of its
     first n - 1 words divided by the count of the n-gram. A sentence of fewer than n words has no
@@ -133,11 +139,11 @@ def _brevity(ratio: float) -> float:
 
 
 def cider(written: Sentences, references: References) -> float:
-    """Mean CIDEr-D of n-grams up to 4 words, from 0 to 10 (pycocoevalcap).
+    """Return the mean CIDEr-D score, from 0 to 10, as computed by pycocoevalcap.
 
-    The score is the mean cosine of n-gram counts over the references. Rare n-grams have more
-    weight. An n-gram in the references of every sentence has weight 0, so the score of a single
-    sentence is 0.
+    The score of a sentence is the mean cosine of its n-gram counts and those of its references, for
+    n-grams of 1 to 4 words. Rare n-grams have more weight. An n-gram in the references of every
+    sentence has weight 0, so the score of a single sentence is 0.
     """
     theirs = [[_counts(one) for one in several] for several in references]
     sentences = Counter(gram for several in theirs for gram in set(chain(*several)))
@@ -159,7 +165,10 @@ def _counts(sentence: str) -> Counter[Words]:
 def _likeness(
     one: Counter[Words], other: Counter[Words], weights: Mapping[Words, float], rare: float
 ) -> float:
-    """Return the mean cosine of weighted n-gram counts, reduced if the lengths differ."""
+    """Return the mean cosine of weighted n-gram counts.
+
+    It is reduced if the sentences differ in length.
+    """
     total = 0.0
     for n in range(1, CIDER_WORDS + 1):
         mine, theirs = (
@@ -209,7 +218,7 @@ SHOWN = {  # score -> its name and its unit
 
 
 def scores_of_files(written: str | Path, references: str | Path) -> dict[str, float]:
-    """Return score name -> value for the sentences of a file.
+    """Return the scores of the sentences in a file, as a dictionary of names and values.
 
     Args:
         written: A text file with one sentence per line.

@@ -48,7 +48,7 @@ def execute(
     out: Path,
     given: UserObjects = NOTHING,
 ) -> Record:
-    """Write the model to `out` with noise that hides the samples up to (epsilon, delta)."""
+    """Write a noisy model to `out`. The noise hides the samples up to (epsilon, delta)."""
     if any((out / one).exists() for one in (MODEL, EVIDENCE)):
         raise InputError(f"{out} already contains an unlearned model. Choose another folder.")
     multiplier = theory.noise_multiplier(epsilon, delta)
@@ -102,7 +102,10 @@ def execute(
 def sensitivities(
     folder: Path, samples: Sequence[int], given: UserObjects = NOTHING
 ) -> dict[str, float]:
-    """Return the sensitivity for each kind of constants. A run without certificate is an error."""
+    """Return the sensitivity for each kind of constants.
+
+    If the run has no certificate, an error is raised.
+    """
     case = finished_run.from_directory(folder, given=given)
     _require_covered(case)
     if case.start:  # nonnegativity is a fact about the samples, on which sigma must not depend

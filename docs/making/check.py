@@ -51,7 +51,7 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Collect the link, file or anchor of a tag."""
+        """Collect the links, files or anchors that an opening tag contains."""
         held = {name: value for name, value in attrs if value}
         self.anchors |= {held[name] for name in ("id", "name") if name in held}
         if tag == "a" and "href" in held:
@@ -78,7 +78,7 @@ def _elsewhere(page: Page) -> Iterator[str]:
 
 
 def _nowhere(file: Path, page: Page, pages: dict[Path, Page]) -> Iterator[str]:
-    """Yield a line for each link to a missing file or anchor of the site.
+    """Yield one line of text for each link to a file or anchor of the site that does not exist.
 
     Links to other sites are not checked.
     """

@@ -11,7 +11,10 @@ AT_EPSILON = re.compile(r"[\d.]+ against [\d.]+ \((\S+ ± \S+)\) at (\d+)")
 
 
 def compared(name: str, *method: str) -> str:
-    """Return a table of accuracy points by which a method exceeds the other methods of a suite."""
+    """Return a table that compares a method with the other methods of a suite.
+
+    The numbers are the differences of their accuracies in percentage points.
+    """
     held = results.read(name)
     if held is None:
         raise ValueError(f"docs/results has no results of the suite {name}: run `make results`")

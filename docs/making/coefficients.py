@@ -102,7 +102,7 @@ def proved(polynomials: Schedule) -> tuple[float | None, float | None, list[floa
 
 
 def rounded_up(value: float | None) -> str:
-    """Return the number with `DIGITS` digits, rounded up."""
+    """Round a number up to `DIGITS` significant digits."""
     if value is None:
         return "unknown"
     return (

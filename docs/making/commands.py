@@ -66,7 +66,7 @@ def section(name: str, command: click.Command) -> str:
 
 
 def usage_of(argument: click.Argument) -> str:
-    """Return the text of an argument in the usage line."""
+    """Return how the usage line of a command shows an argument."""
     name = (argument.human_readable_name or "").upper() + "..." * (argument.nargs == -1)
     return name if argument.required else f"[{name}]"
 

@@ -1,4 +1,7 @@
-"""Pages made only of stored results: the gallery, the table of all claims, the headlines."""
+"""Make the pages that contain only stored results.
+
+They are the gallery, the table of all claims, and the headlines.
+"""
 
 import tomllib
 from collections.abc import Iterator

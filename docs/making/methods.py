@@ -147,7 +147,10 @@ def messages(recipe: Recipe, states: tuple[str, ...]) -> str:
 
 
 def bytes_per_round(recipe: Recipe) -> str:
-    """Return the bytes of all messages of a round in both directions, as a formula."""
+    """Return a formula for the bytes of one round.
+
+    It is the sum over all messages in both directions.
+    """
     states = [*recipe.sent, *recipe.returned]
     factored = sum(one in recipe.codecs for one in states)
     whole = 2 + len(states) - factored

@@ -68,7 +68,10 @@ WORDS = (*OF_PAPERS,)
 
 
 def legend(kind: str) -> str:
-    """Return a table of verdicts and meanings, for claims of papers or of suites (`kind`)."""
+    """Return a table that explains the verdicts.
+
+    `kind` says whether they are verdicts on papers or on suites.
+    """
     meanings: Mapping[str, str] = {"papers": OF_PAPERS, "suites": MEANINGS}[kind]
     return table(("verdict", "meaning"), [[f"**{word}**", said] for word, said in meanings.items()])
 
@@ -225,7 +228,10 @@ def matching(fragments: str | Sequence[str], kept: Kept) -> list[Claim]:
 
 
 def suite(name: str) -> str:
-    """Return a suite's title, note and verdicts, or the command to get the verdicts."""
+    """Return a suite's title, note and verdicts.
+
+    If the verdicts are not stored, the command that computes them is shown.
+    """
     about, kept = contents.read(name), results.read(name)
     parts = [f"### `{name}`: {about['title']}", str(about.get("note", ""))]
     if kept is None:

@@ -57,7 +57,10 @@ def written() -> str:
 
 
 def kind(found: Any, key: str) -> str:
-    """Return a type as Python source. If the key has built-in names, they are listed first."""
+    """Return the type of a config key as Python source.
+
+    If the key has built-in names, they are listed first.
+    """
     if key in NAMES:
         return f"{_literal(NAMES[key])} | str"
     if get_origin(found) is Annotated:

@@ -141,7 +141,10 @@ class ScoredRun:
         return (samples.inputs @ self.models[-1]["weight"][0]).softmax(1)
 
     def losses(self, params: Params) -> np.ndarray:
-        """Return the test losses [T] of a model, or [runs, T] of a stack of models."""
+        """Return the test losses of a model or of a stack of models.
+
+        The shape is [T] for one model, and [runs, T] for a stack.
+        """
         return self.experiment.task.losses(params, self.test)[0].numpy()
 
 
@@ -187,10 +190,11 @@ def trajectory(run: ScoredRun) -> Tensor:
 
 
 def products(run: ScoredRun, models: Sequence[Params]) -> Tensor:
-    """Return the scores -<grad f_t, grad loss_z>, summed over models.
+    """Return the negative inner products of test and training gradients, summed over models.
 
-    If the models are those before each round, the method is TracIn (Pruthi et al. 2020). The
-    gradients are u s^T and v s'^T, so <.,.> is (u . v)(s . s').
+    A score is -<grad f_t, grad loss_z>. If the models are those before each round, the method is
+    TracIn (Pruthi et al. 2020). The gradients are u s^T and v s'^T, so their inner product is (u .
+    v)(s . s').
     """
     inner = run.test.inputs @ run.train.inputs.T
     each = (run.slopes(model, run.test) @ run.slopes(model, run.train).T for model in models)
@@ -198,10 +202,11 @@ def products(run: ScoredRun, models: Sequence[Params]) -> Tensor:
 
 
 def influence(run: ScoredRun, damping: float) -> Tensor:
-    """Return the scores -grad f_t^T (F + damping tr F / dim I)^-1 grad loss_z (Koh, Liang 2017).
+    """Return influence scores (Koh and Liang 2017).
 
-    F is the Gauss-Newton matrix of the softmax at the final model. The method of conjugate
-    gradients solves the systems of all t together.
+    A score is -grad f_t^T (F + damping tr F / dim I)^-1 grad loss_z. Here, F is the Gauss-Newton
+    matrix of the softmax at the final model. The method of conjugate gradients solves the systems
+    of all t together.
     """
     chance, inputs = run.chances(run.train), run.train.inputs
     size = inputs.square().sum(1) * (1 - chance.square().sum(1))
@@ -221,7 +226,7 @@ def influence(run: ScoredRun, damping: float) -> Tensor:
 
 
 def conjugate_gradients(applied: Callable[[Tensor], Tensor], right: Tensor) -> Tensor:
-    """Return A^-1 b for T right sides b [d, T, c].
+    """Solve A x = b for T right-hand sides b, which have the shape [d, T, c].
 
     `applied` multiplies by A, which must be positive definite.
     """
@@ -241,9 +246,11 @@ def conjugate_gradients(applied: Callable[[Tensor], Tensor], right: Tensor) -> T
 
 
 def trak(run: ScoredRun, projections: int) -> Tensor:
-    """Return the scores -phi_t^T (Phi^T Phi)^-1 phi_z (1 - p_z) of TRAK (Park et al. 2023).
+    """Return the scores of TRAK (Park et al. 2023).
 
-    phi is the gradient of log(p_y / (1 - p_y)) at the final model, after a random projection.
+    A score is -phi_t^T (Phi^T Phi)^-1 phi_z (1 - p_z). Here, phi is the gradient of log(p_y / (1 -
+    p_y)) at the final model after a random projection, and the rows of Phi are these gradients of
+    the training samples.
     """
     d, c = run.models[-1]["weight"].shape[1:]
     shape = (d, projections, c)
@@ -263,9 +270,10 @@ def trak(run: ScoredRun, projections: int) -> Tensor:
 
 
 def chosen_rows(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
-    """Return random samples of participants (their rows), and the client of every sample [n].
+    """Choose random samples of clients that take part, but no client's only sample.
 
-    No returned sample is the only sample of its client.
+    Returns:
+        The rows of the chosen samples, and the client of every sample.
     """
     sizes, plan = np.diff(run.experiment.shards.offsets), run.experiment.plan
     owner = np.repeat(np.arange(plan.clients), sizes)
@@ -368,7 +376,7 @@ def mean(values: np.ndarray) -> Slope:
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Return the claims that our scores predict exact runs, and better than other scores do."""
+    """Return the claims that our scores predict the exact runs, and that other scores are worse."""
     foretold, ahead = [], []
     for variant, truth in distinct(rows, "variant", "truth"):
         part = where(rows, variant=variant, truth=truth)
@@ -424,7 +432,11 @@ def _shown(found: Slope, digits: int) -> str:
 
 @style.styled
 def correlations(rows: Columns, narrow: bool = False) -> Figure:
-    """Draw correlations: a panel per kind of exact run, a line per method, a mark per variant."""
+    """Draw the correlations.
+
+    There is a panel for each kind of exact run, a line for each method, and a mark for each
+    variant.
+    """
     truths, methods, variants = (distinct(rows, one) for one in ("truth", "method", "variant"))
     figure, panels = style.canvas(len(truths), narrow, 2.6)
     for axes, truth in zip(panels, truths, strict=True):

@@ -137,7 +137,7 @@ def starting_points(settings: Settings) -> Tensor:
 
 
 def measure(settings: Settings, method: str, name: str, apply: Orthogonalizer) -> Record:
-    """Return mean distances to the optimum over the last tenth of the rounds.
+    """Return the distances to the optimum, averaged over the last tenth of the rounds.
 
     There is a row for each step size and seed. The table of means contains the mean distance over
     seeds after each round. `near` is the first round after which the distance is at most a tenth of
@@ -192,7 +192,7 @@ STANDS_ON = (
 
 
 def end_shares(rows: Columns, method: str, lrs: Sequence[float]) -> dict[str, Slope]:
-    """Return, by map and step size, the final distance divided by the distance of the start."""
+    """Return the final distance divided by the starting distance, for each map and step size."""
     found = {}
     for name in distinct(rows, "map"):
         for lr in lrs:
@@ -202,7 +202,10 @@ def end_shares(rows: Columns, method: str, lrs: Sequence[float]) -> dict[str, Sl
 
 
 def in_step_size(rows: Columns, method: str) -> dict[str, Slope]:
-    """Return, by map, the mean log-log slope of the final distance in the step size."""
+    """Return the slope of log final distance in log step size, for each map.
+
+    The slope is a mean over seeds.
+    """
     found = {}
     x = np.log(levels(rows, "lr"))
     weights = (x - x.mean()) / np.square(x - x.mean()).sum()
@@ -213,7 +216,11 @@ def in_step_size(rows: Columns, method: str) -> dict[str, Slope]:
 
 
 def claims(rows: Columns, means: Columns) -> Sequence[Claim]:
-    """Return the claims about final distances, their dependence on step size, and rounds needed."""
+    """Return the claims of the study.
+
+    They are about final distances, how these depend on the step size, and how many rounds are
+    needed.
+    """
     lrs, names = levels(rows, "lr"), distinct(rows, "map")
     flat, falling = in_step_size(rows, LOCAL), in_step_size(rows, CORRECTED)
     ends, small = end_shares(rows, LOCAL, lrs), end_shares(rows, CORRECTED, lrs[:1])
@@ -323,7 +330,10 @@ def numbers(rows: Columns, means: Columns) -> Rows:
 
 @style.styled
 def distances(rows: Columns, means: Columns, narrow: bool = False) -> Figure:
-    """Draw mean distances by round at the smallest step size, and final distances by step size."""
+    """Draw the distances to the optimum.
+
+    They are mean distances by round at the smallest step size, and final distances by step size.
+    """
     figure, (left, right) = style.canvas(2, narrow, 2.9)
     lrs = levels(rows, "lr")
     for name, look in zip(distinct(rows, "map"), style.SERIES, strict=False):

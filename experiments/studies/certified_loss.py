@@ -148,7 +148,7 @@ class Searched:
 
 
 def certified(first: Ending, end: Ending, form: str) -> Record:
-    """Return a row with the certified population loss of a run and the loss of X0."""
+    """Return a row with the certified population loss of a run and the initial model's loss."""
     before, after = first.loss.gap.empirical, end.loss.gap.empirical
     found = end.certificates[form].bound
     value = found.value if found else math.inf
@@ -282,7 +282,9 @@ def _lines(found: Iterable[str]) -> Iterable[tuple[str, tuple[str, str]]]:
 
 @style.styled
 def by_samples(rows: Columns, tuning: Columns, narrow: bool = False) -> Figure:
-    """Draw (decrease of the train loss) / bound, with a column for each federation.
+    """Draw the decrease of the train loss divided by the bound.
+
+    There is a column for each federation.
 
     The upper row shows the chosen settings against n. The lower row shows the best tried settings
     against the number of rounds at the largest n.

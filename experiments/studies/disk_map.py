@@ -124,7 +124,11 @@ class MapCell:
     folder: Path | None = None
 
     def compute(self) -> Record:
-        """Return two tables: tried step sizes, and results by seed and pair (or no filter)."""
+        """Return two tables.
+
+        One contains the tried step sizes, and the other contains the results for each seed and
+        pair.
+        """
         settings, tried = self.settings, {}
         for lr in settings.lrs:
             ends = [self._run(lr, None, seed) for seed in settings.tuning_seeds]
@@ -225,12 +229,18 @@ def shared_trend(tuning: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def gains_of_best(tuning: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return the accuracy of the cell that the tuning seeds choose, minus the mean accuracy [S]."""
+    """Return the advantage of the cell that the tuning seeds choose, for each of the other seeds.
+
+    The advantage is the accuracy of this cell minus the mean accuracy over all cells.
+    """
     return others[:, tuning.mean(0).argmax()] - others.mean(1)
 
 
 def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
-    """Return the claims about DiSK, Figure 6: trends over (κ, γ) and (κ, ε), and the best pair."""
+    """Return the claims about DiSK, Figure 6.
+
+    They are about the trends over (κ, γ) and (κ, ε), and about the best pair.
+    """
     filtered = {name: column[rows["choice"] != "no filter"] for name, column in rows.items()}
     trends: dict[str, Slope] = {}
     optima: dict[str, Slope] = {}
@@ -305,7 +315,10 @@ def numbers(rows: Columns, tuning: Columns) -> Rows:
 
 @style.styled
 def heat_maps(rows: Columns, tuning: Columns, narrow: bool = False) -> Figure:
-    """Draw heat maps of mean accuracies: over (κ, γ) for each ε, and over (κ, ε)."""
+    """Draw heat maps of mean accuracies.
+
+    There is a map over (κ, γ) for each ε, and a map over (κ, ε).
+    """
     judged = where(rows, tunes=0)
     filtered = {name: column[judged["choice"] != "no filter"] for name, column in judged.items()}
     epsilons = distinct(rows, "epsilon")

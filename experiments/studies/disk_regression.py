@@ -91,7 +91,6 @@ class Regression:
         return (away * (self.hessian @ away)).sum((1, 2)) / 2 + self.floor
 
     def gradient(self, at: Tensor) -> Tensor:
-        """Return the gradient [S, d, 1]."""
         return self.hessian @ (at - self.best)
 
 

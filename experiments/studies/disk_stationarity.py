@@ -87,7 +87,11 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 @dataclass(frozen=True)
 class Robust:
-    """The regression problem: inputs [n, d] in the unit ball, and labels [n]."""
+    """The regression problem.
+
+    The inputs have the shape [n, d] and are in the unit ball, and there is a label for each of n
+    samples.
+    """
 
     inputs: Tensor
     labels: Tensor
@@ -104,23 +108,31 @@ class Robust:
         return cls(torch.from_numpy(inputs), torch.from_numpy(labels))
 
     def value(self, at: Tensor) -> Tensor:
-        """Return F [S] at x [S, d]."""
         return torch.log1p((at @ self.inputs.mT - self.labels).square()).mean(1) / 2
 
     def gradient(self, at: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the mean gradient [S, d], or a weighted mean; weights [S, n] sum to 1."""
+        """Return the mean gradient, or a weighted mean, in the shape [S, d].
+
+        The weights have the shape [S, n] and sum to 1.
+        """
         off = at @ self.inputs.mT - self.labels
         share = 1 / len(self.labels) if weights is None else weights
         return (off / (1 + off.square()) * share) @ self.inputs
 
     def start(self) -> tuple[float, float]:
-        """Return F(0), an upper bound on D, and |grad F(0)|."""
+        """Return two numbers at the start x = 0.
+
+        They are the loss F(0), which is an upper bound on D, and the gradient norm |grad F(0)|.
+        """
         origin = torch.zeros((1, self.inputs.shape[1]), dtype=torch.float64)
         return float(self.value(origin)), float(self.gradient(origin).norm())
 
 
 def measure(settings: Settings, reach: float, gain: float) -> Record:
-    """Run with the start of Algorithm 2: a row for each step size, noise, batch size and seed."""
+    """Train with the start of Algorithm 2.
+
+    Return a row for each step size, noise level, batch size and seed.
+    """
     rows = []
     for noise, batch in itertools.product(settings.noises, settings.batches):
         spread = settings.features * noise**2
@@ -135,7 +147,10 @@ def measure(settings: Settings, reach: float, gain: float) -> Record:
 
 
 def measure_tuned(settings: Settings, steps: int) -> Record:
-    """Run Corollary 4 on full batches, with the start that its proof uses: a row for each seed."""
+    """Run Corollary 4 on full batches, and return a row for each seed.
+
+    The start is the one that the proof uses.
+    """
     gap, slope = Robust.of(settings).start()
     spread = settings.features * settings.level**2
     best = theorem.corollary_4(steps, gap, SMOOTHNESS, slope, spread)
@@ -250,7 +265,7 @@ def _settings(rows: Columns) -> list[Columns]:
 
 
 def _bound_claims(grid: Columns) -> Sequence[Claim]:
-    """Return the claims that means over seeds, with intervals, are below their bounds."""
+    """Return the claims that each mean over seeds, with its interval, is below its bound."""
     found = [(mean_of(one["mean_square"]), float(one["bound"][0])) for one in _settings(grid)]
     known = [(mean, bound) for mean, bound in found if not np.isnan(bound)]
     share = np.array([mean.value / bound for mean, bound in known])
@@ -402,7 +417,10 @@ def numbers(rows: Columns) -> Rows:
 
 @style.styled
 def gains(rows: Columns, narrow: bool = False) -> Figure:
-    """Draw the mean by gain for the largest noise and full batches, a panel per reach."""
+    """Draw the mean against the gain, for the largest noise and full batches.
+
+    There is a panel for each reach.
+    """
     grid = where(rows, corollary=0)
     grid = where(grid, noise=grid["noise"].max(), batch=0.0)
     reaches = np.unique(grid["reach"])

@@ -170,7 +170,10 @@ def _sampled(
 
 
 def _chunk(apply: Map, at: Tensor, e: Tensor, u: Tensor, rho: float) -> tuple[Tensor, ...]:
-    """Return, for each pair (E, U): phi(E), the corrected phi, and squared errors of both O."""
+    """Return three arrays with one value for each pair (E, U).
+
+    They are phi(E), the corrected phi, and the squared errors of both directions O.
+    """
     exact, both = apply(at), torch.stack([e, u, e + u, e - u])
     forth, back = apply(at + rho * both), apply(at - rho * both)
     even = (forth + back) / 2 - exact
@@ -181,7 +184,7 @@ def _chunk(apply: Map, at: Tensor, e: Tensor, u: Tensor, rho: float) -> tuple[Te
 
 
 def by_taylor(settings: Settings, shape: str) -> Record:
-    """Return a record of leading terms. It has the form of the records of biases."""
+    """Return the leading terms in the same form as the records of measured biases."""
     apply, at = output_map(settings), momentum(shape, settings.norm)
     terms = leading_terms(apply, at, settings.rhos, settings.spacing)
     return _record(shape, TAYLOR, settings.rhos, terms, terms)
@@ -199,10 +202,10 @@ def leading_terms(apply: Map, at: Tensor, rhos: Sequence[float], spacing: float)
 
 
 def laplacians(apply: Map, at: Tensor, spacing: float) -> tuple[Tensor, Tensor]:
-    """Return Lap Q and Lap^2 Q at H, by central differences with extrapolation from h and 2h.
+    """Return the Laplacian Lap Q and its square Lap^2 Q at H, computed by central differences.
 
-    Let d_i^2 f(x) = (f(x + h) - 2 f(x) + f(x - h)) / h^2. For each entry of Q, the results are
-    sum_i d_i^2 Q and sum_ij d_i^2 d_j^2 Q.
+    The results for the spacings h and 2h are extrapolated. Let d_i^2 f(x) = (f(x + h) - 2 f(x) +
+    f(x - h)) / h^2. For each entry of Q, the results are sum_i d_i^2 Q and sum_ij d_i^2 d_j^2 Q.
     """
     d, found = at.numel(), []
     for h in (spacing, 2 * spacing):
@@ -262,7 +265,10 @@ STANDS_ON = (
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Return the claims about orders, leading terms, the smaller bias, and single directions."""
+    """Return the claims of the study.
+
+    They are about orders, leading terms, the smaller bias, and single directions.
+    """
     parts = _measured(rows)
     return [
         *(order(parts, kind) for kind in ORDERS),
@@ -273,7 +279,10 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def order(parts: Curves, kind: str) -> Claim:
-    """Return the claim about the order: rho^2 without the correction, rho^4 with the correction."""
+    """Return the claim about the order of the bias in rho.
+
+    The order is rho^2 without the correction, and rho^4 with the correction.
+    """
     slopes = {", ".join(name): _slope(part, kind) for name, part in parts.items()}
     values, reach = zip(*slopes.values(), strict=True)
     return Claim(
@@ -428,7 +437,10 @@ TERMS_AS_TEX = {"plain": r"$(\rho^2/2)\,\Delta Q$", "corrected": r"$-(\rho^4/4)\
 
 @style.styled
 def orders(rows: Columns, narrow: bool = False) -> Figure:
-    """Draw the norms of both biases and of their leading terms against rho, a panel per matrix."""
+    """Draw the norms of both biases and of their leading terms against rho.
+
+    There is a panel for each matrix.
+    """
     shapes = distinct(rows, "shape")
     figure, panels = style.canvas(len(shapes), narrow, 3.0)
     for axes, shape in zip(panels, shapes, strict=True):

@@ -23,7 +23,7 @@ from fedmuon.runs.directory import Record
 
 
 class Row(Table):
-    """A published setting: T steps of m blocks on Poisson lots, with the published epsilon."""
+    """A published setting. It has T steps of m blocks on Poisson lots, and a published epsilon."""
 
     population: Count
     lot: Positive
@@ -88,7 +88,10 @@ STANDS_ON = (
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Return the claims about how the published values were computed, and what they guarantee."""
+    """Return the claims about the published values.
+
+    They say how these values were computed, and what they guarantee.
+    """
     off = np.abs(rows["per_release"] / rows["printed"] - 1)
     names = rows["name"]
     many = rows["blocks"] > 1
@@ -137,7 +140,10 @@ TICKS = (1, 2, 5, 10, 20, 50, 100)
 
 @styled
 def printed(rows: Columns, narrow: bool = False) -> Figure:
-    """Draw a line for each setting, with epsilon on a horizontal log axis."""
+    """Draw a line for each published setting against epsilon.
+
+    The axis of epsilon is logarithmic.
+    """
     figure, (axes,) = canvas(1, narrow, 2.4 if narrow else 2.2)
     at = np.arange(len(rows["name"]))[::-1]
     low, high = rows["joint_lower"], rows["joint_upper"]

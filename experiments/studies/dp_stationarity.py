@@ -65,7 +65,10 @@ METHODS = (MUON, CORRECTED)
 
 
 class People(Table):
-    """Settings that are the same for every cell: the people, the horizons and a step."""
+    """Settings that are the same for every cell.
+
+    They contain the people, the horizons and a step.
+    """
 
     steps: Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=2)]
     seeds: Annotated[int, Field(ge=2)]
@@ -109,11 +112,12 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 @dataclass(frozen=True)
 class Location:
-    """The loss f(W) = (1/N) sum_i h(|W - A_i|_F), h(u) = c sqrt(c^2 + u^2) - c^2, for A [N, m n].
+    """A convex and 1-smooth loss whose gradients are shorter than c for every person.
 
-    h' is below c, and h'' and h'(u)/u are in (0, 1]. Therefore f is convex and 1-smooth in the
-    Frobenius norm, and ||grad f(X) - grad f(Y)||_* <= sqrt(r) |X - Y|_F <= r ||X - Y||_op with
-    r = min(m, n).
+    The loss is f(W) = (1/N) sum_i h(|W - A_i|_F), where h(u) = c sqrt(c^2 + u^2) - c^2, and A
+    contains a matrix [m, n] for each of N people. h' is below c, and h'' and h'(u)/u are in (0, 1].
+    Therefore f is convex and 1-smooth in the Frobenius norm. It also follows that ||grad f(X) -
+    grad f(Y)||_* <= sqrt(r) |X - Y|_F <= r ||X - Y||_op with r = min(m, n).
     """
 
     points: Tensor
@@ -141,7 +145,10 @@ class Location:
         return self.points.square().sum(1)
 
     def weights(self, squares: Tensor) -> Tensor:
-        """Return h'(u) / u. A person's gradient is this weight times W - A_i."""
+        """Return the weights h'(u) / u of all people.
+
+        A person's gradient is this weight times W - A_i.
+        """
         return self.slope * (self.slope**2 + squares).rsqrt()
 
     def combined(self, at: Tensor, shares: Tensor) -> Tensor:
@@ -156,7 +163,6 @@ class Location:
         return (self.slope * (self.slope**2 + squares).sqrt() - self.slope**2).mean(1)
 
     def gradient(self, at: Tensor) -> Tensor:
-        """Return the gradient [S, m n]."""
         return self.combined(at, self.weights(self.squares(at)) / len(self.points))
 
     def gap(self) -> float:
@@ -176,7 +182,9 @@ class Location:
 
 
 def measure(settings: Settings, method: str, noise: float, steps: int) -> Record:
-    """Return a row for each seed: the mean of ||grad f(W_k)||_* over k < T, and the bound.
+    """Return a row for each seed.
+
+    A row contains the mean of ||grad f(W_k)||_* over all steps k < T, and the bound.
 
     The polynomials of Newton–Schulz must map (0, 1] into itself. The polar error is then 1 minus
     the smallest singular value of the direction O. The bound uses the largest polar error of all
@@ -207,10 +215,10 @@ def measure(settings: Settings, method: str, noise: float, steps: int) -> Record
 def trajectory(
     problem: Location, settings: Settings, method: str, noise: float, plan: Schedule
 ) -> Iterator[Tensor]:
-    """Yield W_0 = 0, ..., W_T of all seeds [S, m, n] for DP-Muon, or for DP-MuonBC.
+    """Yield the models W_0 = 0, ..., W_T of DP-Muon or DP-MuonBC.
 
-    Each seed has its own Poisson lots. The loss is not computed, because no link of the chain uses
-    it.
+    Each model has the shape [S, m, n] and contains all seeds. Each seed has its own Poisson lots.
+    The loss is not computed, because no link of the chain uses it.
     """
     local = Local(recipe=method, lr=plan.lr, momentum=plan.beta, momentum_form="polyak")
     table = OrthogonalizerTable(
@@ -249,8 +257,8 @@ def follow(
     """Follow the path W_0, ..., W_T.
 
     Returns:
-        The mean nuclear norm of the true gradient [S], and the smallest and largest singular value
-        of all directions O.
+        The mean nuclear norm of the true gradient for each seed, and the smallest and the largest
+        singular value among all directions O.
     """
     before = next(path)
     total, least, most = torch.zeros(len(before), dtype=before.dtype), math.inf, 0.0

@@ -103,7 +103,10 @@ class Settings(Table):
     )
 
     def candidates(self, method: str) -> dict[str, Nested]:
-        """Return a label and its settings for each combination of a method's searched values."""
+        """Return all combinations of a method's searched values.
+
+        Each combination has a label and its settings.
+        """
         own, values = self.variants[method], self.search.get(method, {})
         made = [dict(zip(values, one, strict=True)) for one in product(*values.values())]
         return {
@@ -263,7 +266,10 @@ def search(
 
 
 def fine_tune(config: Config, out: Path, settings: Settings) -> Mapping[str, list[Record]]:
-    """Train one method, and return table rows: measures, and sentences about held-out tables."""
+    """Train one method.
+
+    Return two tables: the measures, and sentences about held-out tables of data.
+    """
     models = Models(out.with_name(f"{out.name}-models"), settings.choose)
     run = prepare(config, out, resume=True, callbacks=[models])
     measures = dict.fromkeys(("nll", *settings.scores), math.nan)
@@ -320,7 +326,10 @@ def _nll(run: Run, params: Params, held: Batch) -> float:
 
 @dataclass
 class Models(Callback):
-    """The models after evaluated rounds, stored in a folder, of which one is chosen."""
+    """The models after evaluated rounds.
+
+    They are stored in a folder, and one of them is chosen at the end.
+    """
 
     folder: Path
     choose: str
@@ -479,7 +488,10 @@ def _stands_on(settings: Settings) -> str:
 def claims(
     ends: Columns, curves: Columns, orders: Sequence[Order] | None = None
 ) -> Sequence[Claim]:
-    """Return the claims that each run keeps its ε, and that the order is that of the paper."""
+    """Return the claims of the study.
+
+    They say that each run stays within its ε, and that the methods have the order of the paper.
+    """
     if orders is None:
         orders = [Order(**one) for one in ORDERS]
     spent, target = ends["epsilon"], ends["target"]
@@ -541,7 +553,10 @@ def numbers(
 
 @styled
 def learning(ends: Columns, rows: Columns, narrow: bool = False) -> Figure:
-    """Draw the held-out loss by step: the mean over seeds, and a band from minimum to maximum."""
+    """Draw the held-out loss by step.
+
+    Lines are means over seeds, and bands reach from minimum to maximum.
+    """
     figure, (axes,) = canvas(1, narrow, 3.0)
     methods = distinct(rows, "method")
     for name, (colour, marker) in zip(methods, SERIES, strict=False):

@@ -134,7 +134,7 @@ def of(rows: Columns, start: str, kind: str) -> np.ndarray:
 
 
 def frontier(rows: Columns, mine: np.ndarray) -> np.ndarray:
-    """Return the rows that are more accurate than every row with a smaller bound / B.
+    """Return the models that are more accurate than every model with a smaller bound / B.
 
     The result contains row numbers in the order of bound / B. Among equal bounds, only the most
     accurate row counts. Rows without a finite bound are ignored.
@@ -146,7 +146,10 @@ def frontier(rows: Columns, mine: np.ndarray) -> np.ndarray:
 
 
 def best(rows: Columns, mine: np.ndarray) -> int | None:
-    """Return the index of the most accurate row in the mask, or None if the mask is empty."""
+    """Return the index of the most accurate row that the mask selects.
+
+    If the mask is empty, the result is None.
+    """
     inside = np.flatnonzero(mine)
     return int(inside[rows["accuracy"][inside].argmax()]) if len(inside) else None
 
@@ -221,7 +224,10 @@ def _by_seed(rows: Columns, mine: np.ndarray) -> list[np.ndarray]:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Return table rows: the best models with a bound below B / 10, and the longest runs."""
+    """Return the rows of the report's table.
+
+    They show the best models with a bound below B / 10, and the longest runs.
+    """
     lines: Rows = [("X⁰, constants: η, λ, R", "accuracy", "train loss", "test loss", "bound",
                     "bound / B")]  # fmt: skip
     for start in distinct(rows, "start"):

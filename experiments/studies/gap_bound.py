@@ -261,7 +261,10 @@ SIZES = dict(zip(FORMS, (6.5, 4.5, 3.0, 4.0), strict=True))  # coinciding marks 
 
 @style.styled
 def against_bound(rows: Columns, narrow: bool = False) -> Figure:
-    """Draw the bound against the mean gap: a panel per form of the bound, a line per key."""
+    """Draw the bound against the mean gap.
+
+    There is a panel for each form of the bound, and a line for each key.
+    """
     figure, (left, right) = style.canvas(2, narrow, 3.5)
     settings, forms = settings_of(rows), distinct(rows, "form")
     gaps, _ = _points(settings, forms[0])

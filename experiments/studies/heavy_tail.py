@@ -153,7 +153,10 @@ class Noise:
         return (2 ** (1 - 1 / alpha) if sigma1 else 1.0) * self.settings.noise * self.size(alpha)
 
     def growth(self, alpha: float, sigma1: float) -> float:
-        """Return the t for which the noise satisfies the assumption with this sigma_1."""
+        """Return t, the coefficient of the gradient norm in the noise.
+
+        With this t, the noise satisfies the assumption of the theorem with `sigma1`.
+        """
         return sigma1 / (2 ** (1 - 1 / alpha) * self.size(alpha))
 
     def draw(self, steps: int, block: int) -> Tensor:
@@ -180,7 +183,10 @@ class Group:
 
 
 def groups(settings: Settings, method: str, steps: int) -> list[Group]:
-    """Return the groups of a method. For SGD, a group has a factor of its usual step size."""
+    """Return the groups of runs for a method.
+
+    For SGD, each group has its own factor of the usual step size.
+    """
     alphas, rate = settings.alphas, steps**-0.5
     if method == "sgd":
         every = itertools.product(alphas, settings.factors)
@@ -253,7 +259,7 @@ def _oracle(objective: Objective, field: Noise, every: Sequence[Group], steps: i
 
 
 def _per_run(values: Sequence[float], seeds: int) -> Tensor:
-    """Repeat the number of each group once for each seed."""
+    """Repeat the value of each group, once for each seed."""
     return torch.tensor(values, dtype=torch.float64).repeat_interleave(seeds)
 
 
@@ -270,7 +276,10 @@ def stable(index: np.ndarray, shape: tuple[int, ...], rng: np.random.Generator) 
 
 
 def moment(index: float, order: float) -> float:
-    """Return E |X|^p for a stable X of index a. It is infinite for p >= a, unless a = 2."""
+    """Return E |X|^p for a stable random number X with index a.
+
+    The result is infinite for p >= a, unless a = 2.
+    """
     if index == 2:
         return 2**order * gamma((1 + order) / 2) / math.sqrt(math.pi)
     if order >= index:
@@ -301,7 +310,10 @@ STANDS_ON = (
 
 
 def promised(alpha: float, schedule: str) -> float:
-    """Return the exponent of K in the bound of Nesterov Muon, Theorem 3.4 or Corollary 3.6."""
+    """Return the exponent of K in the bound of Nesterov Muon.
+
+    It comes from Theorem 3.4 or Corollary 3.6.
+    """
     return -rate(alpha, "heavy-tailed" if schedule == THEOREM else FREE)
 
 
@@ -431,7 +443,10 @@ LOOKS = dict(zip(NAMES, style.SERIES, strict=False))
 
 @style.styled
 def curves(rows: Columns, narrow: bool = False) -> Figure:
-    """Draw the mean gradient norm against K, and the theorem's slope, a panel per alpha."""
+    """Draw the mean gradient norm and the theorem's slope against K.
+
+    There is a panel for each alpha.
+    """
     alphas = np.unique(rows["alpha"])
     across = min(3, len(alphas))
     figure, panels = style.canvas(len(alphas), narrow, 2.2, across)

@@ -147,7 +147,10 @@ def trained(
 
 
 def is_filter(name: str, value: nn.Parameter) -> bool:
-    """Return whether the main optimizer trains the parameter: a convolution of a pair."""
+    """Return whether the main optimizer trains this parameter.
+
+    It trains only the convolutions of a pair.
+    """
     return name.startswith("pairs.") and value.ndim == 4
 
 

@@ -65,7 +65,7 @@ MAPS = {
 
 
 def five_cubic(x: np.ndarray) -> np.ndarray:
-    """Return p_5(x), which increases from 0 to 1 on [0, 1]."""
+    """Return p_5(x), a polynomial that increases from 0 to 1 on [0, 1]."""
     for a, b, _ in schedule("cubic", 5):
         x = a * x + b * x**3
     return x
@@ -109,7 +109,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 
 def measure_maps(settings: Settings, coefficients: str) -> Record:
-    """Return a row for each number of steps and each floor of the singular values."""
+    """Return a row for each pair of a number of steps and a floor of the singular values."""
     rows, rank = [], settings.rank
     for steps, tau in itertools.product(settings.iterations, settings.floors):
         matrices = draw_matrices(rank, tau, settings.draws)
@@ -140,9 +140,10 @@ def draw_matrices(rank: int, tau: float, count: int) -> Tensor:
 
 
 class Classifier:
-    """The losses 1 - p_y of softmax(X^T u), |u| <= 1, for a run and its neighbours.
+    """A classifier with a bounded loss, for a run and its neighbours.
 
-    Neighbour i is a run in which another sample replaces training sample i.
+    The loss is 1 - p_y, where p = softmax(X^T u) and |u| <= 1. Neighbour i is a run in which
+    another sample replaces training sample i.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -225,7 +226,10 @@ def measure_runs(settings: Settings, name: str, lr: float) -> Record:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """All models [T + 1, S, d, c] and momenta of a run and its neighbours."""
+    """All models and momenta of a run and its neighbours.
+
+    The models have the shape [T + 1, S, d, c].
+    """
 
     path: Tensor
     momenta: Tensor
@@ -301,7 +305,10 @@ def _compare(
 
 
 def _neighbours_tube(settings: Settings, name: str, lr: float, norms: np.ndarray) -> float:
-    """Return the certificate by Remark D.1 if T is Newton–Schulz, or nan if there is none."""
+    """Return the certificate by Remark D.1 for a Newton–Schulz map T.
+
+    For other maps, the result is nan.
+    """
     if name not in settings.degrees:
         return math.nan
     known = constants()
@@ -366,7 +373,10 @@ def claims(rows: Columns, runs: Columns) -> Sequence[Claim]:
 
 
 def _map_claims(rows: Columns) -> Sequence[Claim]:
-    """Return the claims that our bound holds, is sharp, and is at most the published bound."""
+    """Return the claims about our bound.
+
+    They say that it holds, is sharp, and is at most the published bound.
+    """
     held, share = rows["measured"] <= rows["bound"], rows["measured"] / rows["bound"]
     real = rows["bound"] > ROUNDING
     met = share[(rows["map"] != "jordan") & real]
@@ -493,7 +503,10 @@ def numbers(rows: Columns, runs: Columns) -> Rows:
 
 @style.styled
 def drifts(rows: Columns, runs: Columns, narrow: bool = False) -> Figure:
-    """Draw distance and drift against lambda: a panel per map, a colour per step size."""
+    """Draw distance and drift against lambda.
+
+    There is a panel for each map and a colour for each step size.
+    """
     figure, panels = style.canvas(len(NAMES), narrow, 2.9)
     for axes, (name, title) in zip(panels, NAMES.items(), strict=True):
         for lr, look in zip(np.unique(runs["lr"]), style.SERIES, strict=False):

@@ -76,7 +76,10 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 
 def measure(settings: Settings, method: str, rank: int) -> Record:
-    """Return a row for each K and seed: the mean of ||grad f(X_k)||_* over k < K."""
+    """Return a row for each K and seed.
+
+    A row contains the mean of ||grad f(X_k)||_* over the steps k < K.
+    """
     goal, longest = targets(rank, settings.inputs, settings.seeds), max(settings.steps)
     turned = [map_matrices(map_of_table(MAPS[method]))] if method in MAPS else []
     rate = settings.lr_muon if method in MAPS else settings.lr_sgd
@@ -109,7 +112,7 @@ def slope(at: Tensor, goal: Tensor) -> Tensor:
 def _oracle(
     goal: Tensor, batch: int, label_noise: float, step: int, params: Params
 ) -> tuple[Tensor, Params]:
-    """Return the loss [S] of a new mini-batch, and its gradient."""
+    """Return the losses and the gradient on a new mini-batch."""
     seeds, rank, inputs = goal.shape
     rng = generator(rank, Draw.BATCH, step=step)
     x = torch.from_numpy(rng.standard_normal((seeds, inputs, batch)))
@@ -134,7 +137,7 @@ STANDS_ON = (
 
 
 def norms(rows: Columns, method: str, length: float) -> Curve:
-    """Return the mean nuclear norms of a method over K steps, by rank."""
+    """Return the mean nuclear norms of a method over K steps, for each rank."""
     return curve(rows, "rank", "mean_nuclear", method=method, steps=length)
 
 
@@ -201,7 +204,7 @@ def numbers(rows: Columns) -> Rows:
 
 @style.styled
 def dependence(rows: Columns, narrow: bool = False) -> Figure:
-    """Draw mean norms against r at the largest K, and slopes in r against K."""
+    """Draw the mean norms against r at the largest K, and the slopes in r against K."""
     figure, (left, right) = style.canvas(2, narrow, 2.9)
     lengths = np.unique(rows["steps"])
     for (name, label), look in zip(NAMES.items(), style.SERIES, strict=False):

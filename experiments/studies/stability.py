@@ -117,7 +117,10 @@ Verdicts = tuple[Certificate, Certificate, Certificate]
 
 @dataclass(frozen=True)
 class StackData:
-    """Data that all runs of a stack share. `draws` [T, 3] defines the neighbours of each run."""
+    """Data that all runs of a stack share.
+
+    The rows of `draws` define the neighbours of each run.
+    """
 
     config: Config
     source: Source
@@ -170,7 +173,10 @@ class Stack:
         )
 
     def compute(self) -> Record:
-        """Train the stack, and return rows of runs.csv and neighbours.csv, flop and seconds."""
+        """Train the stack.
+
+        Return the rows of runs.csv and neighbours.csv, the number of flop and the seconds.
+        """
         begun = time.perf_counter()
         shared = self._prepare()
         config, experiment, plan = shared.config, shared.experiment, shared.experiment.plan
@@ -494,7 +500,7 @@ class Stability(Work):
 
 
 def _aggregate(records: list[Record]) -> Record:
-    """Return the columns of the Stability note, Table 2, over all runs.
+    """Return the columns of the Stability note, Table 2, as means over all runs.
 
     The gap of Table 2 is the test loss minus the weighted train loss.
     """

@@ -181,9 +181,10 @@ def run_chain(
 
 
 def _released(gradient: Callable[[Params], tuple[Tensor, Params]], points: Points) -> Released:
-    """Return the average sum_k c_k (noisy gradient at X_k).
+    """Return a weighted average of noisy gradients, the sum of c_k times the noisy gradient at X_k.
 
-    The average contains the noise exactly once, because the weights c_k sum to 1.
+    The weights c_k sum to 1 and all gradients have the same noise, so the average contains the
+    noise exactly once.
     """
     found = [(share, gradient(at)[1]) for share, at in points]
     return Released(
@@ -205,20 +206,29 @@ def levels(rows: Columns, name: str) -> list[Any]:
 
 
 def distinct(rows: Columns, *names: str) -> list[Any]:
-    """Return the distinct values of a column (tuples for several columns), in table order."""
+    """Return the distinct values of a column in the order of the table.
+
+    For several columns, the values are tuples.
+    """
     columns = [rows[name].tolist() for name in names]
     return list(dict.fromkeys(zip(*columns, strict=True) if len(names) > 1 else columns[0]))
 
 
 def split(rows: Columns, name: str, symbol: str) -> dict[str, Columns]:
-    """Split the table by the values of a column. The keys are texts such as `σ = 0.5`."""
+    """Split the table by the values of a column.
+
+    The keys of the result are texts such as `σ = 0.5`.
+    """
     return {f"{symbol} = {one:g}": where(rows, **{name: one}) for one in levels(rows, name)}
 
 
 def slopes_claim(
     sentence: str, slopes: Mapping[str, Slope], rule: Rule, before: str = "", after: str = ""
 ) -> Claim:
-    """Return a claim about log-log slopes. Its details are `before`, all slopes, and `after`."""
+    """Return a claim about log-log slopes.
+
+    Its details begin with `before` and end with `after`, and list all slopes.
+    """
     effect = Effect.between("log-log slope", slopes, unit="slope")
     return Claim(sentence, effect, rule, before + in_words(slopes) + after)
 
@@ -229,7 +239,7 @@ def in_words(found: Mapping[str, Any]) -> str:
 
 
 def heading(title: str, head: Sequence[str]) -> tuple[str, ...]:
-    """Return a table row that contains only a title."""
+    """Return a table row that contains only a title, and is empty in all other columns."""
     return (title, *("" for _ in head[1:]))
 
 

@@ -205,7 +205,10 @@ def _written(value: Scalar) -> str:
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that runs record for their final model, by which points are compared."""
+    """A number by which the points of a sweep are compared.
+
+    Every run records it for its final model.
+    """
 
     name: str
     rising: bool  # whether larger values are better
@@ -333,7 +336,11 @@ class GridSearch(WorkOfRuns):
         return self.lock if super().joined(lock) == self.lock else None
 
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
-        """Return the rows of cells.csv (one per run) and points.csv (one per point of the grid)."""
+        """Return the rows of cells.csv and points.csv.
+
+        The first file has a row for each run, and the second file has a row for each point of the
+        grid.
+        """
         cells = self.rows(records)
         return {"cells": cells, "points" if self.grid else "metrics": self.over_seeds(cells)}
 
@@ -472,7 +479,10 @@ class GridSearch(WorkOfRuns):
         ]
 
     def summary(self, records: list[Record]) -> Record:
-        """Return the content of sweep.json: grid, metric, means, best points and warnings."""
+        """Return the content of sweep.json.
+
+        It contains the grid, the metric, the means, the best points and the warnings.
+        """
         rows = self.over_seeds(self.rows(records))
         found: Record = {
             "runs": len(records),

@@ -53,7 +53,10 @@ def _best(rows: Sequence[Row], name: str, rising: bool) -> Row | None:
 def _lines(
     groups: Mapping[str, Sequence[Row]], keys: Sequence[str], name: str, words: str, rising: bool
 ) -> Figure:
-    """Draw the metric along one key. A recipe on which the key has no effect is a dashed line."""
+    """Draw the metric along one key, with a line for each recipe.
+
+    If the key has no effect on a recipe, its line is dashed.
+    """
     figure, (panel,) = style.canvas(1, False, 3.2)
     (key,) = keys
     every: dict[str, list[float]] = {"x": [], "y": []}
@@ -106,7 +109,10 @@ def _title(key: str) -> str:
 def _heat_maps(
     groups: Mapping[str, Sequence[Row]], keys: Sequence[str], name: str, words: str, rising: bool
 ) -> Figure:
-    """Draw a panel for each recipe that both keys affect. A cross marks points that diverged."""
+    """Draw a heat map for each recipe that both keys affect.
+
+    A cross marks a point whose runs diverged.
+    """
     groups = {recipe: rows for recipe, rows in groups.items()
               if any(row[keys[0]] != "" and row[keys[1]] != "" for row in rows)}  # fmt: skip
     across, up = (

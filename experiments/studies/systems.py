@@ -59,7 +59,10 @@ UNITS = {BYTES: (1e6, "MB sent up"), SECONDS: (1.0, "simulated seconds")}
 
 
 class Wanted(Ordered):
-    """A claim: `better` has a lower cost to the target than `than`, or is at least as accurate."""
+    """A claim that compares the methods `better` and `than`.
+
+    It says that `better` has a lower cost to the target than `than`, or is at least as accurate.
+    """
 
     kind: Literal["cheaper", "accurate"] = "cheaper"
 
@@ -161,7 +164,10 @@ def cost_of(curves: Columns, part: str) -> str:
 
 
 def costs_to_target(rows: Columns, curves: Columns, part: str, method: str) -> dict[int, float]:
-    """Return, for each seed, the cost when the run first reached the target, or infinity."""
+    """Return, for each seed, the cost at which the run first reached the target.
+
+    If a run never reached the target, its cost is infinite.
+    """
     cost, found = cost_of(curves, part), {}
     mine, drawn = (where(one, model=part, method=method) for one in (rows, curves))
     for seed, goal in zip(mine["seed"], mine["target"], strict=True):
@@ -172,7 +178,7 @@ def costs_to_target(rows: Columns, curves: Columns, part: str, method: str) -> d
 
 
 def ratio(spent: Mapping[int, float], other: Mapping[int, float]) -> Slope | None:
-    """Return the ratio of two methods' costs, as a geometric mean over seeds with its interval.
+    """Return the ratio of two methods' costs. It is a geometric mean over seeds with its interval.
 
     If all runs of one method and no run of the other reached the target, the ratio is 0 or
     infinite. If only some runs reached the target, the result is None. A single seed has no
@@ -194,7 +200,7 @@ def ratio(spent: Mapping[int, float], other: Mapping[int, float]) -> Slope | Non
 
 
 def at_once(rows: Columns, curves: Columns, part: str, method: str) -> bool:
-    """Return whether every run of a method has reached the target at its first evaluation."""
+    """Return whether every run of a method had reached the target at its first evaluation."""
     drawn = where(curves, model=part, method=method)
     rounds = drawn["round"].astype(float)
     first = rounds == rounds[rounds > 0].min(initial=math.inf)
@@ -323,7 +329,10 @@ def alike(found: Slope) -> bool:
 
 
 def numbers(parts: Mapping[str, Any], rows: Columns, tuning: Columns, curves: Columns) -> Rows:
-    """Return a table row per method of each part: cost, and ratio to the cost of the baseline."""
+    """Return the rows of the report's table, one for each method of each part.
+
+    A row contains the cost, and its ratio to the cost of the baseline.
+    """
     head = (
         "method", "step sizes", "final accuracy", "rounds to target", "cost to target", "ratio"
     )  # fmt: skip
@@ -418,7 +427,11 @@ def accuracy_against(
 
 
 def _hows(rows: Columns, drawn: Sequence[str]) -> list[str]:
-    """Return the HOW texts of these parts, and of other parts that share a HOW with them."""
+    """Return the HOW texts that need a colour.
+
+    They are the HOW texts of the drawn parts, and those of other parts that have a HOW text in
+    common with them.
+    """
     of = {
         part: [one.split(", ")[1] for one in distinct(where(rows, model=part), "method")
                if ", " in one]

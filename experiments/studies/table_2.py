@@ -100,7 +100,10 @@ def by_seed(rows: Columns, suite: str, column: str) -> np.ndarray:
 
 
 def printed(rows: Columns, suite: str, column: str) -> float:
-    """Return the published value in the Stability note, Table 2, or nan if there is none."""
+    """Return the published value in the Stability note, Table 2.
+
+    If there is no such value, the result is nan.
+    """
     return float(where(rows, suite=suite)[f"published_{column}"][0])
 
 
@@ -165,7 +168,10 @@ def _reach(one: Slope) -> str:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Return table rows: measured means with intervals over seeds, and the published means."""
+    """Return the rows of the report's table.
+
+    They contain measured means with intervals over seeds, and the published means.
+    """
     lines: Rows = [("", "runs", *WORDS.values())]
     for suite in distinct(rows, "suite"):
         count = str(len(where(rows, suite=suite)["gap"]))
@@ -181,7 +187,10 @@ def numbers(rows: Columns) -> Rows:
 
 @style.styled
 def beside_published(rows: Columns, narrow: bool = False) -> Figure:
-    """Draw measured and published means by suite, with a panel for each column of the table."""
+    """Draw measured and published means for each suite.
+
+    There is a panel for each column of the table.
+    """
     figure, panels = style.canvas(len(COLUMNS), narrow, 2.6)
     suites = distinct(rows, "suite")
     place = np.arange(len(suites))

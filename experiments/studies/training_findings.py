@@ -355,7 +355,9 @@ def ends_in_words(figure: Figure) -> str:
 
 
 def _means(rows: Columns, variant: str, x: float, by: str, measure: str) -> np.ndarray:
-    """Return x, and the mean, minimum and maximum over seeds, for each round [rounds, 4].
+    """Return the points of a curve.
+
+    The columns are x, and the mean, minimum and maximum over seeds.
 
     The result ends before the first round that some run did not reach, or in which it diverged.
     """
@@ -409,7 +411,10 @@ def terminal(
     runs: Columns, variants: Sequence[str], measures: Sequence[str], label: str,
     narrow: bool = False,
 ) -> Figure:  # fmt: skip
-    """Draw final measures along the sweep: means over seeds, and bars from minimum to maximum."""
+    """Draw the final measures along the sweep.
+
+    Marks are means over seeds, and bars reach from minimum to maximum.
+    """
     figure, panels = style.canvas(len(measures), narrow, 2.9)
     values = levels(runs)
     for axes, measure in zip(panels, measures, strict=True):

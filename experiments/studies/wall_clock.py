@@ -196,7 +196,10 @@ def _time_claims(times: Columns) -> Sequence[Claim]:
 
 
 def _quotient(name: str, ratio: np.ndarray, times: Columns, reach: str) -> Effect:
-    """Return a ratio of times as an effect with its interval, if the table contains intervals."""
+    """Return a ratio of times as an effect.
+
+    If the table contains intervals, the effect has an interval.
+    """
     by = times.get(reach, np.full(len(ratio), np.nan))
     shapes = [
         f"{m:.0f} × {n:.0f}, q = {q:.0f}"
@@ -252,7 +255,7 @@ def _table_claims(rows: Columns) -> Sequence[Claim]:
 
 
 def slowdown(table: Columns) -> tuple[float, bool]:
-    """Return the time that SVD needs for its last loss, divided by the time that q = 3 needs.
+    """Return how many times longer SVD takes to reach its last loss than q = 3 steps take.
 
     The second value is True if q = 3 has reached this loss before the first second of the table.
     """

@@ -75,7 +75,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def told(name: str) -> str:
-    """Return the comments at the top of the files of a suite and of the suites it is based on."""
+    """Return the comments at the top of a suite's file and of the files that it is based on."""
     said = [preamble(read_text(_file(one))) for one, _ in _likes(name)]
     return "\n\n".join(filter(None, said))
 

@@ -108,7 +108,10 @@ class Work(ABC):
         """Return the content of suite.json that is specific to this kind."""
 
     def within(self, out: Path) -> Sequence[Cell]:
-        """Return the cells. Each cell with an attribute `folder` gets its own folder in `out`."""
+        """Return the cells for an output folder.
+
+        Each cell with an attribute `folder` gets its own folder in `out`.
+        """
         runs = out.absolute() / "runs"
         return [
             replace(one, folder=runs / one.name) if hasattr(one, "folder") else one  # pyright: ignore
@@ -355,7 +358,7 @@ NAMES = SYMBOLS | {"data.name": "data", "task.model": "model", "local.batch": "b
 
 
 def settings_card(configs: Sequence[Config]) -> list[tuple[str, str, str]]:
-    """Return the symbol, meaning and values of each key that affects at least one config.
+    """Return the symbol, the meaning and the values of each key that affects at least one config.
 
     If a task has no choice of models, its name is listed as the model.
     """
