@@ -189,7 +189,6 @@ def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Mess
 
 @lru_cache(maxsize=64)
 def _client(config: FlatConfig, client: int, own: UserObjects) -> LocalClient:
-    """Build the objects of one client. The result is cached for later rounds."""
     return build_worker(_config(config, own), client)
 
 

@@ -130,7 +130,7 @@ def find(name: str) -> Key:
 
 
 def values(whole: str) -> str:
-    """Describe in words the values that a key can have."""
+    """Return a description of the values that a key can have."""
     table, _, name = whole.partition(".")
     field = FIELDS[table][name]
     if said := field.json_schema_extra["values"]:

@@ -1359,7 +1359,7 @@ C_HP = ("explicit", "sharp", "variance")
 
 
 def _constant(value: float | str) -> float | str:
-    """Accept a value of C_hp: a positive number, or the name of a proved form."""
+    """Check a value of the constant C_hp. It is a positive number, or the name of a proved form."""
     known = value in C_HP if isinstance(value, str) else 0 < value < math.inf
     if not known:
         raise ValueError(

@@ -50,7 +50,10 @@ class NonFinite(InputError):
 
 
 class OwnError(InputError):
-    """The error for a failure in a custom object. Its cause is the error that the object raised."""
+    """The error for a failure in a custom object.
+
+    The cause of this error is the error that the object raised.
+    """
 
 
 class Interrupted(BaseException):

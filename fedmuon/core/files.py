@@ -119,7 +119,7 @@ def regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
 def require_regular(path: Path) -> Path:
     """Return the path if it names a regular file. Otherwise, raise an error.
 
-    Use this function before a library opens the file by itself.
+    Use this function before you pass the path to a library that opens the file.
     """
     os.close(regular(path))
     return path

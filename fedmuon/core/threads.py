@@ -119,7 +119,7 @@ class PerThread(Generic[Found]):
 
 @dataclass(frozen=True)
 class _Crew:
-    """The threads that help one thread, also with pieces that are divided again."""
+    """The helper threads of one thread. They also help with pieces that are divided again."""
 
     size: int
     others: threading.Semaphore
@@ -230,8 +230,6 @@ class _Job:
 
 @dataclass
 class _Helpers:
-    """The helper threads that wait for jobs."""
-
     jobs: SimpleQueue[_Job | None] = field(default_factory=SimpleQueue)
     lock: threading.Lock = field(default_factory=threading.Lock)
     threads: list[threading.Thread] = field(default_factory=list)

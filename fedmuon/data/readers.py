@@ -341,7 +341,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _plain(value: Any) -> Any:
-    """Convert bytes that Python 3 pickled as (text, "latin1")."""
+    """Convert a pair (text, "latin1"), in which Python 3 pickles bytes, to bytes."""
     if isinstance(value, _Inert) and value.given[1:] == ("latin1",):
         with contextlib.suppress(AttributeError, UnicodeEncodeError):  # the value is not bytes
             return value.given[0].encode("latin1")

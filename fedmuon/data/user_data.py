@@ -240,7 +240,6 @@ def _unlike(part: Any) -> str:
 
 
 def _is_image(part: Any) -> bool:
-    """Return whether an object is a PIL image."""
     return hasattr(part, "getbands") and hasattr(part, "convert")
 
 

@@ -9,9 +9,9 @@ the protected unit, which is an example or a client:
 - `PerClient`: A round makes one release, which protects each whole client. In Poisson cohorts, all
   clients are sampled with the same probability K / N, so one account, `EVERYONE`, is valid for
   every client. This account contains one release per round. With a public schedule, and with local
-  or distributed trust, each client has its own account. It contains one release, with sampling
-  probability 1, for each of the client's rounds. With distributed trust, only the noise shares of
-  the clients assumed to be honest count.
+  or distributed trust, each client has its own account. The client's account contains one release,
+  with sampling probability 1, for each of the client's rounds. With distributed trust, only the
+  noise shares of the clients assumed to be honest count.
 
 A round is written to the ledger before it starts.
 """

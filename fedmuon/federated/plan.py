@@ -127,7 +127,7 @@ class RandomnessPlan:
         return drawn
 
     def steps_of(self, size: int) -> int:
-        """Return the number of local steps of a client with `size` samples."""
+        """Return the number of local steps in a round for a client with `size` samples."""
         if not self.epochs:
             return self.steps
         return max(1, math.ceil(round(self.epochs * size / (self.batch or size), 9)))

@@ -1,7 +1,7 @@
 """Reject a run that does not fit into this machine's memory, before the memory is allocated.
 
 The estimate counts the large arrays that exist at the same time, without the interpreter and its
-libraries. The estimate is not exact. It finds only runs that are much too large.
+libraries. The estimate is not exact. The check finds only runs that are much too large.
 """
 
 import os

@@ -311,7 +311,7 @@ def end_bytes(state: ServerState) -> tuple[bytes, bytes]:
 
 @contextlib.contextmanager
 def _saving(save: Callable[[], None], *errors: type[BaseException]) -> Iterator[None]:
-    """Call `save` if one of these errors ends the work within this context."""
+    """Call `save` if the work within this context raises one of the errors `errors`."""
     try:
         yield
     except errors:

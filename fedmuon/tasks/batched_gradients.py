@@ -172,7 +172,10 @@ def _exponentials(logits: np.ndarray, peak: np.ndarray, sums: np.ndarray) -> Non
 
 @_compiled
 def _add_products(rows: np.ndarray, slopes: np.ndarray, totals: np.ndarray) -> None:
-    """Add sum_i slopes[k, i] rows_i to totals_k, for four rows at a time."""
+    """Multiply row i by slopes[k, i] for all i and k, and add the results to totals[k].
+
+    Four rows are processed at a time.
+    """
     n, dimension = rows.shape
     fives, fours = len(totals) // 5 * 5, n // 4 * 4
     _add_fives(rows, slopes, totals)

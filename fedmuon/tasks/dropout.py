@@ -170,7 +170,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Compute attention as torch defines it. If there is no dropout, call torch's own function."""
+    """Compute attention as defined by torch. If there is no dropout, call torch's own function."""
     if dropout_p == 0:
         more = {"scale": scale, "enable_gqa": enable_gqa}
         return functional.scaled_dot_product_attention(

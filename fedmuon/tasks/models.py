@@ -53,7 +53,7 @@ class VisionTransformer(nn.Module):
 
 
 class _Block(nn.Module):
-    """A pre-norm transformer block. It has four times as many hidden units as its width."""
+    """A pre-norm transformer block. The number of hidden units is four times the width."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -174,9 +174,9 @@ def tanh_cnn(shape: Shape, classes: int) -> nn.Module:
 
     The network has two convolutions, with 16 channels and 8 x 8 kernels, and with 32 channels and 4
     x 4 kernels. They are followed by 32 hidden units. This network is common in private learning on
-    MNIST: see Papernot et al. 2021 and the example of Opacus. It has only 26,010 parameters. A
-    small number is useful, because the noise of private learning grows with the number of
-    parameters. The function tanh keeps gradients small.
+    MNIST: see Papernot et al. 2021 and the example of Opacus. The network has only 26,010
+    parameters. A small number is useful, because the noise of private learning grows with the
+    number of parameters. The function tanh keeps gradients small.
     """
     channels, *sides = shape
     for kernel, padding in ((8, 3), (4, 0)):  # stride 2, then pooling with stride 1

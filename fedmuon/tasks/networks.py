@@ -140,7 +140,7 @@ class NetworkTask:
 
     @property
     def keyed(self) -> bool:
-        """Whether the network has dropout. Its masks then depend on the keys of the samples."""
+        """Whether the network has dropout. The masks then depend on the keys of the samples."""
         return bool(self.axes)
 
     def _vectorizes(self, rows: int) -> bool:

@@ -1,7 +1,8 @@
 """Your own module as a task, with its initial weights, its loss and its metrics.
 
 Parameters may be anywhere in the module, and layers may share them. Frozen parameters
-(requires_grad = False) and buffers keep their values. They are neither sent nor saved.
+(requires_grad = False) and buffers keep their values. Frozen parameters and buffers are neither
+sent nor saved.
 """
 
 import copy

@@ -1,10 +1,10 @@
 """Sums of clipped per-example gradients of a network, for a stack of parameters.
 
 There are two exact methods. The first method records the inputs and output gradients of all layers
-(`ghost.py`). The second method uses the per-example gradients of `torch.func`. It is for modules in
-which the first method cannot record everything. Both methods process the samples in groups that fit
-into a limited memory. Each gradient norm is computed completely within one group, so the sum of a
-group needs no later correction.
+(`ghost.py`). The second method uses the per-example gradients of `torch.func`. The second method is
+for modules in which the first method cannot record everything. Both methods process the samples in
+groups that fit into a limited memory. Each gradient norm is computed completely within one group,
+so the sum of a group needs no later correction.
 """
 
 import math
@@ -232,7 +232,7 @@ def _alone(
 
 
 def _add(total: Params, c: float, slopes: Params) -> Params:
-    """Return total + c * slopes for each parameter. The total may be empty."""
+    """Return the total plus c times the slopes, for each parameter. The total may be empty."""
     more = {key: slope if c == 1 else c * slope for key, slope in slopes.items()}
     return {key: total[key] + value for key, value in more.items()} if total else more
 

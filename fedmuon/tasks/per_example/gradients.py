@@ -257,8 +257,9 @@ PerExample = Explicit | Outer | Lookup | Tied
 def forming_is_cheaper(length: int, p: int, d: int) -> bool:
     """Return whether a full gradient costs less than the Gram matrices for its norm.
 
-    The gradient is a sum of T = `length` outer products p x d. It takes T p d products and has p d
-    numbers. Gram matrices take T^2 (p + d) products and have 2 T^2 numbers (Bu et al. 2022).
+    The gradient is a sum of T = `length` outer products p x d. Computing the gradient takes T p d
+    products, and the gradient has p d numbers. Gram matrices take T^2 (p + d) products and have 2
+    T^2 numbers (Bu et al. 2022).
     """
     return length > 1 and length * (p + d) > p * d
 
