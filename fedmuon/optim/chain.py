@@ -79,9 +79,9 @@ class Link:
 
     Attributes:
         name: The name of the link and of its state, without a dot.
-        init: Function from params to the first state.
-        update: Function from `(direction, state, context)` to `(direction, state)`. It must return
-            new tensors.
+        init: Function that receives the parameters and returns the first state.
+        update: Function that receives `(direction, state, context)` and returns `(direction,
+            state)`. The function must return new tensors.
         lasting: Whether the next round should continue with this state.
         averaged: Only for a link that tracks how averaging reduces noise. This function receives
             the mean of the clients' states and the sum of the clients' squared weights, and returns
@@ -202,7 +202,7 @@ def stateless(name: str, update: Callable[[Params, Context], Params]) -> Link:
 
     Args:
         name: The name of the link.
-        update: Function from `(direction, context)` to direction.
+        update: Function that receives `(direction, context)` and returns the new direction.
 
     Returns:
         The link.

@@ -509,7 +509,7 @@ def _guard_recipe(found: Recipe, guard: Guard) -> Recipe:
 
 
 def _pair_of_mappings(found: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a custom function's result, which must be two mappings, as two dictionaries."""
+    """Return the two mappings in the result of a custom function as two dictionaries."""
     if not isinstance(found, tuple | list) or len(found) != 2:
         raise TypeError(
             f"the function returns a {type(found).__name__}, but a pair of mappings is required"

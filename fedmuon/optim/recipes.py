@@ -1576,7 +1576,7 @@ def _others(routes: Mapping[str, int] | None, aux: str, aux_lr: float) -> dict[s
 
 
 def aux_step_size(aux: str, aux_lr: float) -> float:
-    """Return the auxiliary step size.
+    """Return `aux_lr`, or the default auxiliary step size if `aux_lr` is 0.
 
     The default for SGD is FedAvg's step size in the Stability note (Table 3). The default for AdamW
     is that of torch.

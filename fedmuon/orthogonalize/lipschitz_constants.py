@@ -605,5 +605,5 @@ def _square(a: Interval) -> Interval:
 
 
 def _intersect(a: Interval, b: Interval) -> Interval:
-    """Return the intersection of two intervals. An end that is NaN (overflow) is ignored."""
+    """Return the intersection of two intervals. Ends that are NaN after an overflow are ignored."""
     return np.fmax(a[0], b[0]), np.fmin(a[1], b[1])

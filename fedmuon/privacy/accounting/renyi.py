@@ -49,7 +49,7 @@ def _log_mixed(q: float, exponent: np.ndarray) -> np.ndarray:
 
 
 def epsilon(events: Sequence[Event], delta: float) -> float:
-    """Return the epsilon of these releases: the smallest over all orders."""
+    """Return the epsilon of these releases, which is the smallest epsilon over all orders."""
     spent = ((order, sum(one.count * divergence(one, order) for one in events)) for order in ORDERS)
     return max(0.0, min(converted(total, order, delta) for order, total in spent))
 

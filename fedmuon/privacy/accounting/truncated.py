@@ -46,7 +46,7 @@ TOO_OFTEN = (
 
 @lru_cache(maxsize=4096)
 def cut_probability(size: int, rate: float, most: int) -> float:
-    """Return the probability that a Poisson lot has more than `most` examples, rounded up."""
+    """Return an upper bound on the probability that a Poisson lot has more than `most` examples."""
     from scipy.special import bdtrc  # takes longer to load than everything else here
 
     if most < 1:

@@ -112,7 +112,7 @@ class ClientLevel:
 
     @property
     def shares(self) -> int:
-        """The number H of noise shares that count in the account, which is at least 1."""
+        """The number H of noise shares that the account includes. H is at least 1."""
         return max(1, math.floor(self.honest * self.cohort))
 
     @property
