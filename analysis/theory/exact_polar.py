@@ -292,7 +292,7 @@ class SignRun:
         return np.nan_to_num(radii, nan=np.inf, posinf=np.inf), server[:, 0]
 
     def refuse_where(self, failing: np.ndarray, why: str) -> None:
-        """Raise Uncertified with the first call for which `failing` is True, if there is one."""
+        """Raise Uncertified if `failing` is True for a call, and name the first such call."""
         if failing.any():
             r, k, position = np.argwhere(failing)[0]
             raise Uncertified(

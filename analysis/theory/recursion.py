@@ -158,11 +158,11 @@ def step_amplification(
 def scheduled_amplification(
     lr: float, beta: float, l_orth: float, l_g: Steps, factors: np.ndarray, local_steps: int = 1
 ) -> np.ndarray:
-    """Return `step_amplification` [R, E] for the step size lr factors[r] in round r.
+    """Return `step_amplification` for a step size that changes between rounds.
 
-    `l_g` may be one number or one number per step. Each step may have its own l_g, because the
-    proof of eq. (6) of the Stability note treats one step at a time. It requires only an l_g that
-    is valid for the two models at this step.
+    The step size in round r is lr factors[r], and the result has shape [R, E]. `l_g` may be one
+    number or one number per step, because the proof of eq. (6) of the Stability note treats one
+    step at a time. It requires only an l_g that is valid for the two models at this step.
 
     The loop computes a_t = e1^T A_{T-1} ... A_{t+1} b_t backwards from the last step t = T-1. It
     stores (x, m), the difference of the row e1^T A_{T-1} ... A_{t+1} from e1^T. Storing 1 + x
@@ -180,7 +180,7 @@ def scheduled_amplification(
 
 
 def by_step(l_g: Steps, rounds: int, local_steps: int) -> np.ndarray:
-    """Return an array [R E] with the value, such as l_g, of each step."""
+    """Return an array with one value per local step, such as l_g."""
     if isinstance(l_g, np.ndarray):
         return values("l_g", l_g.ravel(), rounds * local_steps)
     return np.full(rounds * local_steps, at_least("l_g", l_g))
@@ -216,7 +216,7 @@ def amplification(
 
 
 def of_rounds(steps: np.ndarray) -> np.ndarray:
-    """Return a_s = sum_k a_{s,k} [R] from a_{s,k} [R, E]."""
+    """Sum a_{s,k} over the local steps k, and return the result a_s of each round."""
     with np.errstate(over="ignore"):
         return steps.sum(axis=1)
 
@@ -289,7 +289,7 @@ def saturated(amplified: np.ndarray) -> np.ndarray:
 
 
 def increment(lr: float, beta: float, l_orth: float, l_g: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return A - I and b of one local step (see `transition`)."""
+    """Return A - I and b for one local step. `transition` defines A and b."""
     fresh = 1 - memory(beta)
     push = at_least("lr", lr) * at_least("l_orth", l_orth)
     growth = push * fresh * at_least("l_g", l_g)  # c of Proposition K.1
@@ -474,9 +474,9 @@ def exposure(
 
     Args:
         a: Amplification a_s `[R]`.
-        schedule: Participants of each round `[R, K]`, integers.
+        schedule: Participants of each round `[R, K]`, as integers.
         clients: Number of clients N.
-        shares: Weights of the server's average `[R, K]`; 1/K by default.
+        shares: Weights of the server's average `[R, K]`. The default is 1/K.
 
     Returns:
         Y_i `[N]`.
@@ -558,7 +558,7 @@ def batch_exposure(
 
 
 def by_samples(schedule: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return the server's weights [R, K] if they are in proportion to n_i."""
+    """Return the server's weights for an average in proportion to n_i, as an array [R, K]."""
     held = sizes[schedule]
     return held / held.sum(axis=1, keepdims=True)
 
@@ -701,7 +701,7 @@ def loss_stability(
 
 
 def product(factor: ArrayLike, size: ArrayLike) -> np.ndarray:
-    """Return factor times size, with 0 times infinity equal to 0.
+    """Return factor times size. The product of 0 and infinity is 0.
 
     An infinite `size` stands for a finite number that overflowed.
     """

@@ -85,7 +85,7 @@ class Schedule:
 def heavy_tailed(steps: int, alpha: float) -> Schedule:
     """Return the schedule for heavy-tailed noise (Nesterov Muon, Theorems 3.4 and 3.5).
 
-    η = K^(-(2a-1)/(3a-2)) and 1 - β = K^(-a/(3a-2)).
+    The step size is η = K^(-(2a-1)/(3a-2)), and the momentum satisfies 1 - β = K^(-a/(3a-2)).
 
     Args:
         steps: Horizon K >= 2.
@@ -110,7 +110,8 @@ def heavy_tailed(steps: int, alpha: float) -> Schedule:
 def alpha_free(steps: int) -> Schedule:
     """Return the schedule that does not need the tail index (Nesterov Muon, Corollary 3.6).
 
-    η = K^(-3/4) and 1 - β = K^(-1/2). It is `heavy_tailed` with alpha = 2.
+    The step size is η = K^(-3/4), and the momentum satisfies 1 - β = K^(-1/2). The schedule is that
+    of `heavy_tailed` with alpha = 2.
 
     Args:
         steps: Horizon K >= 2.
@@ -146,14 +147,15 @@ def tuned_muon(
 def tuned_sgd(steps: int, gap: float, smoothness: float, sigma: float, batch: int = 1) -> Schedule:
     """Return the schedule that Newton–Schulz convergence uses for SGD with momentum.
 
-    eta = (1-beta) / (2 L) and 1 - beta = min(1, 2 sqrt(B L D / T) / sigma).
+    The step size is eta = (1-beta) / (2 L), and the momentum satisfies 1 - beta = min(1, 2 sqrt(B L
+    D / T) / sigma).
     """
     forget = _forget(steps, gap, smoothness, sigma / 2, batch)
     return Schedule(forget / (2 * smoothness), 1 - forget, steps, "tuned for SGD with momentum")
 
 
 def rate(alpha: float, rule: str = "heavy-tailed") -> float:
-    """Return the exponent of 1/K in the term of the bound that falls most slowly.
+    """Return the exponent of 1/K in the slowest term of the bound.
 
     For the rule "heavy-tailed" the exponent is (a-1)/(3a-2) (Nesterov Muon, Theorem 3.5). For the
     rule "alpha-free" (Corollary 3.6) the noise term falls as K^(-(a-1)/(2a)), and all other terms
@@ -232,7 +234,7 @@ class Stationarity:
 
 
 def slowdown_of(polar_error: float) -> float:
-    """Return chi = 1 / (1 - eps), the factor by which a polar error eps slows descent."""
+    """Return chi = 1 / (1 - eps), the factor by which a polar error eps increases the bound."""
     if not math.isfinite(chi := slowdown(polar_error)):
         raise InputError(
             "The polar error rounds to 1 in double precision. Use more Newton-Schulz steps or a "
@@ -245,7 +247,7 @@ def slowdown_of(polar_error: float) -> float:
 class Noise:
     """Gradient noise of a batch (Nesterov Muon, Assumption 3.2).
 
-    E ||G - grad||^a <= sigma0^a + sigma1^a ||grad||^a for one sample.
+    The gradient G of one sample satisfies E ||G - grad||^a <= sigma0^a + sigma1^a ||grad||^a.
 
     Attributes:
         alpha: Tail index a in (1, 2].
@@ -481,7 +483,7 @@ def contraction(noise: Noise, shape: tuple[int, int], gamma: float = 0.0, nu: fl
 
 @in_doubles
 def least_batch(noise: Noise, shape: tuple[int, int], gamma: float = 0.0, nu: float = 0.0) -> float:
-    """Return the number that the batch size must exceed (Nesterov Muon, Theorem 3.5).
+    """Return the number above which the batch size must be (Nesterov Muon, Theorem 3.5).
 
     The formula uses C_a = 2, or C_a = 1 for a = 2.
     """
@@ -492,7 +494,7 @@ def least_batch(noise: Noise, shape: tuple[int, int], gamma: float = 0.0, nu: fl
 
 
 def _pull(shape: tuple[int, int], gamma: float, nu: float) -> float:
-    """Return 1 + sqrt(d0) (1 + nu), by which the bound multiplies the error of the momentum."""
+    """Return 1 + sqrt(d0) (1 + nu), the factor of the momentum's error in the bound."""
     if not 0 <= gamma < 1:
         raise InputError(f"gamma is {gamma}, but the theorem requires a gamma in [0, 1).")
     return 1 + math.sqrt(_side(shape)) * (1 + at_least("nu", nu))

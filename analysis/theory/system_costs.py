@@ -141,7 +141,10 @@ def additions(clients: int, fan_out: int) -> int:
 
 
 def rounding(additions: int) -> float:
-    """Return gamma_h, a bound on the rounding error of a sum relative to sum_i |n_i X_i|."""
+    """Return gamma_h, a bound on the rounding error of a sum of models.
+
+    The error is relative to sum_i |n_i X_i|.
+    """
     if whole("additions", additions, 0) * UNIT >= 1:
         raise InputError(
             f"the rounding error after {additions} additions has no bound. Use a tree of "
@@ -182,7 +185,7 @@ def horner_flops(rows: int, columns: int, steps: int, degree: int) -> float:
 
 
 def speedup(rows: int, columns: int, steps: int, degree: int, efficiency: float) -> float:
-    """Return t_SVD / t_NS of Lemma 11, where `efficiency` is P_gemm / P_svd."""
+    """Return the ratio t_SVD / t_NS of Lemma 11. `efficiency` is P_gemm / P_svd."""
     ratio = svd_flops(rows, columns) / horner_flops(rows, columns, steps, degree)
     return ratio * positive("efficiency", efficiency)
 

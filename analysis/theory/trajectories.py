@@ -109,10 +109,10 @@ class StepBounds(NamedTuple):
     """The effect of a replaced sample, for each local step of each participant.
 
     Attributes:
-        weights: How far X^R moves for a unit change of the participant's gradient at this step
-            [R, K, E].
-        radius: How far the model can be from the run at this step if one sample of the participant
-            is replaced [R, K, E].
+        weights: Array [R, K, E] of the distances by which X^R moves for a unit change of the
+            participant's gradient at this step.
+        radius: Array [R, K, E] of the largest distances between the models at this step if one
+            sample of the participant is replaced.
     """
 
     weights: np.ndarray
@@ -122,13 +122,14 @@ class StepBounds(NamedTuple):
 def step_bounds(path: Path) -> StepBounds:
     """Apply eq. (6) of the Stability note with the constants that were measured along the run.
 
-    The forward pass computes distances. x[c] and m[c] bound the distances of the model and the
-    momentum from those of a run that differs in one sample of client c. Between the two models, the
-    smoothness is at most the smaller of ||H|| + B_3 x / 2 and the Lg that is valid for all models.
+    The forward pass computes distances. For each client c, consider a run that differs in one
+    sample of c. x[c] bounds the distance of its model, and m[c] bounds the distance of its
+    momentum. Between the two models, the smoothness is at most the smaller of ||H|| + B_3 x / 2 and
+    the Lg that is valid for all models.
 
-    The backward pass computes weights, like a_{s,k} in the Stability note, Appendix J. A unit
-    distance of the model moves the last model by at most x. A unit distance of the momentum moves
-    it by at most m.
+    The backward pass computes weights, like a_{s,k} in the Stability note, Appendix J. There, x is
+    the distance by which the last model moves for a unit distance of the model, and m is the same
+    for a unit distance of the momentum.
     """
     rounds, participants, local_steps = path.curvature.shape
     smooth, radius = path.curvature.copy(), np.zeros(path.curvature.shape)
@@ -158,10 +159,10 @@ def step_bounds(path: Path) -> StepBounds:
 
 
 def certificate(path: Path, bounds: StepBounds, client: int, distances: np.ndarray) -> np.ndarray:
-    """Return a bound on the change of X^R for each replacement (z, z') of a client's sample [T].
+    """Return a bound on the change of X^R, for each of T replacements of a client's sample.
 
-    `distances` are ||g_z - g_z'|| at the local steps of the client [T, P E], in the order of the P
-    rounds in which the client participates.
+    `distances` is an array [T, P E] of ||g_z - g_z'|| at the local steps of the client, in the
+    order of the P rounds in which the client participates.
     """
     own = path.schedule == client
     moved = (distances + 2 * path.l_g * bounds.radius[own].ravel()) / path.sizes[client]
@@ -243,7 +244,7 @@ def reach(
 
 
 def _at(start: Start, radius: float) -> tuple[float, ...]:
-    """Return five constants on a ball: gradient norm, diameter, Lg, loss range, loss deviation."""
+    """Return constants on a ball: gradient norm, diameter, Lg, loss range and loss deviation."""
     far = min(start.reach + radius, FAR)
     width = 2.0 ** math.floor(math.log2(max(far, 1.0))) / CELLS
     return _in_cell(start.classes, start.nonnegative, math.ceil(far / width) * width)

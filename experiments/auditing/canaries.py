@@ -100,7 +100,7 @@ class Canaries:
     def draw(
         cls, count: int, shards: Shards, template: Params, rng: np.random.Generator
     ) -> "Canaries":
-        """Draw the replaced samples, and the places, signs and coins of the canaries."""
+        """Choose the replaced samples, places, signs and coins of the canaries at random."""
         rows = np.sort(rng.choice(len(shards.labels), count, replace=False))
         clients = np.searchsorted(shards.offsets, rows, side="right") - 1
         places, signs = {}, {}
@@ -112,7 +112,7 @@ class Canaries:
         return cls(rows, clients, rng.random(count) < 0.5, places, signs)
 
     def mark(self, shards: Shards) -> Shards:
-        """Return the shards with labels that identify each canary."""
+        """Return the shards with labels that show which canary replaces a sample."""
         require_classes(shards)
         labels = shards.labels.clone()
         numbers = torch.arange(1, len(self.rows) + 1, device=labels.device)
@@ -134,7 +134,7 @@ class Canaries:
         return Canaries(self.rows[own], self.clients[own], self.included[own], *parts)
 
     def along(self, tensors: Params) -> dict[str, Tensor]:
-        """Return the tensors' entries at the canaries' places, times the canaries' signs [m]."""
+        """Return the entries of the tensors at the places of the canaries, times their signs."""
         return {
             name: value.reshape(-1).index_select(0, self.places[name]) * self.signs[name]
             for name, value in tensors.items()
@@ -151,7 +151,10 @@ def require_classes(shards: Shards) -> None:
 
 
 def distinct_places(rng: np.random.Generator, entries: int, count: int) -> np.ndarray:
-    """Draw places for canaries that are added up. Places repeat only if there are too few."""
+    """Choose random places for canaries whose gradients are added up.
+
+    Two canaries get the same place only if there are too few places.
+    """
     whole = [rng.permutation(entries) for _ in range(-(-count // entries))]
     return np.concatenate([np.array([], dtype=int), *whole])[:count]
 
@@ -232,7 +235,7 @@ class ExampleAuditor:
 
     @classmethod
     def draw(cls, run: Run, count: int, rng: np.random.Generator) -> "ExampleAuditor":
-        """Draw canaries among the samples of the run."""
+        """Choose canaries among the samples of the run at random."""
         experiment, sizes = run.experiment, run.data.sizes
         mechanism = experiment.recipe.mechanism
         assert mechanism is not None
@@ -242,7 +245,7 @@ class ExampleAuditor:
 
     @property
     def included(self) -> np.ndarray:
-        """Return the secret coins [m]; True includes the canary."""
+        """Return the secret coins. True means that the canary is included."""
         return self.canaries.included
 
     @property
@@ -266,7 +269,7 @@ class ExampleAuditor:
 
     @property
     def clients(self) -> np.ndarray:
-        """Return the clients to which the canaries belong [m]."""
+        """Return, for each canary, the client to which it belongs."""
         return self.canaries.clients
 
     def claim(self, run: Run) -> Claimed:
@@ -316,11 +319,11 @@ class ExampleAuditor:
 
     @cached_property
     def of(self) -> dict[int, Canaries]:
-        """Return client -> its canaries."""
+        """Return a dictionary from each client to its canaries."""
         return {client: self.canaries.of(client) for client in range(len(self.rates))}
 
     def scores(self) -> np.ndarray:
-        """Return the log-likelihood ratio of each canary over all releases [m]."""
+        """Return the log-likelihood ratio of each canary, summed over all releases."""
         total = np.zeros(len(self.canaries.rows))
         for client in range(len(self.rates)):
             seen = [one for (_, who, _), one in self.found.items() if who == client]
@@ -373,7 +376,7 @@ class ClientAuditor:
 
     @classmethod
     def draw(cls, run: Run, count: int, rng: np.random.Generator) -> "ClientAuditor":
-        """Draw canaries among the clients of the run."""
+        """Choose canaries among the clients of the run at random."""
         experiment, federation = run.experiment, run.config.federation
         level = experiment.recipe.client_level
         assert level is not None
@@ -480,7 +483,7 @@ class ClientAuditor:
         self.shares_seen = max(self.shares_seen, len(honest))
 
     def _look(self, moved: Tensor, rates: np.ndarray, share: float = 1.0) -> None:
-        """Record a release [D] that contains the fraction `share` of the noise variance."""
+        """Record one release. It contains the fraction `share` of the noise variance."""
         least = share * (self.level.noise * self.level.bound) ** 2
         spread = max(least, float(moved.square().mean()))
         y = self.level.bound * self._along(moved) / spread
@@ -491,7 +494,7 @@ class ClientAuditor:
         return moved[torch.from_numpy(self.entries)].numpy() * self.signs
 
     def scores(self) -> np.ndarray:
-        """Return the log-likelihood ratio of each canary over all releases [m]."""
+        """Return the log-likelihood ratio of each canary, summed over all releases."""
         if not self.seen:
             return np.zeros(len(self.clients))
         y, s, rates = (np.stack(part) for part in zip(*self.seen, strict=True))
@@ -509,7 +512,7 @@ class ClientAuditor:
 
 
 def _apart(old: Params, new: Params) -> Tensor:
-    """Return new - old for the first replica, as one vector."""
+    """Return the difference new - old of the first replica as one vector."""
     return _flat({name: new[name] for name in old}) - _flat(old)
 
 

@@ -82,7 +82,8 @@ def execute(
         rng: The generator of the coins. With None, the coins cannot be reproduced.
         on_round_end: Called with the record of each round.
         on_start: Called with the number of finished rounds and the number of all rounds.
-        say: Called before the run with a note on what the audit cannot show, or with "".
+        say: Called before the run with a note on the limits of the audit, or with "" if there are
+            no limits.
 
     Returns:
         The record of the audit, which is also written to `one-run.json`.

@@ -67,10 +67,10 @@ class Step:
     rng: np.random.Generator
 
     def observe(self, shape: tuple[int, int], present: bool) -> np.ndarray:
-        """Return noisy clipped sums along the canary, divided by C [trials, steps].
+        """Return components of noisy clipped sums along the canary's gradient, divided by C.
 
-        If `present` is false, lots are drawn in the same way, and the canary is then removed from
-        them.
+        The result has one row per trial and one column per step. If `present` is false, lots are
+        drawn in the same way, and the canary is then removed from them.
         """
         (trials, steps), size, found = shape, self.shard.size, []
         draws = [lambda what, block=0: self.rng] * trials
@@ -90,7 +90,7 @@ class Step:
 
     @cached_property
     def canary(self) -> Params:
-        """Return the canary's gradient [1, ...] in each block, before clipping."""
+        """Return the gradient of the canary in each block, before clipping."""
         last = self.shard.batch(np.array([self.shard.size - 1]))
         return self.task.gradient(self.at, [last])[1]
 

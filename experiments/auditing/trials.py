@@ -53,7 +53,7 @@ def audit(
         delta: The privacy parameter δ.
         count: Number of trials with the canary. The number of trials without the canary is the
             same. None uses `TRIALS`.
-        seed: Seed of all draws that are not secret.
+        seed: Seed of all random numbers that are not secret.
         code: `projected` or `release`.
         lot: The expected size of a lot, for `release`.
         population: The number of examples, for `release`.

@@ -224,7 +224,7 @@ class Deployment:
         return supernode
 
     def _tasks_for(self, name: str) -> list[str | Path]:
-        """Return Flower options so that only the holder of a new secret may start the apps."""
+        """Return options for Flower that let only the holder of a new secret start the apps."""
         secret = make_secret(self.processes.folder / f"{name}.secret")
         return ["--isolation", "process", "--superexec-auth-secret-file", secret]
 
@@ -309,7 +309,7 @@ def _longest_silence(config: Config) -> float:
 
 @dataclass(frozen=True)
 class ServerFiles:
-    """PEM files: the trusted authority, and a server's certificate for loopback and its key."""
+    """PEM files of a server: its certificate for loopback, its key, and the trusted authority."""
 
     authority: Path
     certificate: Path

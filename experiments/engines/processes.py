@@ -61,7 +61,7 @@ class Processes:
             kill(processes_of(self.home(name)))
 
     def running(self, name: str, command: str) -> set[int]:
-        """Return the ids of the processes with this name that run the given command."""
+        """Return the ids of processes with this name whose command line contains `command`."""
         found, line = set(), command.encode()
         for one in processes_of(self.home(name)):
             with contextlib.suppress(OSError):

@@ -157,7 +157,7 @@ class SharedRay:
         return self._ray.get_runtime_context().gcs_address
 
     def spare_for(self, kind: Any) -> list[Any]:
-        """Return the idle workers of a kind, and kill the others to free their cores."""
+        """Return the idle workers of one kind, and kill workers of other kinds to free cores."""
         for other in [one for one in self.spare if one != kind]:
             for worker in self.spare.pop(other):
                 self._ray.kill(worker)

@@ -83,9 +83,10 @@ def _resources(config: Config) -> dict[str, float]:
 
 
 def _kind_of_workers(config: Config) -> tuple[Any, ...] | None:
-    """Return a key such that runs of this process with the same key can use the same workers.
+    """Return a key that states which runs of this process can use the same workers.
 
-    Return None if the workers load the user's own objects or files, which may change between runs.
+    Runs with equal keys can share workers. The key is None if the workers load the user's own
+    objects or files, which may change between runs.
     """
     named = (getattr(getattr(config, table), key) for table, key in NAMING)
     return None if any(map(is_own, named)) or config.given else (*_resources(config).items(),)
@@ -127,7 +128,7 @@ class Handed:
 
     @classmethod
     def over(cls, held: Any) -> "Handed":
-        """Store the object, or raise an error if it cannot be sent."""
+        """Put the object into Ray's object store, or raise an error if it cannot be sent."""
         try:
             return cls(ray.put(held))
         except RayError:

@@ -3,8 +3,11 @@
 `flower-superlink` runs any app from anyone who trusts its certificate, unless its Control API has
 an authentication plugin. This module adds a plugin that requires a key. `flower-superexec` shows
 the tokens of its tasks on command lines, which every user of the machine can read. This module
-passes the tokens in files. It can run as a program: `superlink_auth.py superlink KEY-FILE ...` or
-`superexec ...`; `register LINK KEY ...` sends the keys of all SuperNodes to a SuperLink.
+passes the tokens in files.
+
+The module can run as a program with one of three commands: `superlink_auth.py superlink KEY-FILE
+...` and `superlink_auth.py superexec ...` start Flower's commands, and `superlink_auth.py register
+LINK KEY ...` sends the keys of all SuperNodes to a SuperLink.
 
 The replaced functions are not part of Flower's public interface. test_superlink_auth.py fails if
 they change.

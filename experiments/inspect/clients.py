@@ -71,7 +71,10 @@ def worst_clients(records: Sequence[Record]) -> tuple[str, list[Record]]:
 
 
 def client_tables(records: Sequence[Record], clients: int) -> list[Table | str]:
-    """Return tables of the distribution and the worst clients. `clients` is N."""
+    """Return a table of the distribution over clients, and a table of the worst clients.
+
+    `clients` is the number of clients N.
+    """
     last = last_of_each(records)
     if not last:
         return ["No round is finished yet, so there are no client records."]

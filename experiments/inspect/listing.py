@@ -24,7 +24,10 @@ MOST = 3  # a row with more folders names only the first and the last
 
 
 def row(run: RunStatus, root: Path) -> Record:
-    """Return column -> value of a run. Missing values are None; a damaged run has only a state."""
+    """Return the table row of a run as a dictionary from column names to values.
+
+    Missing values are None. A damaged run has only a state.
+    """
     name = str(run.path.relative_to(root)) if run.path != root else run.path.name
     if run.damage:
         return {**dict.fromkeys(COLUMNS), "run": name, "state": "damaged"}
@@ -131,7 +134,7 @@ def _cell(value: Any, name: str = "") -> str:
 
 
 def spent(row: Record) -> str:
-    """Return the maximum privacy loss that the private runs of a row spent, as text."""
+    """Return, as text, the largest privacy loss among the private runs of a table row."""
     epsilon, delta = number(row["spent epsilon"]), number(row["at delta"], 3)
     doubt = "" if row["certified"] else ", not certified"
     return (

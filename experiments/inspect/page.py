@@ -94,9 +94,10 @@ def of_run(run: RunStatus, x: str = "rounds") -> Findings:
 
 
 def drawn(run: RunStatus) -> DrawnRun:
-    """Return one run, finished or unfinished, as an entry of a page with several runs.
+    """Return one run as an entry of a page with several runs.
 
-    The entry contains settings, the number of rounds, the reason why the run stopped, and curves.
+    The run may be finished or unfinished. The entry contains settings, the number of rounds, the
+    reason why the run stopped, and curves.
     """
     config = run.config
     state, _, why = run.state.partition(": ")

@@ -65,7 +65,10 @@ SPARSE = ("compression", "devices")
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run folder. With `brief`, large files are only partly checked, to list runs quickly."""
+    """The status of a run folder.
+
+    If `brief` is True, large files are only partly checked, so that runs can be listed quickly.
+    """
 
     path: Path
     brief: bool = False
@@ -145,7 +148,10 @@ class RunStatus:
         return last
 
     def curve(self, name: str, x: str = "rounds") -> list[tuple[float, float]]:
-        """Return pairs (position on the axis `x`, value), starting with the untrained model."""
+        """Return the curve of a measure as pairs of a position on the axis `x` and a value.
+
+        The curve starts with the untrained model if that model was evaluated.
+        """
         records = self.from_start
         places = positions(records, x, str(self.path))
         return [(at, one[name]) for at, one in zip(places, records, strict=True) if name in one]
@@ -212,7 +218,10 @@ class RunStatus:
 
 
 def _replies_of(rounds: Sequence[Record], clients: int) -> str:
-    """Return the number of used replies and of their clients as text, or "" if all were used."""
+    """Return, as text, how many replies were used and how many clients sent them.
+
+    The text is empty if all replies were used.
+    """
     used = [answered(one) for one in rounds]
     late = [age for one in rounds for age in one.get("staleness", ())]
     asked, there = sum(len(one["participants"]) for one in rounds), sum(map(len, used))
@@ -225,7 +234,10 @@ def _replies_of(rounds: Sequence[Record], clients: int) -> str:
 
 
 def _memory_of(workers: list[Record]) -> str:
-    """Return the number of Ray workers at the end and their peak memory, or "" without workers."""
+    """Return, as text, the number of Ray workers at the end of the run and their peak memory.
+
+    The text is empty if the run had no Ray workers.
+    """
     if not workers:
         return ""
     nodes = len({one["node"] for one in workers})

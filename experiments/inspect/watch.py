@@ -54,9 +54,9 @@ NOTHING: Answer = (404, "text/plain", b"There is nothing at this address.")
 
 
 def runs_of(folder: Path) -> dict[str, Path]:
-    """Return name -> path of all runs in the folder, or of the folder itself, newest first.
+    """Return a dictionary from the names to the paths of all runs in the folder, newest first.
 
-    The result is empty if the run has not created its folder yet.
+    The folder may itself be a run. The result is empty if the run has not created its folder yet.
     """
     begun: dict[Path, float] = {}
     for run in runs_below(folder) if folder.is_dir() else ():
@@ -70,7 +70,10 @@ def runs_of(folder: Path) -> dict[str, Path]:
 
 
 def about(name: str, folder: Path) -> Record:
-    """Return what the page shows about a run except its rounds, or how the run is damaged."""
+    """Return the data that the page shows about a run, except its rounds.
+
+    If the run is damaged, the data explain the damage.
+    """
     run = RunStatus(folder, brief=True)
     try:
         RunDirectory(folder).require_fixed()
@@ -99,7 +102,10 @@ def _settings(folder: Path, changed: int) -> Record:
 
 
 def _place(of: os.stat_result, at: int | None = None) -> str:
-    """Return the inode and a position in a file, by default its end. A new file has a new inode."""
+    """Return the inode of a file and a position in the file. The default is the end of the file.
+
+    A file that replaces another file has a new inode.
+    """
     return f"{of.st_ino}-{of.st_size if at is None else at}"
 
 

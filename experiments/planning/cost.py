@@ -52,8 +52,8 @@ ROWS = {
 class Engine:
     """The costs of an engine.
 
-    They are the seconds to start and to stop it, the number of workers, the maximum memory of one
-    worker, and the bytes that a round sends down and up.
+    The costs are the seconds to start and to stop the engine, the number of workers, the maximum
+    memory of one worker, and the bytes that the server sends and receives in a round.
     """
 
     pace: Pace
@@ -248,5 +248,5 @@ def tables(record: Record) -> list[Table | str]:
 
 
 def in_seconds(value: float) -> str:
-    """Return seconds with three digits, or as an integer if they are large."""
+    """Return a time in seconds as text with three digits, or as an integer if it is large."""
     return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"

@@ -81,7 +81,10 @@ class Trial:
             yield time.perf_counter() - start
 
     def seconds(self, plan: RandomnessPlan, rounds: int, afford: float) -> list[float]:
-        """Return the seconds of one or more rounds: at most `rounds`, within `afford` seconds."""
+        """Run at least one and at most `rounds` rounds, and return the seconds of each round.
+
+        No further round starts if it would probably exceed the limit of `afford` seconds in total.
+        """
         found: list[float] = []
         for spent in self.each(plan):
             found.append(spent)
@@ -98,7 +101,10 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def few(plan: RandomnessPlan, clients: int, rounds: int, skipped: int = 0) -> RandomnessPlan:
-    """Return a plan without the skipped rounds, and with only `clients` participants per round."""
+    """Return a plan of `rounds` rounds with `clients` participants each.
+
+    The first `skipped` rounds of the original plan are left out.
+    """
     drawn, rng = plan.schedule(), np.random.default_rng(0)
     chosen = [
         rng.choice(drawn[(skipped + number) % len(drawn)], clients, replace=False)
@@ -108,9 +114,9 @@ def few(plan: RandomnessPlan, clients: int, rounds: int, skipped: int = 0) -> Ra
 
 
 def rows_of(plan: RandomnessPlan, sizes: np.ndarray, rounds: int | None = None) -> float:
-    """Return the number of samples that all participants of a round use in one step, as a mean.
+    """Return the number of samples that all participants of a round use in one local step.
 
-    The mean is over the first `rounds` rounds, or over all rounds.
+    The number is a mean over the first `rounds` rounds, or over all rounds if `rounds` is None.
     """
     seen = np.minimum(sizes, plan.batch) if plan.batch else sizes
     return float(seen[plan.schedule()[:rounds]].sum(1).mean())
@@ -171,7 +177,7 @@ def _grown(
 ) -> Pace:
     """Try rounds with more and more clients, as long as a round fits in the available time.
 
-    The seconds are modelled as a + b * units. With only one tried size, a = 0.
+    The seconds of a round are modelled as a + b * units. If only one size was tried, a is 0.
     """
     (extra, one, small), plan, held = probed, trial.experiment.plan, peak()
     first, every = units(small, 1), units(plan, None)
@@ -203,16 +209,17 @@ def _grown(
 
 
 def _slope(small: tuple[float, float], large: tuple[float, float]) -> float:
-    """Return the seconds per unit from two rounds (units, seconds).
+    """Return the seconds per unit, as the slope between two rounds.
 
-    If the rounds have similar sizes, use the larger round alone.
+    Each round is a pair (units, seconds). If the two rounds have similar sizes, the result is
+    computed from the larger round alone.
     """
     (less, one), (more, other) = small, large
     return max(0.0, (other - one) / (more - less)) if more > 1.1 * less else other / more
 
 
 def evaluation(run: Run, state: ServerState) -> float:
-    """Return the seconds of one evaluation, or an estimate from fewer samples if it takes long."""
+    """Return the seconds of one evaluation. A long evaluation is estimated from fewer samples."""
     shards, task = run.experiment.shards, run.experiment.task
     shares = sample_weights(run.data.sizes, weights(run.data.sizes, "size"))
     train, held = len(shards.labels), len(shards.held_out.labels)

@@ -205,7 +205,7 @@ def _schulz(table: OrthogonalizerTable) -> dict[str, Any]:
 
 
 def start_of(weight: np.ndarray, source: Source | None) -> Start | None:
-    """Return facts about X0 [d, c] and the samples of `source`, or None if c = 1."""
+    """Return properties of X0 and of the samples of `source`, or None if there is one class."""
     if weight.shape[1] < 2:
         return None
     centred = weight - weight.mean(1, keepdims=True, dtype=float)
@@ -223,7 +223,7 @@ class CertifiedSetting:
 
     Attributes:
         config: The config of the run.
-        sizes: Number of samples of each client [N].
+        sizes: Array [N] of the numbers of samples of the clients.
         participation: The participants of each round, or how they are chosen.
         shape: The shape of the model, if known.
         l_orth: A value of L_orth that replaces the proved constant.
@@ -234,13 +234,13 @@ class CertifiedSetting:
         refusal: The reason why there is no bound.
         l_map: The Lipschitz constant that the author of a custom orthogonalizer claims.
         stopped: The reason why a callback ended the run early.
-        factors: Factor of the step size in each round [R].
-        moved: The largest perturbation among the neighbours of each client [N].
+        factors: Array [R] of the factors of the step size in each round.
+        moved: Array [N]. For each client, the largest perturbation among its neighbours.
         start: Known facts about the initial model X0.
-        gaps: A function that repeats the run and returns the smallest singular value s_q of each
-            momentum [R, E, K].
-        squares: A function that reads the final model and returns the mean of
-            (loss - (1 - 1/c))^2 over the training samples of each client [N].
+        gaps: A function that repeats the run and returns an array [R, E, K] of the smallest
+            singular value s_q of each momentum.
+        squares: A function that reads the final model. For each client, it returns the mean of
+            (loss - (1 - 1/c))^2 over the training samples.
     """
 
     config: Config
@@ -363,7 +363,7 @@ class Certificate:
 
 
 def certify(case: CertifiedSetting) -> Certificate:
-    """Return the guarantees for this run, or the reason why there are none."""
+    """Return the guarantees for a run, or the reason why there are no guarantees."""
     l_orth, exact_sign = None, case.config.orthogonalizer.name == "exact-sign"
     try:
         method = method_of(case.config)
@@ -605,7 +605,7 @@ def report(case: CertifiedSetting, certificate: Certificate) -> dict[str, Any]:
 
 
 def _note(case: CertifiedSetting, certificate: Certificate) -> str:
-    """Return a note on why the bound is vacuous, or for which clients it is trivial, or ""."""
+    """Return a note if the bound is vacuous, or trivial for some clients. Otherwise return ""."""
     found, clients, top = certificate.bound, len(case.sizes), case.run.constants.loss_bound
     if violation := certificate.violation(case.moved):
         return (

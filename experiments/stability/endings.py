@@ -52,10 +52,10 @@ def endings(
     kinds: Mapping[str, Mapping[str, Any]],
     source: Source | None = None,
 ) -> list[Ending]:
-    """Return the results of the config's run after round 0 and after the given rounds.
+    """Return the results of a run after round 0 and after the given rounds.
 
-    Each entry of `kinds` has a name and changes of [stability]. A certificate is computed for each
-    entry.
+    `kinds` maps the name of each certificate to changes of the table [stability]. Each result
+    contains one certificate per name.
     """
     config = resolve(config)
     source = read_source(config) if source is None else source

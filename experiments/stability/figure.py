@@ -42,7 +42,10 @@ census_figure = style.styled(census_panels)
 
 
 def by_exposure(neighbours: Columns) -> np.ndarray:
-    """Return the clients by increasing exposure. If no exposure is known, sort by perturbation."""
+    """Return the clients in the order of increasing exposure.
+
+    If no exposure is known, the order is that of increasing perturbation.
+    """
     clients = np.unique(neighbours["client"])
     known = not np.isnan(neighbours["exposure"]).any()
     key = neighbours["exposure" if known else "perturbation"]

@@ -176,7 +176,7 @@ def read_census(census: Path, usecols: Sequence[int] | None = None) -> np.ndarra
 
 
 def largest_moves(census: Path, clients: int) -> np.ndarray:
-    """Return the largest perturbation among each client's neighbours in a neighbours.csv [N]."""
+    """Return, for each client, the largest perturbation among its neighbours in neighbours.csv."""
     columns = read_census(census, usecols=(1, 4))
     moved = np.zeros(clients)
     np.maximum.at(moved, columns[:, 0].astype(int), columns[:, 1])
@@ -200,7 +200,7 @@ def _require_objects(config: Config, folder: Path) -> None:
 
 
 def source_of(config: Config, folder: Path) -> Source | None:
-    """Return the run's samples if the data set is built in and unchanged, otherwise None."""
+    """Return the samples of a run, or None if its data set is not built in or has changed."""
     if is_own(config.data.name):
         return None
     try:
@@ -231,11 +231,11 @@ def measured_losses(
     config: Config, data: FederatedData, classes: int, experiment: Experiment, params: Params,
     ranges: Sequence[float] | None = None,
 ) -> list[Loss]:  # fmt: skip
-    """Return the measured gap and accuracy of every model of a stack [S, ...].
+    """Return the measured gap and accuracy of every model in a stack.
 
-    `ranges` [S] are the proved ranges of the losses of each model. The default is 1, which is valid
-    for the loss 1 - p_y. Cross-entropy is unbounded, so a network's gap has an approximate interval
-    (normal distribution).
+    `ranges` contains the proved range of the losses for each model. The default is 1, which is
+    valid for the loss 1 - p_y. Cross-entropy is unbounded, so the interval for the gap of a network
+    is an approximation with the normal distribution.
     """
     interval = "shorter" if config.task.name == "matrix" else "normal"
     shards, clients = experiment.shards, len(data.sizes)
@@ -266,9 +266,9 @@ def measured_losses(
 
 
 def mean_squares(experiment: Experiment, sizes: np.ndarray, params: Params) -> np.ndarray:
-    """Return the mean of (loss - (1 - 1/c))^2 over the training samples of each client [S, N].
+    """Return the mean of (loss - (1 - 1/c))^2 over the training samples of each client.
 
-    `params` is a stack of models [S, ...] of the matrix task.
+    `params` is a stack of S models of the matrix task. The result has shape [S, N].
     """
     shards, classes = experiment.shards, params["weight"].shape[-1]
     losses, _ = experiment.task.losses(params, Batch(shards.inputs, shards.labels))
@@ -278,7 +278,7 @@ def mean_squares(experiment: Experiment, sizes: np.ndarray, params: Params) -> n
 
 
 def _squares_of_run(folder: Path, given: UserObjects) -> np.ndarray:
-    """Return `mean_squares` of the final model of the run in the folder [N]."""
+    """Return `mean_squares` of the final model of the run in the folder, as an array [N]."""
     run = FinishedRun.open(folder, given)
     weight = read_tensors(folder / "model.safetensors")[0]["weight"][None]
     params = {"weight": weight.to(run.experiment.shards.inputs.device)}
@@ -327,12 +327,12 @@ def observe_momenta(
 
 
 def smallest_singular_values(folder: Path, given: UserObjects) -> np.ndarray:
-    """Repeat the run, and return the smallest singular value s_q of all momenta [R, E, K].
+    """Repeat the run, and return the smallest singular value s_q of all momenta.
 
-    s_q is the distance from a momentum M [d, c] to the nearest jump of the exact sign. Each row of
-    M sums to 0, because each row of a softmax gradient does. So only q = min(d, c - 1) singular
-    values of M count, and s_q is the smallest of these. The function subtracts max(d, c) eps s_1,
-    the error that rounding may have added.
+    The result is an array [R, E, K]. s_q is the distance from a momentum M [d, c] to the nearest
+    jump of the exact sign. Each row of M sums to 0, because each row of a softmax gradient does. So
+    only q = min(d, c - 1) singular values of M count, and s_q is the smallest of these. The
+    function subtracts max(d, c) eps s_1, the error that rounding may have added.
     """
 
     def gap(client: int, model: Tensor, momentum: Tensor) -> float:
@@ -389,7 +389,10 @@ def observed_constants(task: Task, models: Sequence[Params], batch: Batch) -> Co
 
 
 def curvature(task: Task, params: Params, batch: Batch) -> float:
-    """Return the norm of the mean loss's Hessian by power iteration on gradient differences."""
+    """Estimate the norm of the Hessian of the mean loss.
+
+    The method is power iteration on differences of gradients.
+    """
     rng = np.random.default_rng(0)
     draws = {name: rng.standard_normal(tuple(value.shape)) for name, value in params.items()}
     v, size = {name: torch.from_numpy(d).to(params[name]) for name, d in draws.items()}, 0.0
@@ -415,11 +418,11 @@ def _norm(tree: Params) -> float:
 
 
 def _constant_of_step(case: CertifiedSetting, task: Task) -> dict[str, Any]:
-    """Return the Lipschitz constant of a network's step divided by lr, or why there is none.
+    """Return the Lipschitz constant of one step of a network, divided by the step size.
 
-    The result contains a field of the setting: `l_orth`, or `refusal`. The constant is the maximum
-    of two: that of the scaled orthogonalizer on hidden matrices, and that of the auxiliary step on
-    other parameters.
+    The result contains one field of the setting: `l_orth`, or `refusal` with the reason why no
+    constant is known. The constant is the larger of two constants: that of the scaled
+    orthogonalizer on hidden matrices, and that of the auxiliary step on other parameters.
     """
     if not has_map(case.config):
         return {"l_orth": 1.0}

@@ -73,7 +73,7 @@ def measure_gap(run: FinishedRun, case: CertifiedSetting, certificate: Certifica
 
 
 def beside_start(run: FinishedRun, value: float | None) -> Record:
-    """Return losses of the model and of X0, their distance, and the certified population loss.
+    """Compare the final model with X0: their losses, distance, and certified population loss.
 
     The certified population loss is F_hat + bound. If this number is below the loss of X0, the run
     is certified to have learned.
@@ -98,7 +98,10 @@ def beside_start(run: FinishedRun, value: float | None) -> Record:
 
 
 def start_words(record: Record) -> list[tuple[str, str]]:
-    """Return table rows for the result of `beside_start`; none for folders of old versions."""
+    """Return table rows for the result of `beside_start`.
+
+    The list is empty for run folders of old versions, which lack these numbers.
+    """
     before, certified = record.get("start_loss"), record.get("certified_loss")
     if before is None or certified is None:
         return []
@@ -197,7 +200,7 @@ def verdict_on(gap: MeasuredGap, certificate: Certificate) -> str:
 
 
 def as_record(every: Iterable[Why], then: Iterable[str] = ()) -> Record:
-    """Return the distinct reasons and changes of several runs, and the verdicts `then`.
+    """Return the distinct reasons and config changes of several runs as one record.
 
     `then` contains the verdicts on the gaps after the changes.
     """

@@ -117,10 +117,10 @@ class Candidates:
 
 @dataclass
 class Slopes:
-    """The products <V, dX^R / dw> for one client's samples [k, n_i] and for its candidates.
+    """The products <V, dX^R / dw> for the samples and the candidates of one client.
 
-    Each entry of `others` is a batch: its rows (None for all rows), and the candidates' products
-    [k, P] for this batch.
+    The products of the samples form an array [k, n_i]. Each entry of `others` is a batch: its rows
+    (None for all rows), and an array [k, P] of the products of the candidates for this batch.
     """
 
     own: Tensor
@@ -209,7 +209,10 @@ def predictions(
     on_round_end: OnRoundEnd = lambda record: None,
     on_start: OnStart = lambda done, total: None,
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield each participant, its candidates [P], and ||D||_F of every pair [n_i, P]."""
+    """Yield, for each participant, its candidates and the estimate of ||D||_F for every pair.
+
+    A pair is a sample of the participant and a candidate, so the estimates have shape [n_i, P].
+    """
     experiment = smooth(run)
     offsets = experiment.shards.offsets
     start = begin(experiment.recipe, experiment.task, run.config.federation.seed)
@@ -362,7 +365,10 @@ def _slopes(
 
 
 def norms(one: Slopes, own: Gradients, others: Gradients) -> Tensor:
-    """Return estimates of ||D||_F [n_i, P] by regression on the differences of gradients."""
+    """Return estimates of ||D||_F for all pairs, as an array [n_i, P].
+
+    The estimates use a regression on the differences of gradients.
+    """
     pair = (own.slopes[None], own.samples, others.slopes[None], others.samples)
     apart, found = gradient_distances(*pair)[0].square(), []
     for sample, difference in enumerate(one.differences()):
@@ -400,7 +406,7 @@ def stored_ranking(run: FinishedRun, on_round_end: OnRoundEnd, on_start: OnStart
 
 
 def calibration(ranking: Ranking, moved: np.ndarray) -> Record:
-    """Compare the predictions of a ranking with the exact perturbations [T].
+    """Compare the predictions of a ranking with the exact perturbations.
 
     The predictions are first-order estimates. They are not certificates.
     """

@@ -192,7 +192,10 @@ def measure(
 
 
 def pick(run: FinishedRun) -> np.ndarray:
-    """Return (client, position, replacement) of every neighbour, [T, 3] int64."""
+    """Return the client, the position of the sample and the replacement, for every neighbour.
+
+    The result is an int64 array [T, 3].
+    """
     config, data, source = run.config, run.data, run.source
     seed, table = config.federation.seed, config.stability
     if table.neighbours == "all":
@@ -216,7 +219,7 @@ def stack_size(run: FinishedRun) -> int:
 
 
 def perturbations(run: FinishedRun, drawn: np.ndarray, engine: Engine) -> np.ndarray:
-    """Return ||X_s^R - X_0^R||_F [T] of the given neighbours [T, 3].
+    """Return the perturbation ||X_s^R - X_0^R||_F of each given neighbour.
 
     The value is set to 0 if the client never took part. No step uses the samples of such a client,
     but rounding in another position of the stack could change the last bit of the model.
@@ -324,7 +327,7 @@ def verdict_table(out: Path, record: Record) -> Table:
 
 
 def _within(record: Record, value: float) -> Text:
-    """Return as text whether the gap's interval is below the bound, above the bound, or neither."""
+    """State as text whether the gap's interval is below the bound, above the bound, or neither."""
     low, high = record["gap_low"], record["gap_high"]
     return INCONCLUSIVE if low <= value < high else _yes(high <= value)
 

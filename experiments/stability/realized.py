@@ -58,14 +58,17 @@ def require_covered(config: Config) -> None:
 
 
 class LocalStep(NamedTuple):
-    """Two numbers at a local step: ||H|| of the client's mean loss, and ||g_z - g_z'||."""
+    """Two numbers at a local step.
+
+    One number is ||H|| of the client's mean loss. The other number is ||g_z - g_z'||.
+    """
 
     curvature: float
     distances: np.ndarray
 
 
 def certificates(run: FinishedRun, certificate: Certificate, drawn: np.ndarray) -> np.ndarray:
-    """Return certificates [T]: how far each given neighbour [T, 3] can be from this run."""
+    """For each given neighbour, return a bound on the distance of its final model from this run."""
     experiment, config, task = run.experiment, run.config, run.experiment.task
     require_covered(config)
     if (
@@ -114,7 +117,10 @@ def certificates(run: FinishedRun, certificate: Certificate, drawn: np.ndarray) 
 
 @torch.enable_grad()
 def hessian_norm(task: MatrixTask, model: Tensor, data: Batch) -> float:
-    """Return the largest |eigenvalue| of the mean loss's Hessian, by the Lanczos method."""
+    """Return the norm of the Hessian of the mean loss by the Lanczos method.
+
+    The norm is the largest absolute value of an eigenvalue.
+    """
     plain, at = dataclasses.replace(task, kernel="torch"), model.clone().requires_grad_()
     loss = plain.losses({"weight": at[None]}, data)[0].mean()
     (slope,) = torch.autograd.grad(loss, at, create_graph=True)
@@ -133,7 +139,10 @@ def hessian_norm(task: MatrixTask, model: Tensor, data: Batch) -> float:
 
 
 def write_certificates(run: FinishedRun, certificate: Certificate) -> Record:
-    """Write realized.csv with one line per line of neighbours.csv, and return its summary."""
+    """Write realized.csv, and return a summary of its contents.
+
+    The file has one line for each line of neighbours.csv.
+    """
     known = read_census(run.out / CENSUS)
     client, index, replacement = known[:, 1:4].astype(np.int64).T
     position = run.data.rows_of(index) - run.data.offsets[client]
@@ -148,7 +157,10 @@ def write_certificates(run: FinishedRun, certificate: Certificate) -> Record:
 
 
 def summary(moved: np.ndarray, promised: np.ndarray, found: np.ndarray) -> Record:
-    """Compare the perturbations [T] with the certificates from before and from after the run."""
+    """Compare perturbations with two kinds of certificates.
+
+    One kind was computed before the run, and the other kind was computed after the run.
+    """
     asked = found > 0
     share = (moved[asked] / found[asked]).max(initial=0.0)
     exceeded = int((moved > found).sum())
