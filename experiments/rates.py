@@ -77,7 +77,10 @@ def _require_one_map(given: set[str]) -> None:
 
 @dataclass(frozen=True)
 class Problem:
-    """The parameters of a problem in the papers. `sides` is min(m, n), the maximum rank."""
+    """The parameters of a problem that the bounds of the papers use.
+
+    `sides` is min(m, n), the maximum rank.
+    """
 
     steps: int
     gap: float

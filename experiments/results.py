@@ -121,8 +121,8 @@ class Result:
             client: The client's number, from 0 to N - 1.
 
         Returns:
-            Parameter name -> tensor. If the client never took part, its personal part has the
-            initial values.
+            A dictionary that maps the name of a parameter to its tensor. If the client never took
+            part, its personal parameters have their initial values.
 
         Raises:
             InputError: If the number is out of range, or the run has no personal models. In a

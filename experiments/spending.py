@@ -237,7 +237,7 @@ def privacy_record(config: Config, summary: Mapping[str, Any]) -> Record:
 def with_privacy_columns(
     made: Mapping[str, Rows], heads: Sequence[Record], records: Sequence[Record]
 ) -> Mapping[str, Rows]:
-    """Add the certified privacy of private runs and a table of their clients to a suite's tables.
+    """Add columns with the certified epsilon, and a table of clients, to the tables of a suite.
 
     `epsilon` is nan for an unfinished run.
     """

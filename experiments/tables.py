@@ -78,7 +78,8 @@ def facts(title: str, rows: Facts, count: int = 6) -> Table:
     Args:
         title: The title, as plain text.
         rows: Names and values.
-        count: The number of digits of a float: six for constants, four for measurements.
+        count: The number of significant digits of a float. Use six for constants and four for
+            measurements.
     """
     shown = Table("", "", title=escape(title), title_justify="left", show_header=False)
     for name, value in rows:

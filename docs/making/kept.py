@@ -18,7 +18,7 @@ HEADLINES = Path(__file__).resolve().parent.parent / "about" / "headlines.toml"
 
 
 def kept(folder: Path = results.FOLDER) -> dict[str, Kept]:
-    """Read all stored results, by suite name."""
+    """Return all stored results. The dictionary maps the name of a suite to its result."""
     read = {name: results.read(name, folder) for name in sorted(contents.shipped())}
     return {name: one for name, one in read.items() if one is not None}
 

@@ -191,7 +191,7 @@ def _digest(page: Path) -> str:
 
 
 def pages() -> dict[str, Path]:
-    """Return page name -> file, for every page with code cells."""
+    """Return the pages with code cells. The dictionary maps the name of a page to its file."""
     docs = ROOT / "docs"
     return {
         str(file.relative_to(docs).with_suffix("")): file
@@ -201,7 +201,10 @@ def pages() -> dict[str, Path]:
 
 
 def all_outputs() -> dict[str, list[list[Output]]]:
-    """Return page name -> outputs of its code cells, for every page with code cells."""
+    """Return the outputs of all pages with code cells.
+
+    The dictionary maps the name of a page to the outputs of its cells.
+    """
     found = pages()
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         return dict(zip(found, pool.map(executed, found.values()), strict=True))

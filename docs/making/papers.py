@@ -77,7 +77,10 @@ def legend(kind: str) -> str:
 
 
 def read(number: str) -> dict[str, Any]:
-    """Read a paper's short name, title, identifier, suites and claims."""
+    """Return the content of a paper's file.
+
+    It has a short name, title, identifier, suites and claims.
+    """
     return tomllib.loads((FOLDER / f"{number}.toml").read_text(encoding="utf-8"))
 
 
@@ -104,7 +107,10 @@ def titled(paper: Mapping[str, Any]) -> str:
 
 
 def page(number: str) -> str:
-    """Return a paper's page as Markdown: claims with evidence, and the results of its suites."""
+    """Return a paper's page as Markdown.
+
+    It contains the claims with evidence, and the results of the paper's suites.
+    """
     held = read(number)
     words = [verdict(one) for one in held["claims"]]
     rows = [[one["where"], one["printed"], one["ours"], f"**{word}**", evidence(one)]
@@ -153,7 +159,10 @@ def verdict(claim: Claim, folder: Path = results.FOLDER) -> str:
 
 
 def together(words: Sequence[str]) -> str:
-    """Combine the verdicts on several claims. The result is `holds` if all claims hold."""
+    """Combine the verdicts on several claims into one.
+
+    The result is `holds` only if all claims hold.
+    """
     order = (REFUTED, INCONCLUSIVE, UNTESTED)
     return next((one for one in order if one in words), HOLDS)
 

@@ -158,7 +158,9 @@ class Part:
 def together(
     names: Sequence[str], jobs: int, runs: Path = RUNS, into: Path = results.FOLDER
 ) -> None:
-    """Compute the missing cells of all these suites in `jobs` processes, longest cells first.
+    """Compute the missing cells of several suites in `jobs` processes.
+
+    The longest cells start first.
 
     Each cell is saved in the folder of its suite as soon as it is computed, so `regenerate` only
     has to write the tables. A suite without a stored result is assumed to take as long as the

@@ -95,7 +95,7 @@ class Numbered:
 
 @dataclass(frozen=True)
 class Quadratics:
-    """The task in which client i has the loss h_i ||X - B_i||_F^2 / 2."""
+    """A task with quadratic losses. Client i has the loss h_i ||X - B_i||_F^2 / 2."""
 
     curvatures: Tensor  # h [N]
     centres: Tensor  # B [N, m, n]

@@ -211,10 +211,10 @@ def chosen(rows: Columns, setting: str, name: str, noise: float) -> tuple[float,
 
 
 def compared(rows: Columns, setting: str, name: str, other: str, noise: float) -> Slope:
-    """Return the relative difference of two methods' mean excess losses.
+    """Return how much the mean excess losses of two methods differ.
 
     The difference is divided by the mean of `other` and has a 95% interval. At one noise level,
-    runs with the same seed use the same noise, so the differences are paired by seed.
+    runs with the same seed use the same noise, so runs with the same seed are compared.
     """
     mine, theirs = (chosen(rows, setting, one, noise)[2] for one in (name, other))
     return mean_of((mine - theirs) / theirs.mean())

@@ -299,7 +299,10 @@ def _bound_claims(grid: Columns) -> Sequence[Claim]:
 
 
 def _corollary_claims(best: Columns) -> Sequence[Claim]:
-    """Return the claims that Corollary 4's bound holds, and that longer runs have smaller means."""
+    """Return the claims about Corollary 4.
+
+    They say that its bound holds, and that longer runs have smaller means.
+    """
     parts = {steps: where(best, steps=steps) for steps in levels(best, "steps")}
     shown, under = [], []
     for steps, part in parts.items():

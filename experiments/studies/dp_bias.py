@@ -340,7 +340,10 @@ def smaller(parts: Curves) -> Claim:
 
 
 def _single_directions(rows: Columns) -> Sequence[Claim]:
-    """Return two claims about single directions. More seeds would not shorten their intervals."""
+    """Return two claims about single directions.
+
+    Their intervals do not become shorter with more seeds.
+    """
     ratios, least = {}, []
     for shape in distinct(rows, "shape"):
         part = _part(rows, shape, "monte-carlo")

@@ -258,7 +258,10 @@ class Metric:
         return spelled(self.name).replace("-", " ")
 
     def better(self, one: float, other: float) -> bool:
-        """Return whether the mean `one` is better than `other`. nan is worse than every number."""
+        """Return whether the mean `one` is better than the mean `other`.
+
+        A mean that is nan is worse than every number.
+        """
         if math.isnan(one) or math.isnan(other):
             return not math.isnan(one)
         return one > other if self.rising else one < other

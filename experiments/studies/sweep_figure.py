@@ -169,7 +169,7 @@ def _annotate(panel: Axes, found: np.ndarray, rising: bool, panels: int) -> None
 def _mean(
     rows: Sequence[Row], keys: Sequence[str], at: tuple[Any, Any], name: str, rising: bool
 ) -> float:
-    """Return the best mean among all rows with the values `at` of the two keys."""
+    """Return the best mean among all rows that have the values `at` for the two keys."""
     here = [row for row in rows if (row[keys[0]], row[keys[1]]) == at]
     best = _best(here, name, rising)
     return math.nan if best is None else best[name]

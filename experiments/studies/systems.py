@@ -96,7 +96,7 @@ class Settings(Table):
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
-    """Return a cell for each method of each part."""
+    """Return the cells of all parts, with one cell for each method of a part."""
     shared = settings.model_dump(by_alias=True, exclude={"alpha", "parts", "base"})
     found = []
     for name, part in settings.parts.items():
@@ -324,7 +324,7 @@ def too_wide(found: Slope) -> bool:
 
 
 def alike(found: Slope) -> bool:
-    """Return whether a finite ratio is the same for every seed, up to rounding."""
+    """Return whether the ratio is finite and, up to rounding, the same for every seed."""
     return 0 < found.value < math.inf and found.high <= found.low * (1 + 1e-9)
 
 

@@ -94,7 +94,7 @@ WORDS = {"gap": "mean gap", "bound": "mean bound", "perturbation": "mean perturb
 
 
 def by_seed(rows: Columns, suite: str, column: str) -> np.ndarray:
-    """Return the mean of a suite's runs for each seed."""
+    """Return the mean over a suite's runs, for each seed."""
     mine = where(rows, suite=suite)
     return np.array([where(mine, seed=one)[column].mean() for one in np.unique(mine["seed"])])
 

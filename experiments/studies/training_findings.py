@@ -200,7 +200,7 @@ def _numbers(runs: Columns, about: Mapping[str, Any]) -> tuple[tuple[str, ...], 
 
 
 def _pictures(curves: Columns, runs: Columns, about: Mapping[str, Any]) -> list[Picture]:
-    """Return figures of final values along the sweep, and curves by round and by seconds.
+    """Return figures of final values along the sweep, and of curves by round and by seconds.
 
     In a suite with a sweep, the curves show a single value of the sweep. There may be another
     figure that shows every value, for one variant.

@@ -117,7 +117,10 @@ def require_plain(word: str, what: str) -> None:
 
 
 def shipped() -> dict[str, Path]:
-    """Return the file of every built-in suite, by name."""
+    """Return the files of the built-in suites.
+
+    The dictionary maps the name of a suite to its file.
+    """
     own = {file.stem.replace("_", "-"): file for file in STUDIES.glob("*.toml")}
     return {file.stem: file for file in FOLDER.glob("*.toml")} | own
 
