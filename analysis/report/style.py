@@ -372,7 +372,7 @@ def places_of(curves: Mapping[str, Sequence[Records]], x: str) -> Places:
 
 
 def are_uneven(places: Places) -> bool:
-    """Return whether the longest run is more than `UNEVEN` times as long as the shortest run."""
+    """State whether the longest run is more than `UNEVEN` times as long as the shortest run."""
     lengths = [one[-1] for runs in places.values() for one in runs if one]
     return max(lengths, default=0) > UNEVEN * min(lengths, default=0)
 

@@ -25,7 +25,10 @@ SHORT = 0.01  # length of the other examples' vectors; the canary's length is 1
 
 
 class Parallel(nn.Module):
-    """A linear classifier of inputs x [n, m, d] with logits sum_w W_w x_w: one matrix per block."""
+    """A linear classifier whose logits are sum_w W_w x_w, with one matrix W_w per block.
+
+    The inputs are an array [n, m, d] with one vector x_w per sample and block.
+    """
 
     def __init__(self, blocks: int) -> None:
         """Create linear layers without biases."""

@@ -127,7 +127,7 @@ class SharedRay:
     """The Ray that several runs share, and the workers that are idle between runs.
 
     Attributes:
-        spare: Kind of workers -> idle workers of that kind.
+        spare: A dictionary from the kinds of workers to the idle workers of each kind.
     """
 
     spare: dict[Any, list[Any]] = field(default_factory=dict)

@@ -58,8 +58,8 @@ def distributions(records: Sequence[Record]) -> dict[str, dict[str, float]]:
 def worst_clients(records: Sequence[Record]) -> tuple[str, list[Record]]:
     """Return the measure that ranks the clients, and their last records from worst to best.
 
-    The measure is the first of `RANKED_BY` that the records contain. The loss after the local steps
-    breaks ties.
+    The measure is the first one in `RANKED_BY` that the records contain. If two clients are equal,
+    the loss after the local steps determines their order.
     """
     last = last_of_each(records)
     name = known_names(RANKED_BY, last)[0] if known_names(RANKED_BY, last) else RANKED_BY[-1]

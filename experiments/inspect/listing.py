@@ -59,7 +59,10 @@ def in_order(rows: Sequence[Record], column: str, reverse: bool) -> list[Record]
 
 
 def cells(one: Record, names: Sequence[str]) -> list[str]:
-    """Return these columns of a row as text. An unfinished run shows `done/total` rounds."""
+    """Return the given columns of a row as text.
+
+    For an unfinished run, the number of rounds is shown as `done/total`.
+    """
     text = {name: _cell(value) for name, value in one.items()}
     if one["state"] not in ("finished", "damaged"):
         text["rounds"] += f"/{one['of']}"

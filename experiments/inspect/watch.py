@@ -110,12 +110,12 @@ def _place(of: os.stat_result, at: int | None = None) -> str:
 
 
 def rounds_since(folder: Path, since: str) -> Record:
-    """Return the complete lines that were appended to rounds.jsonl.
+    """Return the complete lines that were appended to rounds.jsonl since an earlier answer.
 
     Args:
         folder: The run folder.
-        since: The `at` of an earlier answer. Any text that is not a position in this file means the
-            start of the file.
+        since: The field `at` of an earlier answer. If this text is not a position in the file, the
+            lines are read from the start.
     """
     try:
         file = os.fdopen(regular(folder / ROUNDS), "rb")
@@ -153,7 +153,10 @@ def rounds_since(folder: Path, since: str) -> Record:
 
 
 class Server(ThreadingHTTPServer):
-    """A server of the runs in `folder`, which may itself be a run. `url` is the page's address."""
+    """A server of the runs in `folder`. The folder may itself be a run.
+
+    `url` is the address of the page.
+    """
 
     daemon_threads = True
 

@@ -29,14 +29,14 @@ from fedmuon.federated.rounds import begin, risk, run_rounds
 
 @dataclass(frozen=True)
 class Ending:
-    """The result of a run of the matrix task that ends after `round` rounds; 0 stands for X⁰.
+    """The result of a run of the matrix task that ends after `round` rounds.
 
     Attributes:
-        round: The number of rounds of the run.
+        round: The number of rounds of the run; 0 stands for the initial model X⁰.
         accuracy: Accuracy on held-out samples.
         test_loss: Mean loss over held-out samples, without weights.
         loss: The train loss, and the gap with its interval.
-        certificates: The certificate for each name in `kinds`; empty for X⁰.
+        certificates: The certificate for each name in `kinds`. The mapping is empty for X⁰.
     """
 
     round: int

@@ -58,9 +58,10 @@ def require_covered(config: Config) -> None:
 
 
 class LocalStep(NamedTuple):
-    """Two numbers at a local step.
+    """Two norms at a local step of a client.
 
-    One number is ||H|| of the client's mean loss. The other number is ||g_z - g_z'||.
+    One is the norm ||H|| of the Hessian of the client's mean loss. The other is the distance ||g_z
+    - g_z'|| between the gradients of a sample and of its replacement.
     """
 
     curvature: float
