@@ -128,7 +128,7 @@ def test_tables_list_their_keys() -> None:
     ("config explain local.Lr", "did you mean local.lr?"),
     ("config explain LOCAL.LR", "did you mean local.lr?"),
     ("config explain local.zzz", "the keys of [local] are recipe, steps"),
-    ("config explain data.options", "set an option as data.options.OPTION=VALUE"),
+    ("config explain data.options", "set one of its options as data.options.OPTION=VALUE"),
     ("config explain faults.options", "the keys of [faults] are"),  # a control: it has none
     ("config explain zz.zzz", "with one of the tables data"),
     ("run --set local.Lr=3", "[local] Lr: did you mean lr?"),

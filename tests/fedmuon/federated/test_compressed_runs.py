@@ -255,7 +255,7 @@ REJECTED: list[tuple[dict[str, Any], str]] = [
     ({"privacy": {**CLIENTS, "trust": "local", "cohorts": "fixed"}, "local": {"recipe": "fedavg"},
       "compression": {"uplink": "power"}}, "uplink = 'power' stores a state of each client"),
     ({"privacy": {"noise": 0.5}, "local": {"recipe": "dp-sgd"},
-      "compression": {**TOP, "feedback": "error"}}, "the ledger of a private run does not"),
+      "compression": {**TOP, "feedback": "error"}}, "guarantee of a private run does not"),
 ]  # fmt: skip
 
 
