@@ -65,8 +65,9 @@ def mask_reply(recipe: Recipe, reply: Reply, message: Message, context: Context)
     assert recipe.client_level is not None
     if KEPT not in context.state:
         raise InputError(
-            "the server requests a masked reply, but this client has no key for its mask. "
-            "Request the public key of the client first."
+            "the server requests a masked reply, but this client has no private key for its "
+            "mask. The client's node may have restarted during the round. Continue the run on "
+            "the server with --resume, which creates new keys."
         )
     kept: Any = context.state.pop(KEPT)
     private, cohort = kept["private"], recipe.client_level.cohort
@@ -74,13 +75,15 @@ def mask_reply(recipe: Recipe, reply: Reply, message: Message, context: Context)
     keys = dict(zip(held["clients"], held["keys"], strict=True))
     if not len(keys) == len(set(keys.values())) == len(held["clients"]) == cohort:
         raise InputError(
-            "the server's message does not contain a different public key for each of the "
-            f"{cohort} clients. Request new keys from all clients."
+            f"the server's message must contain one public key for each of the {cohort} clients, "
+            "all of them different, but keys are missing or equal. Continue the run on the "
+            "server with --resume, which creates new keys."
         )
     if keys.get(reply.client) != distributed.public_of(private):
         raise InputError(
-            "the public keys in the server's message belong to another round. Request new keys "
-            "from all clients."
+            f"the public key of client {reply.client} in the server's message is not the key that "
+            "this client sent for this round. Continue the run on the server with --resume, "
+            "which creates new keys."
         )
     vectors = {"model": reply.params, **reply.states}
     count = sum(one.numel() for held in vectors.values() for one in held.values())

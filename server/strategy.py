@@ -291,7 +291,8 @@ class FedMuonStrategy(Strategy):
             raise InputError(reason(message))
         if message.metadata.src_node_id != self.nodes.get(client):
             raise InputError(
-                "the reply came from a node that does not have the partition of this client"
+                "the reply came from another node than the node with the partition of this "
+                "client. Start exactly one SuperNode per client, each with its own partition-id"
             )
         recipe, content = self.experiment.recipe, message.content
         with distrusted():
@@ -299,7 +300,9 @@ class FedMuonStrategy(Strategy):
             if (who["round"], who["partition"]) != (self.state.round, client):
                 about = f"partition {plain(who['partition'], 20)}, round {plain(who['round'], 20)}"
                 raise InputError(
-                    f"the reply belongs to {about}, which is not the requested client and round"
+                    f"the reply belongs to {about}, but partition {client}, round "
+                    f"{self.state.round} was requested. Install the same version of fedmuon on "
+                    "every node"
                 )
             like = returned_like(recipe, self.state.params, self.state.states)
             record = content.array_records["arrays"]
@@ -308,10 +311,17 @@ class FedMuonStrategy(Strategy):
             # Clipping replaces values that are not finite by 0. An error would reveal them.
             clipped = recipe.client_level is not None
             if not clipped and not all(bool(tensor.isfinite().all()) for tensor in found):
-                raise InputError("the reply contains NaN or infinity")
+                raise InputError(
+                    "the reply contains NaN or infinity. The training of this client may have "
+                    "diverged: lower [local] lr, or correct the samples of the client"
+                )
             loss = torch.tensor(content.metric_records["metrics"]["loss"], dtype=torch.float64)
             if loss.shape != (len(found[0]),):
-                raise InputError("the reply does not contain one loss per replica")
+                raise InputError(
+                    f"the reply contains losses of shape {tuple(loss.shape)}, but one loss for "
+                    f"each of the {len(found[0])} replicas was expected. Install the same version "
+                    "of fedmuon on every node"
+                )
             if recipe.compression is not None and recipe.compression.up:
                 learned, _ = split_statistics(self.state.params)  # decoding rejects bad positions
                 decoded(recipe.compression.uplink, {MODEL: params, **states}, learned)
@@ -331,15 +341,26 @@ def _metrics(content: RecordDict) -> Mapping[str, float]:
     found = dict(content.metric_records[MEASURED])
     for name, value in found.items():
         if not name.isprintable() or len(name) > LONGEST_NAME:
-            raise InputError(f"the measurement {plain(name, 60)} in the reply has no valid name")
+            raise InputError(
+                f"the reply contains a measurement with the name {plain(name, 60)}, but a name "
+                f"must be printable and have at most {LONGEST_NAME} characters. Install the same "
+                "version of fedmuon on every node"
+            )
         if not isinstance(value, float):
-            raise InputError(f"the measurement {plain(name, 60)} in the reply is not a number")
+            raise InputError(
+                f"the measurement {plain(name, 60)} in the reply is not a number. Install the "
+                "same version of fedmuon on every node"
+            )
     if len(found) > MOST_METRICS:
         raise InputError(
-            f"the reply contains {len(found)} measurements, but the maximum is {MOST_METRICS}"
+            f"the reply contains {len(found)} measurements, but the maximum is {MOST_METRICS}. "
+            "Install the same version of fedmuon on every node"
         )
     if lost := {"loss_before", "loss_after", "drift"} - set(found):
-        raise InputError(f"the reply does not contain the measurement {min(lost)}")
+        raise InputError(
+            f"the reply does not contain the measurement {min(lost)}. Install the same version of "
+            "fedmuon on every node"
+        )
     return found  # type: ignore[return-value]
 
 

@@ -75,12 +75,17 @@ class Differentiable:
     thread_safe: bool = False  # autograd records the operations of only one thread
 
     def __post_init__(self) -> None:
-        if self.task.keyed or getattr(self.task, "statistics", ()):
+        if self.task.keyed:
             raise InputError(
-                "derivatives with respect to sample weights do not support dropout and "
-                "BatchNorm. A replacement sample has no dropout mask, and BatchNorm makes the "
-                "gradient of a sample depend on other samples. Set dropout to 0, and use "
-                "GroupNorm."
+                "the model has dropout, but derivatives with respect to sample weights need a "
+                "model without dropout, because a replacement sample has no dropout mask. Set "
+                "dropout to 0."
+            )
+        if getattr(self.task, "statistics", ()):
+            raise InputError(
+                "the model has BatchNorm, which makes the gradient of a sample depend on other "
+                "samples, but derivatives with respect to sample weights need independent "
+                "gradients. Use GroupNorm instead of BatchNorm."
             )
 
     def __getattr__(self, name: str) -> Any:

@@ -398,10 +398,10 @@ class LocalClient:
         most = [len(self.shard.data.labels), len(source.labels)]
         if not ((own_rows[:, 1:] >= 0) & (own_rows[:, 1:] < most)).all():
             raise InputError(
-                f"a message replaces a sample of client {self.client}, but a sample with this "
-                f"number does not exist. The client has {most[0]} samples and the data source "
-                f"has {most[1]}, both numbered from 0. Use the same data on the server and on "
-                "every node."
+                f"a message from the server replaces a sample of client {self.client}, but this "
+                f"node has no sample with that number. The client has {most[0]} samples and the "
+                f"data source has {most[1]}, both numbered from 0. Use the same data on the "
+                "server and on every node."
             )
         neighbours = Neighbours.of(source, rows, self.setup.normalize)
         return Shard.among(self.shard.data, neighbours, self.client)

@@ -398,9 +398,9 @@ def _user_recipe(config: Config, task: Task) -> Recipe:
             one, other = (_trial_steps(found.chain, start, (0,), factor) for factor in (1.0, 0.5))
             if all(torch.equal(one[name], other[name]) for name in start):
                 raise InputError(
-                    f"[local] schedule = '{local.schedule}' has no effect, because no link of "
-                    "your recipe uses `context.factor`. End the chain with links.descend(lr), or "
-                    "leave schedule out."
+                    f"[local] schedule = '{local.schedule}' has no effect, because your optimizer "
+                    "never uses `context.factor`. Make links.descend(lr) the last link of your "
+                    "chain, or leave schedule out."
                 )
         if found.steps and found.steps != local.steps:
             raise InputError(
@@ -518,8 +518,9 @@ def _require_held(recipe: Recipe) -> None:
     for name in recipe.returned:
         if name not in links and recipe.client is None:
             raise InputError(
-                f"the recipe returns the state {name!r}, but no link of its chain has this name. "
-                f"Use names from {', '.join(links)}, or remove {name!r} from `returned`."
+                f"the recipe returns the state {name!r}, but no gradient transformation (link) of "
+                f"its chain has this name. Remove {name!r} from `returned`, or use names from "
+                f"{', '.join(links)}."
             )
     for name in recipe.persistent:
         if name not in links or name in recipe.sent:
@@ -528,7 +529,7 @@ def _require_held(recipe: Recipe) -> None:
                 + (
                     "the server sends this state"
                     if name in recipe.sent
-                    else "no link of its chain has this name"
+                    else "no gradient transformation (link) of its chain has this name"
                 )
                 + f". Use names from {', '.join(links)} that are not in `sent`."
             )
@@ -551,8 +552,8 @@ def _require_resumable(recipe: Recipe, start: Params, states: States) -> None:
             if fresh != after:
                 raise InputError(
                     f"the tensors of the persistent state {link.name!r} change their names or "
-                    "shapes during a round, so a run could not be resumed. Let init of the link "
-                    "create all tensors with their final shapes."
+                    "shapes during a round, so a run could not be resumed. In the function "
+                    "`init` of this link, create all tensors with their final names and shapes."
                 )
 
 
@@ -573,8 +574,8 @@ def require_round(recipe: Recipe, start: Params) -> None:
             direction, states[link.name] = _updated(link, direction, states[link.name], context)
         if lost := [name for name in params if name not in direction]:
             raise InputError(
-                f"the chain ends without a direction for the parameter {lost[0]}. Begin the "
-                "chain with links.gradient()."
+                f"your chain of links returns no direction for the parameter {lost[0]}. Make "
+                "links.gradient() the first link of the chain."
             )
         params = {name: one + direction[name] for name, one in params.items()}
     factor = {"factor": 1.0} if recipe.scaled else {}

@@ -17,6 +17,7 @@ from fedmuon.core.errors import InputError, plain
 from fedmuon.optim.chain import States
 from fedmuon.tasks.base import Params
 
+SAME_VERSION = "Install the same version of fedmuon on the server and on every node."
 BEFORE = 10  # bytes of an .npy file before its header; the last two give the header's length
 
 
@@ -79,7 +80,7 @@ def _read(data: bytes, like: Tensor, name: str) -> Tensor:
         start = BEFORE + int.from_bytes(data[BEFORE - 2 : BEFORE], "little")
         shape, columns, dtype = _header(data[:start])
     except Exception:  # numpy's parser raises many kinds of errors
-        raise InputError(f"the array {name} is not an .npy file") from None
+        raise InputError(f"the array {name} is not an .npy file. {SAME_VERSION}") from None
     expected = torch.empty(0, dtype=like.dtype).numpy().dtype
     if shape != tuple(like.shape) or dtype != expected:
         raise InputError(
@@ -87,7 +88,10 @@ def _read(data: bytes, like: Tensor, name: str) -> Tensor:
             f"{tuple(like.shape)} and {expected} were expected"
         )
     if len(data) - start != like.nbytes:
-        raise InputError(f"the array {name} is truncated, or is longer than its header says")
+        raise InputError(
+            f"the array {name} has {len(data) - start} bytes, but its header requires "
+            f"{like.nbytes} bytes. {SAME_VERSION}"
+        )
     values = np.frombuffer(data, dtype, offset=start)
     return torch.from_numpy(values.reshape(shape, order="F" if columns else "C").copy())
 
@@ -110,4 +114,4 @@ def distrusted() -> Iterator[None]:
         raise InputError(plain(error, 500)) from None
     except Exception as error:
         said = f"{type(error).__name__}: {plain(error)}"
-        raise InputError(f"the message is malformed ({said})") from None
+        raise InputError(f"the message is malformed ({said}). {SAME_VERSION}") from None

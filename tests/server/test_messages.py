@@ -247,7 +247,7 @@ def test_another_nodes_reply_is_refused(server: FedMuonStrategy) -> None:
     reply = answer(request(server))
     reply.metadata.__dict__["_src_node_id"] = 100 + CLIENT + 1
     with pytest.raises(
-        InputError, match="came from a node that does not have the partition of this client"
+        InputError, match="came from another node than the node with the partition of this client"
     ):
         server._read(reply, CLIENT)
 

@@ -512,8 +512,9 @@ def weak(held: dict) -> dict:
 
 
 @pytest.mark.parametrize(("change", "why"), [
-    (fewer, "public key for each of the 3"), (twice, "public key for each of the 3"),
-    (others, "belong to another round"), (weak, "malformed"), (lambda held: {}, "malformed"),
+    (fewer, "one public key for each of the 3"), (twice, "one public key for each of the 3"),
+    (others, "is not the key that this client sent"), (weak, "malformed"),
+    (lambda held: {}, "malformed"),
 ])  # fmt: skip
 def test_a_client_masks_with_the_keys_of_all_others_or_not_at_all(
     change: Callable[[dict], dict], why: str, tmp_path: Path
