@@ -148,9 +148,7 @@ def public_keys(
     )
     for client in clients:
         if client not in nodes:
-            raise InputError(
-                refusal.format(client, "no connected node has the partition of this client")
-            )
+            raise InputError(refusal.format(client, "no connected SuperNode has its partition-id"))
     content = RecordDict()
     questions = [Message(content, nodes[client], KEY, ttl=deadline) for client in clients]
     replies, keys = exchange(grid, questions, deadline), []

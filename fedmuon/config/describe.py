@@ -107,7 +107,9 @@ def find(name: str) -> Key:
         return describe(*found[0])
     if found:
         several = " or ".join(".".join(one) for one in found)
-        raise InputError(f"the key {said} exists in several tables: use {several}")
+        raise InputError(
+            f"the key {said} exists in several tables, so its table must be named. Use {several}."
+        )
     place = tuple(said.split(".", 1))
     table, _, short = said.rpartition(".")
     table = table.lower()

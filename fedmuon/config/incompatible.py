@@ -9,24 +9,24 @@ from fedmuon.orthogonalize.coefficients import schedule
 
 LEAST_DELTA = 1e-12  # the smallest delta that the accountant supports
 UNTRUE = (
-    "[privacy] adjacency = 'add-remove' cannot be used with the sampling rate lot / n_i of "
-    "client i, because adding one sample to this client changes the rate of all its samples. "
-    "Set a public population or rate, or set adjacency = 'zero-out'."
+    "[privacy] adjacency = 'add-remove' needs a public sampling rate, because with the default "
+    "rate lot / n_i, adding one sample to client i changes the rate of all its samples. Set "
+    "population or rate, or set adjacency = 'zero-out'."
 )
 MOVED = (
-    "[privacy] adjacency = 'add-remove' cannot be used with sampling = 'shuffle' or 'cyclic', "
-    "because adding one sample moves other samples to other lots. Set adjacency = 'zero-out', "
-    "or sampling = 'poisson' with a public population or rate."
+    "[privacy] adjacency = 'add-remove' needs sampling = 'poisson', because in the fixed order "
+    "of 'shuffle' and 'cyclic', adding one sample moves other samples to other lots. Set "
+    "adjacency = 'zero-out', or sampling = 'poisson' with a public population or rate."
 )
 IN_ONE_PROCESS = (
-    "[privacy] noise-correlation needs [engine] name = 'inline'. Correlated noise reuses the "
-    "noise of earlier steps, which must not leave the memory of one process, because anyone who "
-    "knows the earlier noise can remove all the noise. Set name = 'inline', or "
-    "noise-correlation = 'none'."
+    "[privacy] noise-correlation needs [engine] name = 'inline', because correlated noise reuses "
+    "secret noise of earlier steps, which must stay in the memory of one process. Set name = "
+    "'inline', or noise-correlation = 'none'."
 )
 OF_REALS = (
-    "[privacy] arithmetic = 'grid' supports neither noise-correlation nor quantile. Set "
-    "arithmetic = 'auto', or set noise-correlation = 'none' and quantile = 0."
+    "[privacy] arithmetic = 'grid' cannot be used with noise-correlation or quantile, because "
+    "these two keys need continuous noise. Set arithmetic = 'auto', or set noise-correlation = "
+    "'none' and quantile = 0."
 )
 ONE_CLIENT = (
     "[privacy] noise-correlation needs a single client, because correlated noise cancels in the "
@@ -43,9 +43,9 @@ RELEASES = (
     "measurements of the clients' samples without noise. Set clients = false."
 )
 CUT = (
-    "[privacy] max-lot needs the number of samples of a client, which must be public and the "
-    "same in both neighbouring data sets. Leave rate and population out and set adjacency to "
-    "'zero-out' or 'replace-one', or set max-lot = 0."
+    "[privacy] max-lot needs adjacency = 'zero-out' or 'replace-one' without rate and "
+    "population, because the accountant must know the number of samples of each client. Set "
+    "adjacency = 'zero-out' and leave rate and population out, or set max-lot = 0."
 )
 Config = Any  # `fedmuon.config.load.Config`, which imports this module
 
@@ -225,15 +225,15 @@ def _device_problems(config: Config) -> Iterator[str]:
         return
     if table.mode == "deadline" and not (table.select or table.deadline):
         yield (
-            "[devices] mode = 'deadline' needs a time limit or extra clients. Set deadline to a "
-            "number of seconds, set select above [federation] per-round, or set mode = "
-            "'synchronous'."
+            "[devices] mode = 'deadline' needs deadline or select, but both keys are 0. Set "
+            "deadline to a number of seconds, or set select above [federation] per-round = "
+            f"{federation.per_round}."
         )
     if table.select and not federation.per_round <= table.select <= federation.clients:
         yield (
-            f"[devices] select = {table.select} must lie between [federation] per-round = "
-            f"{federation.per_round} and clients = {federation.clients}. Set select to a number "
-            "in this range, or set 0, which means per-round."
+            f"[devices] select = {table.select} is not valid, because it must lie between "
+            f"[federation] per-round = {federation.per_round} and clients = {federation.clients}. "
+            "Set select to a number in this range, or to 0, which means per-round."
         )
     if table.buffer > federation.per_round:
         yield (
@@ -318,8 +318,9 @@ def _text_problems(config: Config) -> Iterator[str]:
     if not own and is_text != (task.name == "network" and task.model == "gpt"):
         yield (
             f"[task] model = '{task.model}' ({task.name}) cannot train on [data] name = "
-            f"'{data.name}', because text and the model gpt can only be used together. For text, "
-            "set [task] name = 'network' and model = 'gpt'; for other data, choose another model."
+            f"'{data.name}', because text data needs the model gpt, and the model gpt needs text "
+            "data. For text, set [task] name = 'network' and model = 'gpt'. For other data, "
+            "choose another model."
         )
     if not is_own(data.name) and is_text != (data.normalize == "tokens"):
         yield (
@@ -447,9 +448,9 @@ def in_turns(lot: float, public_rate: float, adjacency: str) -> str:
         )
     if public_rate:
         return (
-            "[privacy] rate, population and adjacency = 'add-remove' do not apply to sampling = "
-            "'shuffle' and 'cyclic', because lots that are cut from an order have no sampling "
-            "rate. Leave the three keys out."
+            "[privacy] sampling = 'shuffle' and 'cyclic' have no sampling rate, because they cut "
+            "lots from an order of the samples, so rate, population and adjacency = 'add-remove' "
+            "do not apply. Leave these three keys out, or set sampling = 'poisson'."
         )
     return ""
 
@@ -469,7 +470,10 @@ def _lot_problems(privacy: Any) -> Iterator[str]:
             "would be cut. Raise max-lot, or set max-lot = 0 for no maximum."
         )
     if privacy.rate and privacy.population:
-        yield "[privacy] rate and population both set the sampling rate. Leave one of them out."
+        yield (
+            f"[privacy] rate = {privacy.rate:g} and population = {privacy.population} both set "
+            "the sampling rate. Leave one of the two keys out."
+        )
     if 0 < privacy.population < privacy.lot:
         yield (
             f"[privacy] lot = {privacy.lot:g} exceeds population = {privacy.population}, but a "
@@ -545,7 +549,8 @@ def client_level_problems(config: Config) -> Iterator[str]:
     if federation.aggregate != "mean":
         yield (
             f"[federation] aggregate = '{federation.aggregate}' does not bound the influence of "
-            "each client, but [privacy] level = 'client' requires this. Set aggregate = 'mean'."
+            "each client, but [privacy] level = 'client' needs this bound. Set aggregate = "
+            "'mean'."
         )
     if privacy.trust != "central" and privacy.cohorts == "poisson":
         yield (

@@ -1391,11 +1391,14 @@ class Stability(Table):
     )
     constants: Literal["ball", "global"] = key(
         "ball",
-        "Models for which the constants of the task are valid. ball: all models in a ball "
-        "around X⁰ that the run cannot leave before the step. global: all models, as in the "
-        "Stability note. global is always used with alignment, weight decay, a custom "
-        "orthogonalizer or your own gradient Lipschitz constant (Lg). A bound without a run "
-        "uses ball only if X⁰ = 0.",
+        (
+            "Models for which the constants of the task are valid. ball: all models in a ball "
+            "around X⁰ that the run cannot leave before the step. global: all models, as in the "
+            "Stability note. global is always used with alignment, weight decay, a custom "
+            "orthogonalizer or your own gradient Lipschitz constant (Lg). A bound that is "
+            "computed without a run also always uses global, except if the initial model X⁰ is "
+            "zero."
+        ),
         read_if=MATRIX_TASK,
     )
     realized: bool = key(

@@ -104,4 +104,7 @@ def _opened(path: Path, framework: str) -> Iterator[Any]:
         with safe_open(require_regular(path), framework=framework) as file:
             yield file
     except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} is not a readable safetensors file ({error}): {AFRESH}") from None
+        raise InputError(
+            f"{path} is not a readable safetensors file ({error}). Restore the file from a copy, "
+            f"or {AFRESH}."
+        ) from None

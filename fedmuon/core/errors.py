@@ -337,4 +337,4 @@ def require_at_most(most: float, **given: float | None) -> None:
     for name, value in given.items():
         if value is not None and abs(value) > most:
             text = f"{value:.6g}" if abs(value) < 1e300 else shown(value)  # maximum of a float
-            raise InputError(f"{name} = {text} is too large: the maximum is {most:g}")
+            raise InputError(f"{name} = {text} is too large. Set {name} to at most {most:g}.")

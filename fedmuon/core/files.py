@@ -263,7 +263,10 @@ def require_sound(folder: Path, names: Iterable[str]) -> None:
                     f"{AFRESH}"
                 )
             what = f"does not match its checksum in {folder / SUMS}" if held else "is missing"
-            raise InputError(f"{file} {what}, so the folder is damaged: {AFRESH}")
+            raise InputError(
+                f"{file} {what}, so the folder is damaged. Restore the file from a copy, or "
+                f"{AFRESH}."
+            )
 
 
 # Temporary run folders, and copies of run folders

@@ -34,10 +34,11 @@ def dirichlet(alpha: float, minimum: int) -> Partition:
 
     def deal(labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         n = len(labels)
-        if clients < 1 or minimum < 0:
+        if minimum < 0:
+            raise InputError(f"minimum = {minimum} is negative. Set minimum to 0 or more.")
+        if clients < 1:
             raise InputError(
-                f"a partition with clients = {clients} and minimum = {minimum} samples per "
-                "client is impossible: set at least one client and a minimum of 0 or more"
+                f"clients = {clients} is not a valid number of clients. Set clients to 1 or more."
             )
         if not alpha > 0:
             raise InputError(
@@ -108,21 +109,24 @@ def clients_of_samples(found: Any, n: int, clients: int) -> np.ndarray:
         client = found
         if client.shape != (n,) or client.dtype.kind not in "iu":
             raise InputError(
-                f"the partition does not assign each of the {n} samples to one client: return "
-                "one client number per sample"
+                f"your partition returned an array of shape {client.shape} and type "
+                f"{client.dtype}, but {n} integers are needed: the client number of each sample. "
+                "Return one integer per sample."
             )
     else:
         index, client = flatten_partition(found, n)
         if len(index) != n:
             raise InputError(
-                f"the partition assigns {len(index)} of {n} samples: assign each sample exactly "
-                "once"
+                f"your partition assigns only {len(index)} of {n} samples to clients. Assign each "
+                "sample to exactly one client."
             )
         client = client[np.argsort(index)]
-    if not ((client >= 0) & (client < clients)).all():
+    if (bad := (client < 0) | (client >= clients)).any():
+        wrong = client[bad][0]
         raise InputError(
-            f"the partition contains client numbers outside the range from 0 to {clients - 1}: "
-            "use only numbers in this range"
+            f"your partition contains the client number {wrong}, but with {clients} clients the "
+            f"numbers range from 0 to {clients - 1}. Use only these numbers, or change the number "
+            "of clients."
         )
     return client.astype(np.int64)
 
@@ -140,30 +144,37 @@ def flatten_partition(parts: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
         arrays = [np.asarray(part) for part in parts]
     except (TypeError, ValueError):
         raise InputError(
-            "the partition does not have a valid form: return a list with one array of sample "
-            "indices per client"
+            f"your partition has type {type(parts).__name__} and cannot be split into arrays. "
+            "Return a list with one array of sample indices for each client."
         ) from None
     if any(part.ndim == 0 for part in arrays):
         raise InputError(
-            "the partition is a list of single numbers, which could be clients or sample "
-            "indices. Return a list with one array of sample indices per client, or a numpy "
-            "array (np.array) with the client of each sample."
+            "your partition is a list of single numbers, so it is unclear whether they are "
+            "clients or sample indices. Return a list with one array of sample indices per "
+            "client, or a numpy array (np.array) with the client of each sample."
         )
     for client, part in enumerate(arrays):
         if part.size and part.dtype.kind not in "iu":
             raise InputError(
-                f"the sample indices of client {client} have type {part.dtype}: use integers"
+                f"your partition gives client {client} sample indices of type {part.dtype}, but "
+                "indices must be integers. Convert the indices to integers."
             )
     index = np.concatenate([*(part.reshape(-1) for part in arrays), np.empty(0, np.int64)]).astype(
         np.int64
     )
-    if not ((index >= 0) & (index < n)).all():
+    if (bad := (index < 0) | (index >= n)).any():
+        wrong = index[bad][0]
         raise InputError(
-            f"the partition contains sample indices outside the range from 0 to {n - 1}: use "
-            "only indices in this range"
+            f"your partition contains the sample index {wrong}, but the {n} samples are numbered "
+            f"from 0 to {n - 1}. Use only these indices."
         )
-    if len(np.unique(index)) < len(index):
-        raise InputError("the partition assigns a sample twice: assign each sample to one client")
+    found, times = np.unique(index, return_counts=True)
+    if len(found) < len(index):
+        twice = found[times.argmax()]
+        raise InputError(
+            f"your partition assigns sample {twice} more than once. Assign each sample to exactly "
+            "one client."
+        )
     return index, np.repeat(np.arange(len(arrays)), [part.size for part in arrays])
 
 
@@ -309,8 +320,8 @@ def by_partitioner(partitioner: Any, labels: np.ndarray, clients: int) -> list[n
         ) from None
     if partitioner.is_dataset_assigned():
         raise InputError(
-            "the partitioner already has a data set, so it would not split the samples of this "
-            "run: pass a partitioner without a data set"
+            "the Flower partitioner already has a data set, but it must split the samples of "
+            "this run. Pass a new partitioner and do not set its attribute `dataset`."
         )
     mine = copy.deepcopy(partitioner)
     try:

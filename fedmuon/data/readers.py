@@ -55,11 +55,17 @@ def synthetic(
     Returns:
         A source with inputs [n, dimension].
     """
-    if min(n, dimension, classes) < 1 or seed < 0 or not math.isfinite(separation):
+    for key, value, least in (
+        ("n", n, 1), ("dimension", dimension, 1), ("classes", classes, 1), ("seed", seed, 0),
+    ):  # fmt: skip
+        if value < least:
+            raise InputError(
+                f"{key} = {value} is too small for synthetic data. Set {key} to {least} or more."
+            )
+    if not math.isfinite(separation):
         raise InputError(
-            f"synthetic data with n = {n}, dimension = {dimension}, classes = {classes}, seed = "
-            f"{seed} and separation = {separation} cannot be drawn: n, dimension and classes "
-            "must be at least 1, seed at least 0, and separation finite"
+            f"separation = {separation} is not finite, so synthetic data cannot be drawn. Set "
+            "separation to a finite number."
         )
     centre, label, noise = (generator(seed, Draw.SYNTHETIC, block=block) for block in range(3))
     centres = centre.standard_normal((classes, dimension))

@@ -163,7 +163,8 @@ def _parts_of_items(
         if not sound:
             many = f" of {len(one)} values" if isinstance(one, tuple | list | Mapping) else ""
             raise InputError(
-                f"sample {number} of {name} is a {type(one).__name__}{many}, not {wanted}"
+                f"sample {number} of {name} is a {type(one).__name__}{many}, but it must be "
+                f"{wanted}"
             )
     if not dicts:
         return [one[0] for one in items], [one[1] for one in items]

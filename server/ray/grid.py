@@ -199,7 +199,10 @@ class RayGrid(Grid):
             seen.add(id(one))
         with self._change:
             if self._closed:
-                raise InputError("the grid is closed. Send all messages before you close the grid.")
+                raise InputError(
+                    "the RayGrid is closed, so it cannot send messages. Create a new RayGrid, or "
+                    "send all messages inside its `with` block."
+                )
             self._pool.grow()
             self.retried = {}
             names = [numbered(message) for message in sent]

@@ -186,7 +186,7 @@ LINKS: dict[str, tuple[Any, str]] = {
     "one": (after(lambda d: d), TAKES),
     "no-mapping": (after(lambda d, context: 1.0), TAKES),
     "drops": (after(first_alone), "returns no direction for the parameter bias"),
-    "no-direction": ([fedmuon.Link("idle", links.zeros, lambda d, s, c: (d, s))], "Begin the"),
+    "no-direction": ([fedmuon.Link("idle", links.zeros, lambda d, s, c: (d, s))], "Make links."),
     "init": ([fedmuon.Link("mine", cast(Any, no_states), into_its_state)], "init of the link"),
 }  # fmt: skip
 
@@ -221,8 +221,8 @@ def plainly(old: Any, mean: Any, states: Any) -> Any:
 MINE = ("momentum",)
 RULES: dict[str, tuple[fedmuon.Recipe, str]] = {
     "sent": (fedmuon.Recipe(ONE, plainly, ("momentum",)), "Add 'momentum' to `kept`"),
-    "returned": (fedmuon.Recipe(ONE, plainly, (), ("momentum",), ("momentum",)), "no link of its"),
-    "all": (fedmuon.Recipe(ONE, plainly, MINE, MINE, MINE), "no link of its chain"),
+    "returned": (fedmuon.Recipe(ONE, plainly, (), ("momentum",), ("momentum",)), "no gradient t"),
+    "all": (fedmuon.Recipe(ONE, plainly, MINE, MINE, MINE), "no gradient transformation"),
     "model": (fedmuon.Recipe(ONE, lambda old, mean, states: mean), "returns .model, states."),
     "two": (fedmuon.Recipe(ONE, lambda old, mean: (mean, {})), "takes .old, mean, states."),
     "less": (fedmuon.Recipe(ONE, lambda old, mean, states: ({}, states)), "no tensor with"),

@@ -154,8 +154,8 @@ def test_the_draw_is_a_function_of_the_generator_and_not_of_the_names_of_classes
 
 @pytest.mark.parametrize(("clients", "alpha", "minimum", "words"), [
     (11, 0.5, 10, "need 110 train samples, but there are only 100"),
-    (0, 0.5, 1, "at least one client"),
-    (5, 0.5, -1, "minimum of 0 or more"),
+    (0, 0.5, 1, "clients = 0 is not a valid number"),
+    (5, 0.5, -1, "Set minimum to 0 or more"),
     (5, 0.0, 1, "alpha = 0.0"),
     (5, math.nan, 1, "alpha = nan"),
 ])  # fmt: skip

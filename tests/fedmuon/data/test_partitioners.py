@@ -60,7 +60,7 @@ def holding() -> Any:
 
 
 @pytest.mark.parametrize(("config", "make", "mend"), [
-    (ANY, holding, "pass a partitioner without a data set"),
+    (ANY, holding, "Pass a new partitioner"),
     (ANY, lambda: makers.NaturalIdPartitioner("user"), "pass your own partition"),
     (named("IidPartitioner", 4), lambda: makers.IidPartitioner(3), "Remove the key clients"),
     (named("IidPartitioner", 4, **{"num-partitions": 3}), None, "Make the two numbers equal"),

@@ -783,8 +783,8 @@ def test_wrong_traces_are_rejected(tmp_path: Path, key: str, lines: list[str], s
 
 REFUSED = {
     "speed=-1": "[devices] speed = -1 is not valid: set a number above 0",
-    "mode=deadline": "needs a time limit or extra clients. Set deadline to a number of seconds",
-    "mode=deadline select=2": "select = 2 must lie between [federation] per-round = 5 and clients",
+    "mode=deadline": "needs deadline or select, but both keys are 0. Set deadline",
+    "mode=deadline select=2": "select = 2 is not valid, because it must lie between [federation]",
     "mode=deadline deadline=0.01": "s is too short for all 20 clients",
     "availability=trace": "availability-trace does not name a file",
     "speeds=trace trace=missing.csv": "cannot read",

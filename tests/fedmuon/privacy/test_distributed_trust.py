@@ -533,7 +533,7 @@ def test_a_key_masks_once(tmp_path: Path) -> None:
     run(grid, tmp_path, remote(rounds=1))
     asked = next(one for one in again if one.metadata.message_type == "train")
     grid._ask(asked)
-    assert "has no key for its mask" in str(grid.seen[-1].error.reason)
+    assert "has no private key for its mask" in str(grid.seen[-1].error.reason)
 
 
 @pytest.mark.parametrize("key", [b"short", "text", None])

@@ -216,8 +216,8 @@ def test_a_target_is_met_with_a_maximum(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("privacy", "why"), [
-    ({"max-lot": 20, "population": 40}, "Leave rate and population out"),
-    ({"max-lot": 20, "adjacency": "add-remove", "rate": 0.2}, "in both neighbouring data sets"),
+    ({"max-lot": 20, "population": 40}, "leave rate and population out"),
+    ({"max-lot": 20, "adjacency": "add-remove", "rate": 0.2}, "leave rate and population out"),
     ({"max-lot": 7}, "most lots would be cut"),
     ({"max-lot": 20, "sampling": "cyclic"}, "max-lot = 20 has no effect"),
 ])  # fmt: skip
