@@ -96,7 +96,7 @@ IMPOSSIBLE = [
     ("order", {"privacy": CORRELATED, "federation": {"clients": 2}}, "a mean over several clients"),
     ("order", {"privacy": CORRELATED, "local": {"recipe": "dp-muonbc"}}, "independent between"),
     ("order", {"privacy": CORRELATED, **RAY, "faults": {"retries": 0}}, "memory of one process"),
-    ("order", {"privacy": {"adjacency": "add-remove"}}, "add-remove' cannot be used"),
+    ("order", {"privacy": {"adjacency": "add-remove"}}, "add-remove' needs"),
     ("quantile", {"privacy": {"clipping": "automatic-flat"}}, "scales every gradient"),
     ("quantile", {"local": {"recipe": "dp-muonbc"}}, "of the same scale at every step"),
     ("quantile", {"privacy": {"bound": math.inf, "noise": 0.0}}, "to a finite number"),
