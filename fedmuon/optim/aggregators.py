@@ -131,7 +131,7 @@ class Aggregator:
 def _check_result(found: Any, like: Params, what: str = "each parameter") -> Params:
     """Reject a result whose names, shapes, dtypes or devices differ from those in `like`."""
     if not isinstance(found, Mapping) or set(found) != set(like):
-        wrong = "has other names" if isinstance(found, Mapping) else "is not a mapping"
+        wrong = "has other names" if isinstance(found, Mapping) else f"is a {type(found).__name__}"
         raise InputError(
             f"[federation] aggregate must return one tensor for {what}, but its result {wrong}. "
             "Return a mapping of "
@@ -144,10 +144,13 @@ def _check_result(found: Any, like: Params, what: str = "each parameter") -> Par
             == (held.shape, held.dtype, held.device, held.layout)
         )
         if not alike:
+            wrong = f"a {type(value).__name__}"
+            if isinstance(value, Tensor):
+                wrong += f" of shape {tuple(value.shape)}, {value.dtype} on {value.device}"
             raise InputError(
-                f"the tensor that [federation] aggregate returns for {name} must be "
-                f"{tuple(held.shape)} {held.dtype} on {held.device}, as in the replies. Return "
-                "tensors of the same shape, dtype and device."
+                f"[federation] aggregate returns {wrong} for {name}, but the replies contain a "
+                f"Tensor of shape {tuple(held.shape)}, {held.dtype} on {held.device}. Return a "
+                "dense tensor with the shape, dtype and device of the replies."
             )
     # Drop a graph that the function created. Keep the graph of the replies, for the adjoint.
     return {
@@ -358,11 +361,13 @@ def krum(faulty: int = 1) -> Aggregator:
 
     def apply(replies: Sequence[Any]) -> Params:
         count = len(replies) - faulty - 2
-        if faulty < 0 or count < 1:
+        if faulty < 0:
+            raise InputError(f"faulty of krum is {faulty}, but it must be an integer of 0 or more.")
+        if count < 1:
             raise InputError(
-                f"krum cannot use faulty = {faulty} with {len(replies)} replies in a round. It "
-                "needs faulty = 0 or more, and at least faulty + 3 replies. Raise [federation] "
-                "per-round, or change faulty."
+                f"krum cannot use faulty = {faulty} with {len(replies)} replies in a round, "
+                f"because it needs at least faulty + 3 = {faulty + 3} replies. Raise [federation] "
+                "per-round, or lower faulty."
             )
         flat = torch.stack(
             [torch.cat([value.flatten() for value in one.params.values()]) for one in replies]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedmuon.core.device import to_device
-from fedmuon.core.errors import InputError, plain
+from fedmuon.core.errors import InputError, plain, shown
 from fedmuon.core.rng import Draw, normal
 from fedmuon.privacy.mechanisms.gaussian import Released
 from fedmuon.tasks.base import Params, Points
@@ -28,8 +28,8 @@ PERSONAL = "personal"  # name of the state with a client's own model, or its per
 
 def _no_release(points: Points, bounds: Tensor | None = None) -> Released:
     raise InputError(
-        "this chain is private, but its Context has no function `released`. Set `released` of the "
-        "Context to the function that Mechanism.releases returns."
+        "this chain is private, but its Context has no function `released`. Pass "
+        "Context(..., released=mechanism.releases(task, batches, draws))."
     )
 
 
@@ -108,15 +108,18 @@ class Link:
     knows_client: bool = False
 
     def __post_init__(self) -> None:
-        functions = [self.init, self.update]
-        if self.averaged is not None:
-            functions.append(self.averaged)
-        if not all(map(callable, functions)) or not isinstance(self.lasting, bool):
-            raise InputError(
-                f"the link {plain(self.name, 60)} is not valid. Set init to a function (params), "
-                "update to a function (direction, state, context), averaged to a function or "
-                "None, and lasting to True or False."
-            )
+        wanted = {
+            "init": (callable(self.init), "a function (params)"),
+            "update": (callable(self.update), "a function (direction, state, context)"),
+            "averaged": (self.averaged is None or callable(self.averaged), "a function or None"),
+            "lasting": (isinstance(self.lasting, bool), "True or False"),
+        }
+        for name, (sound, mend) in wanted.items():
+            if not sound:
+                raise InputError(
+                    f"{name} of the link {plain(self.name, 60)} is {shown(getattr(self, name))}, "
+                    f"which is not valid. Pass {mend}."
+                )
         if not isinstance(self.name, str) or not self.name or "." in self.name:
             raise InputError(
                 f"a link has the name {plain(self.name, 60)!r}, which is not valid. Use a "

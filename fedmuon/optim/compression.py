@@ -112,8 +112,8 @@ def _positions(indices: Tensor, size: int) -> Tensor:
 def _require_share(name: str, share: float) -> None:
     if not 0 < share <= 1:
         raise InputError(
-            f"the share of {name} is {share}, but it must be above 0 and at most 1. Use a share "
-            "such as 0.1."
+            f"share of the compressor {name} is {share}, but it must be above 0 and at most "
+            "1. Use share = 0.1, for example."
         )
 
 
@@ -332,7 +332,7 @@ def qsgd(levels: int) -> Compressor:
     if not isinstance(levels, int) or not 1 <= levels < 1 << 15:
         raise InputError(
             f"levels of the compressor qsgd is {levels}, but it must be an integer from 1 to "
-            f"{(1 << 15) - 1}"
+            f"{(1 << 15) - 1}. Use levels = 4, for example."
         )
     bits = (2 * levels).bit_length()
 
@@ -410,7 +410,7 @@ def power(rank: int, iterations: int = 1) -> Compressor:
     if not isinstance(iterations, int) or iterations < 1:
         raise InputError(
             f"iterations of the compressor power is {iterations}, but it must be an integer of 1 "
-            "or more"
+            "or more. Use iterations = 1, for example."
         )
 
     def encode(value: Tensor, rng: np.random.Generator, kept: Tensor | None = None) -> Parts:
@@ -435,7 +435,10 @@ def power(rank: int, iterations: int = 1) -> Compressor:
 def _factored(name: str, rank: int, encode: Callable[..., Parts]) -> Compressor:
     """Make a compressor that sends each matrix as two factors of rank r."""
     if not isinstance(rank, int) or rank < 1:
-        raise InputError(f"the rank of {name} is {rank}, but it must be an integer of 1 or more")
+        raise InputError(
+            f"rank of the compressor {name} is {rank}, but it must be an integer of 1 or more. Use "
+            "rank = 4, for example."
+        )
 
     def decode(parts: Parts, like: Tensor) -> Tensor:
         if WHOLE in parts:

@@ -75,11 +75,12 @@ class Sketch:
     def __post_init__(self) -> None:
         if self.kind not in ("gaussian", "kaczmarz"):
             raise InputError(f"The sketch {self.kind!r} is unknown. Use gaussian or kaczmarz.")
-        if min(self.rank - 1, self.oversample, self.power) < 0:
-            raise InputError(
-                f"The sketch has rank {self.rank}, oversample {self.oversample} and power "
-                f"{self.power}. Use rank >= 1, oversample >= 0 and power >= 0."
-            )
+        for name, least in (("rank", 1), ("oversample", 0), ("power", 0)):
+            if getattr(self, name) < least:
+                raise InputError(
+                    f"{name} of the sketch is {getattr(self, name)}, but it must be an integer of "
+                    f"{least} or more."
+                )
 
     @property
     def width(self) -> int:

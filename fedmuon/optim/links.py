@@ -441,10 +441,15 @@ def only(chosen: Callable[[str], bool], link: Link) -> Link:
         >>> links.only(lambda name: name.endswith("weight"), links.normalize()).name
         'normalize'
     """
-    if not isinstance(link, Link) or not callable(chosen):
+    if not callable(chosen):
         raise InputError(
-            "links.only needs a function of a parameter name, and a Link. Call "
-            "links.only(chosen, link)."
+            f"the first argument of links.only is a {type(chosen).__name__}, but it must be a "
+            "function of a parameter name. Pass a function that returns True or False."
+        )
+    if not isinstance(link, Link):
+        raise InputError(
+            f"the second argument of links.only is a {type(link).__name__}, but it must be a Link. "
+            "Pass a link such as links.normalize()."
         )
     return _only_where(lambda name, value: chosen(name), link)
 
@@ -544,7 +549,8 @@ def map_matrices(
             if value.ndim < 3:
                 raise InputError(
                     f"the parameter {name} is a vector, but only matrices can be orthogonalized. "
-                    f"Pass routes with {name!r}: 0, so that the auxiliary step updates {name}."
+                    f"Add {{{name!r}: 0}} to the argument `routes`, so that the auxiliary step "
+                    f"updates {name}."
                 )
             longer[name], cut = _matrices(value, counts.get(name, 1), shards)
             pieces |= {(name, place): piece for place, piece in enumerate(cut)}

@@ -65,7 +65,10 @@ def low_rank(rank: int) -> Codec:
     """
 
     if not isinstance(rank, int) or rank < 1:
-        raise InputError(f"the rank of low_rank is {rank}, but it must be an integer of 1 or more")
+        raise InputError(
+            f"the rank of low_rank is {rank}, but it must be an integer of 1 or more. Use "
+            "low_rank(8), for example."
+        )
 
     def encode(state: Params) -> Params:
         sent: Params = {}

@@ -283,10 +283,14 @@ class Muon(PortableOptimizer):
                     f"A parameter of shape {shape} is complex, but Muon accepts only real "
                     "parameters. Pass this parameter to another optimizer."
                 )
-            if blocks < 1 or max(shape[0], param.shape[1:].numel()) % blocks:
+            longer = max(shape[0], param.shape[1:].numel())
+            if blocks < 1:
+                raise InputError(f"blocks is {blocks}, but it must be an integer of 1 or more.")
+            if longer % blocks:
                 raise InputError(
-                    f"A matrix of shape {shape} cannot be divided into {blocks} equal blocks. "
-                    "Set blocks to 1."
+                    f"A matrix of shape {shape} cannot be divided into {blocks} equal blocks, "
+                    f"because {longer} is not a multiple of {blocks}. Set blocks to 1, or to a "
+                    f"divisor of {longer}."
                 )
 
     def _update(self) -> None:
@@ -399,8 +403,10 @@ class MuonWithAux(PortableOptimizer):
 
 def _for_muon(group: Mapping[str, Any]) -> bool:
     if not isinstance(group.get("use_muon"), bool):
+        found = f"use_muon = {shown(group['use_muon'])}" if "use_muon" in group else "no use_muon"
         raise InputError(
-            "A parameter group has no valid use_muon. Set use_muon to True or False in each group."
+            f"A parameter group has {found}, but each group needs use_muon = True or use_muon = "
+            "False. Set use_muon, or pass param_groups_for_muon(model)."
         )
     return group["use_muon"]
 
@@ -499,9 +505,9 @@ def _check_row_memory(memory: Any, adjust: str | None) -> None:
             raise InputError(f"row_memory is {memory}, but it must be at least 0 and below 1.")
     if memory and adjust == POLARGRAD:
         raise InputError(
-            "row_memory cannot be combined with adjust_lr_fn = 'polargrad', because it would "
-            "average row norms whose scale changes in each step. Use another adjust_lr_fn, or "
-            "row_memory = 0."
+            f"row_memory = {memory} cannot be combined with adjust_lr_fn = 'polargrad', because "
+            "polargrad changes the scale of the averaged row norms in each step. Set row_memory "
+            "= 0, or use another adjust_lr_fn."
         )
 
 

@@ -70,7 +70,7 @@ class Orthogonalizer:
         if not callable(self.apply):
             raise InputError(
                 f"apply of an Orthogonalizer has type {type(self.apply).__name__}, but it must "
-                "be a function on matrices [..., m, n]"
+                "be a function on matrices [..., m, n]. Pass a function."
             )
         found: Any = self.lipschitz
         if found is None:

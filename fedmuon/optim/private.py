@@ -188,10 +188,12 @@ class Private(Optimizer):
                 of the lot.
         """
         if lot.number != self._open_lot:
+            last = f"lots() drew lot {self._open_lot} last"
+            wrong = "all lots of lots() were already used" if self._open_lot is None else last
             raise InputError(
-                f"lot {lot.number} is not the lot that lots() drew last, or it was used before. "
-                "The accountant counts each drawn lot once, so pass each lot to step() once, "
-                "directly after you draw it."
+                f"step() received lot {lot.number}, but {wrong}. "
+                "The accountant counts each drawn lot once. Pass each lot to step() only once, and "
+                "before you draw the next lot."
             )
         if not len(lot.rows) == len(inputs) == len(labels):
             raise InputError(

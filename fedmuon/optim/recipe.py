@@ -209,18 +209,26 @@ class Recipe:
             for name, (sound, mend) in wanted.items():
                 if not sound:
                     found = shown(getattr(self, name))
-                    raise InputError(f"{name} of a Recipe is {found}, but it must be {mend}")
+                    raise InputError(f"{name} of a Recipe is {found}, but it must be {mend}.")
             if clash := set(aggregate_states(self)) & set(self.kept):
                 raise InputError(
                     f"the recipe has a state {min(clash)!r} in `kept`, but its aggregator "
-                    "already has a state of this name. Rename the link."
+                    "already has a state of this name. Rename the link with this state."
                 )
             if self.personal and (self.sent or self.returned or PERSONAL in self.persistent):
+                clash_with = next(
+                    (
+                        f"{key} = {getattr(self, key)!r}"
+                        for key in ("sent", "returned")
+                        if getattr(self, key)
+                    ),
+                    "a link `personal`",
+                )
                 raise InputError(
                     f"the recipe has personal = {', '.join(self.personal)}, but the recipe also "
-                    "sends or returns states, or has a link `personal`. A state that is sent or "
-                    "returned may contain personal parameters, which must not leave a client. "
-                    "Remove `personal`, or remove `sent`, `returned` and the link `personal`."
+                    f"has {clash_with}. Personal parameters must stay on the client, so this "
+                    "combination is not allowed. Remove `personal`, or remove `sent`, `returned` "
+                    "and the link `personal`."
                 )
         for link in self.chain.links:
             lost = [key for key in ("sent", "kept") if link.name not in getattr(self, key)]
@@ -448,8 +456,9 @@ def as_recipe(found: Any, guard: Guard | None = None) -> Recipe:
             for one, ours in ((found.mechanism, Mechanism), (found.mechanism.clipping, Clipping)):
                 if type(one) is not ours:
                     raise InputError(
-                        f"a mechanism of class {type(one).__name__} may release data that no "
-                        f"privacy account counts. Use fedmuon's own class {ours.__name__}."
+                        f"the recipe uses the class {type(one).__name__}, which may release data "
+                        "that no privacy account counts. Private recipes accept only fedmuon's "
+                        f"own class {ours.__name__}. Use {ours.__name__}."
                     )
         return found
     links = found.links if isinstance(found, Chain) else found

@@ -160,10 +160,15 @@ def schedule(coefficients: Coefficients, steps: int) -> Schedule:
     else:
         single = bool(coefficients) and not isinstance(coefficients[0], Sequence)
         rows = cast("Sequence[Sequence[float]]", [coefficients] if single else coefficients)
-        if not rows or not all(rows):
+        if not rows:
             raise InputError(
-                "The coefficient list is empty, or one of its steps is empty. Pass at least one "
-                "step (a, b, c)."
+                "The coefficients contain no step. Pass at least one step (a, b, c), such as "
+                "[(1.5, -0.5, 0.0)]."
+            )
+        if not all(rows):
+            raise InputError(
+                f"The coefficients {coefficients!r} contain an empty step. Pass numbers (a, b, c) "
+                "for each step."
             )
         if not all(isfinite(c) for row in rows for c in row):
             raise InputError(

@@ -216,11 +216,10 @@ def _gaussian_smoothed_sign(
     sigma (sqrt(N) - sqrt(q) - t), if this number is positive.
     """
     _require_positive("sigma", sigma)
-    if not 0 < alpha < 1 or calls < 1:
-        raise InputError(
-            f"alpha is {alpha} and calls is {calls}, but alpha must be between 0 and 1, and "
-            "calls must be 1 or more."
-        )
+    if not 0 < alpha < 1:
+        raise InputError(f"alpha is {alpha}, but it must be above 0 and below 1. Pass alpha=0.01.")
+    if calls < 1:
+        raise InputError(f"calls is {calls}, but it must be an integer of 1 or more.")
     d1, q = max(shape), min(shape)
     if not 1 <= q <= d1 < math.inf:
         raise InputError(f"shape is {shape}, but it must be two integers of 1 or more.")
@@ -264,8 +263,8 @@ def _randomized_polar(kind: Kind, **parameters: Any) -> float:
 def _require_positive(name: str, value: float) -> float:
     if not 0 < value < math.inf:
         raise InputError(
-            f"{name} is {value}, but it must be positive and finite, or no Lipschitz constant "
-            "exists."
+            f"{name} is {value}, but a Lipschitz constant exists only for positive and finite "
+            f"values of {name}. Pass a positive number."
         )
     return float(value)
 
@@ -390,11 +389,13 @@ def newton_schulz_error(coefficients: Coefficients, steps: int, tau: float, rank
         InputError: If `rank` singular values of size tau have a Frobenius norm above 1.
         Uncertified: If the error cannot be bounded in double precision.
     """
-    if not (rank >= 1 and tau > 0 and rank * tau**2 <= 1 + 1e-12):
+    if not rank >= 1:
+        raise InputError(f"rank is {rank}, but it must be an integer of 1 or more.")
+    if not (tau > 0 and rank * tau**2 <= 1 + 1e-12):
         raise InputError(
-            f"tau is {tau} and rank is {rank}, but tau must be above 0 and at most 1/sqrt(rank) = "
-            f"{1 / math.sqrt(max(rank, 1)):.6g}, because the normalized matrix has a Frobenius "
-            "norm of at most 1. Use a rank of 1 or more, and a tau in this range."
+            f"tau is {tau}, but it must be above 0 and at most 1/sqrt(rank) = "
+            f"{1 / math.sqrt(rank):.6g}, because the normalized matrix has a Frobenius norm of at "
+            "most 1. Pass a tau in this range."
         )
     top = math.sqrt(max(1 - (rank - 1) * tau**2, tau**2))
     found = max_deviation(schedule(coefficients, steps), tau, min(math.nextafter(top, 2), 1.0))

@@ -95,10 +95,13 @@ def randomized_polar(
         given = (rank, oversample, power, steps, coefficients, sketch, generator)
         return randomized_polar(M.mT, *given, delta=delta).mT
     width, most = rank + oversample, min(M.shape[-2:])
-    if rank < 1 or oversample < 0 or width > most:
+    for name, value, least in (("rank", rank, 1), ("oversample", oversample, 0)):
+        if value < least:
+            raise InputError(f"{name} is {value}, but it must be an integer of {least} or more.")
+    if width > most:
         raise InputError(
-            f"rank is {rank} and oversample is {oversample}. Use rank >= 1, oversample >= 0, and "
-            f"rank + oversample <= {most} for matrices of shape {tuple(M.shape[-2:])}."
+            f"rank + oversample is {width}, but it must be at most {most} for matrices of shape "
+            f"{tuple(M.shape[-2:])}. Lower rank or oversample."
         )
     if power < 0 or power != int(power):
         raise InputError(f"power is {power!r}, but it must be an integer of 0 or more.")

@@ -142,8 +142,9 @@ def per_matrix(
     )
     if not fits:
         raise InputError(
-            f"{name} has shape {tuple(own)}, which does not match the matrices. Pass one number, "
-            f"or a tensor of shape {tuple(lead)} with one number per matrix."
+            f"{name} has shape {tuple(own)}, which does not match matrices of shape "
+            f"{tuple(matrix.shape)}. Pass one number, or a tensor of shape {tuple(lead)} with one "
+            "number per matrix."
         )
     return parameter
 

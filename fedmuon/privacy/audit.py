@@ -164,7 +164,8 @@ def require_enough(count: int) -> None:
     """Raise an error if there are too few trials to show any positive epsilon."""
     if count < FEWEST:
         raise InputError(
-            f"trials = {count} is too few to show anything. Use at least {FEWEST} trials."
+            f"trials = {count} is too low, because so few trials cannot show any positive epsilon. "
+            f"Set trials = {FEWEST} or more."
         )
 
 

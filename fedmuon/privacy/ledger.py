@@ -173,10 +173,16 @@ class Ledger:
         """
         attempt = sum(entry.round == round for entry in self.entries)
         clients, shares = tuple(map(int, participants)), tuple(map(float, rates))
-        if len(clients) != len(shares) or len(set(clients)) != len(clients):
+        if len(clients) != len(shares):
             raise InputError(
-                f"the entry of round {round} must name each client only once, with one sampling "
-                f"rate per client. It has {len(clients)} clients and {len(shares)} rates."
+                f"participants of round {round} has {len(clients)} clients, but rates has "
+                f"{len(shares)} sampling rates. Pass one sampling rate per client."
+            )
+        if len(set(clients)) != len(clients):
+            twice = next(one for one in clients if clients.count(one) > 1)
+            raise InputError(
+                f"participants of round {round} contains client {twice} more than once. Pass each "
+                "client only once."
             )
         for rate in shares:  # reject unsupported rates before anything is released
             event(noise_multiplier, rate, steps, blocks)

@@ -269,8 +269,9 @@ def generate(
     odd = model.load_state_dict(params, strict=False).unexpected_keys  # the head may be missing
     if odd:
         raise InputError(
-            f"the parameter {odd[0]} does not belong to the decoder. Merge adapters into the "
-            "weights first."
+            f"the parameter {odd[0]} does not belong to the decoder, which has no adapters. Pass "
+            "parameters of the decoder only. If the model has LoRA adapters, merge the adapters "
+            "into the weights first."
         )
     model.tie_weights()
     model.eval()

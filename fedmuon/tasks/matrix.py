@@ -275,11 +275,15 @@ def _parts(member: Member, first: np.ndarray, cut: bool) -> list[_Part]:
     """
     batch, weight = member.batch, member.weight
     # Torch's products and gathers reject these dtypes, too.
-    if batch.inputs.dtype != weight.dtype or batch.labels.dtype not in INDICES:
+    if batch.inputs.dtype != weight.dtype:
         raise InputError(
-            f"the samples have dtype {batch.inputs.dtype}, their labels {batch.labels.dtype} and "
-            f"the parameters {weight.dtype}. Pass samples with the dtype of the parameters, and "
-            "integer labels."
+            f"the samples have dtype {batch.inputs.dtype}, but the parameters have dtype "
+            f"{weight.dtype}. Convert the samples to {weight.dtype}."
+        )
+    if batch.labels.dtype not in INDICES:
+        raise InputError(
+            f"the labels have dtype {batch.labels.dtype}, but they must be integers. Convert the "
+            "labels to torch.long."
         )
     each = (one.contiguous().numpy() for one in (batch.inputs, batch.labels.long(), weight))
     inputs, labels, weights = each

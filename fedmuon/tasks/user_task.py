@@ -129,9 +129,9 @@ def user_network(
         ) from error
     if task.loss is None and outputs < classes:
         raise InputError(
-            f"the module has {outputs} outputs, but the labels go from 0 to {classes - 1}. Set "
-            f"the size of its last layer to {classes}, number the labels from 0, or pass your "
-            "own loss."
+            f"the module has {outputs} outputs, but the labels go from 0 to {classes - 1}, so the "
+            f"cross-entropy needs {classes} outputs. Set the size of the last layer to {classes}, "
+            "number the labels from 0, or pass your own loss."
         )
     return found
 
@@ -220,8 +220,8 @@ def _checked_copy(module: nn.Module) -> nn.Module:
             )
         if not bool(param.detach().isfinite().all()):
             raise InputError(
-                f"the parameter {name} of the module contains NaN or infinity. Set it to finite "
-                "values."
+                f"the parameter {name} of the module contains NaN or infinity. Initialize this "
+                "parameter with finite values."
             )
     if not any(param.requires_grad for param in params.values()):
         raise InputError(
@@ -285,9 +285,9 @@ def _with_plain_calls(
         sizes = [math.prod(shape) for shape in inputs.values()]
         if sum(sizes) != sample.numel():
             raise InputError(
-                f"a sample has {sample.numel()} numbers, but the inputs {', '.join(inputs)} of "
-                f"the task have {sum(sizes)} numbers together. Set shapes of the inputs with "
-                f"{sample.numel()} numbers in total."
+                f"a sample has {sample.numel()} numbers, but the shapes in `inputs` of the Task "
+                f"({', '.join(inputs)}) have {sum(sizes)} numbers in total. Change the shapes in "
+                f"`inputs`, so that they have {sample.numel()} numbers in total."
             )
         module.forward = partial(_by_name, module.forward, dict(inputs), sizes)
     with torch.no_grad(), evaluating(module), Masks(None):

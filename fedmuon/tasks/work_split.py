@@ -146,14 +146,15 @@ def try_module(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -
         if samples._version > before:
             raise InputError(
                 "the module changes its input samples in place, for example because its first "
-                "layer has inplace = True. Let the module change a copy."
+                "layer has inplace = True. Set inplace = False, or change a copy "
+                "(samples.clone())."
             )
         kept = {name for name in versions if name.rpartition(".")[2] not in OF_NORMS}
         if changed := [name for name in kept if held[name]._version > versions[name]]:
             raise InputError(
                 f"the module changes its buffer {min(changed)}, but servers do not average "
-                "buffers, so engines and resumed runs would differ. Compute the buffer from the "
-                "batch, make it a parameter, or use BatchNorm."
+                "buffers, so engines and resumed runs would differ. Compute this value from the "
+                "batch, store it as a parameter instead of a buffer, or use BatchNorm."
             )
     return Trial(counts[0] - counts[1], sample_axes(seen[1], seen[0]))
 

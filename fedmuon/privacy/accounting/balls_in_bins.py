@@ -207,22 +207,30 @@ def _deviation(delta: float, least: float, side: int) -> float:
 def _require_sound(
     coefficients: np.ndarray, steps: int, bins: int, noise: float, trials: int, confidence: float
 ) -> None:
-    if not len(coefficients) or (np.asarray(coefficients) < 0).any():
+    if not len(coefficients):
         raise InputError(
-            "the coefficients of the correlated noise are negative or missing, but balls-in-bins "
-            "accounting is proved only for coefficients of 0 or more. Pass coefficients of 0 or "
-            "more, or [1] for independent noise."
+            "coefficients is empty, but balls-in-bins accounting needs at least one coefficient "
+            "of the correlated noise. Pass [1] for independent noise."
         )
-    if steps < 1 or bins < 1 or not 0 < noise < math.inf:
+    if (np.asarray(coefficients) < 0).any():
         raise InputError(
-            f"steps is {steps}, bins is {bins} and noise is {noise}, but all three must be "
-            "positive, and noise finite. Correct the invalid value."
+            f"a coefficient of the correlated noise is {np.min(coefficients):g}, but "
+            "balls-in-bins accounting is proved only for coefficients of 0 or more. Pass "
+            "coefficients of 0 or more, or [1] for independent noise."
         )
-    if trials < 1 or trials * bins > MOST_NUMBERS or steps * bins > 1e8:
+    for name, value in (("steps", steps), ("bins", bins), ("trials", trials)):
+        if value < 1:
+            raise InputError(f"{name} is {value}, but it must be an integer of 1 or more.")
+    if not 0 < noise < math.inf:
+        raise InputError(f"noise is {noise}, but it must be a positive and finite number.")
+    if trials * bins > MOST_NUMBERS:
         raise InputError(
-            f"the account is too large or has no trial: trials = {trials}, bins = {bins}, steps "
-            f"= {steps}. Use at least 1 trial, at most {MOST_NUMBERS:g} for trials * bins, and "
-            "at most 1e8 for steps * bins."
+            f"trials = {trials:,} and bins = {bins:,} need {trials * bins:,} random numbers, but "
+            f"at most {MOST_NUMBERS:g} are supported. Lower trials or bins."
+        )
+    if steps * bins > 1e8:
+        raise InputError(
+            f"steps * bins is {steps * bins:,}, but at most 1e8 is supported. Lower steps or bins."
         )
     if bins > MOST_BINS:
         raise InputError(

@@ -132,8 +132,8 @@ def event(
     if not LEAST_RATE <= sampling_probability <= 1:
         raise InputError(
             f"the sampling probability is {sampling_probability}, but it must be from "
-            f"{LEAST_RATE:g} to 1. The probability is lot / population, so use a lot that is not "
-            "larger than the population."
+            f"{LEAST_RATE:g} to 1. The probability is lot / population. "
+            f"{'Raise' if sampling_probability < LEAST_RATE else 'Lower'} the lot."
         )
     for name, value in (("steps", steps), ("blocks", blocks)):
         if not 1 <= value <= MOST_COUNT or value != int(value):

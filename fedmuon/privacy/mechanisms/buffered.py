@@ -60,18 +60,28 @@ class Buffers:
     scales: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.decays) == len(self.scales) <= MOST_BUFFERS:
+        if len(self.decays) != len(self.scales):
             raise InputError(
-                f"there are {len(self.decays)} decays and {len(self.scales)} scales, but each "
-                f"buffer needs one decay and one scale. Use 1 to {MOST_BUFFERS} buffers, and "
-                "pass equally many decays and scales."
+                f"decays has {len(self.decays)} values and scales has {len(self.scales)} values, "
+                "but each buffer needs one decay and one scale. Pass equally many decays and "
+                "scales."
             )
-        if not (all(0 <= one < 1 for one in self.decays) and all(one > 0 for one in self.scales)):
+        if not 1 <= len(self.decays) <= MOST_BUFFERS:
             raise InputError(
-                f"the decays of the buffers are {self.decays} and their scales are "
-                f"{self.scales}. Each decay must be at least 0 and below 1, and each scale must "
-                "be positive."
+                f"decays has {len(self.decays)} values, one per buffer, but the number of buffers "
+                f"must be from 1 to {MOST_BUFFERS}. Change the length of decays and scales."
             )
+        for decay in self.decays:
+            if not 0 <= decay < 1:
+                raise InputError(
+                    f"decays contains {decay}, but each decay must be at least 0 and below 1. "
+                    "Change this decay."
+                )
+        for scale in self.scales:
+            if not scale > 0:
+                raise InputError(
+                    f"scales contains {scale}, but each scale must be positive. Change this scale."
+                )
         if not sum(self.scales) <= 1:
             raise InputError(
                 f"the scales of the buffers add up to {sum(self.scales):g}, but the sum must be "
@@ -86,6 +96,20 @@ class Buffers:
         return np.minimum.accumulate(found)  # ensures that rounding does not increase them
 
 
+def require_momentum(memory: float, ahead: bool) -> None:
+    """Reject a momentum coefficient that is out of range."""
+    if not 0 <= memory <= 1:
+        raise InputError(
+            f"memory, the momentum coefficient, is {memory}, but it must be from 0 to 1. Use "
+            "memory = 0.9, for example."
+        )
+    if ahead and memory == 1:
+        raise InputError(
+            "memory, the momentum coefficient, is 1, but ahead = True requires a memory below 1. "
+            "Use a smaller memory, or set ahead = False."
+        )
+
+
 def weights_of(steps: int, memory: float, ahead: bool = False) -> np.ndarray:
     """Return the weights of past gradients in a momentum or prefix sum.
 
@@ -96,12 +120,7 @@ def weights_of(steps: int, memory: float, ahead: bool = False) -> np.ndarray:
         memory: The momentum coefficient beta. Use 1 for prefix sums.
         ahead: Whether the momentum has Nesterov's look-ahead.
     """
-    if not 0 <= memory <= 1 or (ahead and memory == 1):
-        raise InputError(
-            f"the momentum coefficient is {memory} with ahead = {ahead}, but the coefficient "
-            "must be from 0 to 1, and 1 is not allowed with ahead = True. Use a coefficient "
-            "below 1, or set ahead = False."
-        )
+    require_momentum(memory, ahead)
     if memory == 1:
         return np.ones(steps)
     a = (1 - memory) * memory ** np.arange(steps, dtype=float)
@@ -218,10 +237,12 @@ def least_possible(steps: int, apart: int, memory: float, ahead: bool = False) -
 
 
 def _require_steps(steps: int, apart: int) -> None:
-    if steps < 1 or apart < 1:
+    if steps < 1:
+        raise InputError(f"steps is {steps}, but it must be an integer of 1 or more.")
+    if apart < 1:
         raise InputError(
-            f"there are {steps} steps, and an example takes part every {apart} steps. Both "
-            "numbers must be at least 1."
+            f"an example takes part every {apart} steps, but this number must be an integer of 1 "
+            "or more. Change apart."
         )
 
 

@@ -81,7 +81,7 @@ from fedmuon.core.choices import Sampling
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.privacy.accounting.dominating_pairs import Event
-from fedmuon.privacy.mechanisms.buffered import Buffers, weights_of
+from fedmuon.privacy.mechanisms.buffered import Buffers, require_momentum, weights_of
 from fedmuon.privacy.noise import Normal
 
 if TYPE_CHECKING:  # the account of lots in a fixed order does not need torch
@@ -126,11 +126,16 @@ def sensitivity(coefficients: np.ndarray, steps: int, apart: int) -> float:
         steps: Number of steps.
         apart: Minimum number of steps between two uses of the same example.
     """
-    if not (coefficients[-1] >= 0 and (np.diff(coefficients) <= 0).all()):
+    if not (np.diff(coefficients) <= 0).all():
         raise InputError(
-            "the coefficients of correlated noise must not be negative and must not increase, "
-            "because the sensitivity is unknown otherwise. Use coefficients that are at least 0 "
-            "and never increase."
+            "the coefficients of correlated noise increase, but the sensitivity is known only for "
+            "coefficients that never increase. Pass coefficients that never increase."
+        )
+    if not coefficients[-1] >= 0:
+        raise InputError(
+            f"the last coefficient of correlated noise is {coefficients[-1]:g}, but the "
+            "sensitivity is known only for coefficients of 0 or more. Pass coefficients of 0 or "
+            "more."
         )
     column = np.zeros(steps)
     for start in range(0, steps, apart):
@@ -246,24 +251,21 @@ class FixedOrderSampling:
 
     def __post_init__(self) -> None:
         least = 1 if self.buffers is None else 0
-        if self.sampling not in get_args(Sampling)[1:] or self.band < least:
+        if self.sampling not in get_args(Sampling)[1:]:
             raise InputError(
-                f"sampling = '{self.sampling}' with band = {self.band} is not valid. Use "
-                f"sampling 'shuffle' or 'cyclic', and a band of {least} or more."
+                f"sampling is '{self.sampling}', but lots in a fixed order need sampling = "
+                "'shuffle' or 'cyclic'. Set one of these values."
             )
+        if self.band < least:
+            raise InputError(f"band is {self.band}, but it must be an integer of {least} or more.")
         if self.buffers is not None and self.band:
             raise InputError(
-                f"noise is correlated either by buffers or by a band, but band is {self.band} "
-                "and buffers are set. Set band = 0, or buffers = None."
+                f"band is {self.band} and buffers are set, but noise can be correlated either by "
+                "a band or by buffers. Set band = 0, or buffers = None."
             )
         if self.correlated and self.sampling != "cyclic":
             raise InputError(APART)
-        if not 0 <= self.memory <= 1 or (self.ahead and self.memory == 1):
-            raise InputError(
-                f"the momentum coefficient is {self.memory} with ahead = {self.ahead}, but the "
-                "coefficient must be from 0 to 1, and 1 is not allowed with ahead = True. Use a "
-                "coefficient below 1, or set ahead = False."
-            )
+        require_momentum(self.memory, self.ahead)
 
     @property
     def correlated(self) -> bool:

@@ -143,15 +143,14 @@ def release_on_grid(
 
 
 def _require_sound(clipping: Clipping, noise: float, lot: float) -> None:
-    if noise < 0 or not lot > 0:
-        raise InputError(
-            f"the noise multiplier is {noise} and the expected lot size is {lot}. The noise "
-            "multiplier must be 0 or more, and the lot size must be positive."
-        )
+    if noise < 0:
+        raise InputError(f"the noise multiplier is {noise}, but it must be 0 or more.")
+    if not lot > 0:
+        raise InputError(f"the expected lot size is {lot}, but it must be positive.")
     if noise and math.isinf(clipping.bound):
         raise InputError(
-            "the clipping bound is infinite, but noise needs a finite bound. Set a finite bound, "
-            "or noise = 0."
+            f"the clipping bound is infinite, but noise = {noise} needs a finite clipping bound. "
+            "Set a finite clipping bound such as 1.0, or set noise = 0."
         )
 
 
@@ -268,11 +267,15 @@ class Mechanism:
         require_supported(self.adjacency)
         if self.max_lot and (self.public_rate or self.adjacency == "add-remove"):
             raise InputError(CUT)
-        if self.max_lot and (self.max_lot < self.lot or self.fixed_order is not None):
+        if self.max_lot and self.fixed_order is not None:
             raise InputError(
-                f"max_lot is {self.max_lot} and lot is {self.lot:g}, but max_lot must be at "
-                "least as large as lot and is only for Poisson lots. Raise max_lot and leave "
-                "fixed_order out, or set max_lot = 0."
+                f"max_lot is {self.max_lot}, but max_lot limits only Poisson lots, and "
+                "fixed_order is set. Set max_lot = 0, or leave fixed_order out."
+            )
+        if self.max_lot and self.max_lot < self.lot:
+            raise InputError(
+                f"max_lot is {self.max_lot}, but it must be at least lot = {self.lot:g}. Raise "
+                "max_lot, or set max_lot = 0 for lots without a limit."
             )
         if self.adjacency == "add-remove" and not self.public_rate and self.fixed_order is None:
             raise InputError(UNTRUE)
@@ -353,7 +356,7 @@ class Mechanism:
         if self.fixed_order is not None:
             raise InputError(
                 "Mechanism.rows draws Poisson lots, but this mechanism has sampling = "
-                f"'{self.fixed_order.sampling}'. Call rows() of fixed_order instead."
+                f"'{self.fixed_order.sampling}'. Call mechanism.fixed_order.rows() instead."
             )
         rng = draw(Draw.LOT) if self.repeatable else secret_streams(1, self.source)(0)[0]
         rows = poisson_rows(rng, size, self.rate(size))
@@ -387,16 +390,17 @@ class Mechanism:
             if asked:
                 raise InputError(
                     "a private step requests a second release, but the privacy account counts "
-                    "one release per step. Let only one link of the chain request the release, "
-                    "and pass the result on."
+                    "one release per step. Call context.released in only one link of the chain, "
+                    "and pass the result to the other links."
                 )
             asked.append(True)
             if self.quantile is not None:
                 if bounds is None:
                     raise InputError(
-                        "clipping at a quantile needs the current clipping bounds, but the "
-                        "release was requested without bounds. Let a link of the chain store the "
-                        "bounds and pass them to the release."
+                        "clipping at a quantile needs the current clipping bounds, but "
+                        "context.released was called without clipping bounds. Call "
+                        "context.released(points, bounds) with one bound per client, such as "
+                        "bounds = torch.ones(len(batches))."
                     )
                 drawn = [normals(self._streams([draw])) for draw in draws]
                 found = self._at_quantile(self.quantile, task, points, batches, bounds, drawn)
@@ -432,9 +436,9 @@ class Mechanism:
         """Make a release in which each client has its own clipping bound."""
         if len(bounds) > len(batches):
             raise InputError(
-                "a clipping bound that follows a quantile is valid for one model only, but "
-                f"{len(bounds) // len(batches)} models run together. Run one model at a time, or "
-                "set [privacy] quantile = 0."
+                "[privacy] quantile supports only one model per run, because each model needs its "
+                f"own clipping bound, but {len(bounds) // len(batches)} models run together. Run "
+                "one model at a time, or set quantile = 0."
             )
         each = [(c, blocks(params, len(batches))) for c, params in points]
         gradients, shares = [], []

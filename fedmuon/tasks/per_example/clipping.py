@@ -67,10 +67,15 @@ class Clipping:
     def __post_init__(self) -> None:
         if self.rule not in RULES:
             raise InputError(f"clipping rule '{self.rule}' is unknown. Use {', '.join(RULES)}.")
-        if not self.bound > 0 or (self.automatic and math.isinf(self.bound)):
+        if not self.bound > 0:
             raise InputError(
-                f"the clipping bound is {self.bound}, but it must be positive, and also finite "
-                "for automatic clipping. Set the bound to a positive finite number."
+                f"the clipping bound is {self.bound}, but it must be positive. Set the clipping "
+                "bound to a positive number such as 1.0."
+            )
+        if self.automatic and math.isinf(self.bound):
+            raise InputError(
+                f"the clipping bound is infinite, but clipping = '{self.rule}' needs a finite "
+                "clipping bound. Set the clipping bound to a finite number such as 1.0."
             )
 
     @property

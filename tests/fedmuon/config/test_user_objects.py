@@ -377,7 +377,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "private-key": ({"recipe": [links.gradient()], "config": {"privacy": {"epsilon": 1.0}}},
                     "epsilon = 1.0 .* no privacy mechanism. Leave epsilon out"),
     "second-release": ({"recipe": mechanical(links.stateless("again", asking))},
-                       "second release.*Let only one link of the chain request"),
+                       "second release.*Call context.released in only one link"),
     **{
         f"mechanism-{table}-{key}": (
             {"recipe": mechanical(), "config": {table: {key: value}}}, mend

@@ -50,7 +50,7 @@ REFUSED = {
     'data.name=idx data.folder="a\\u0000b"': "[data] folder = 'a\\x00b' is not valid",
     "local.recipe=disk-muon privacy.noise=1 privacy.lot=8 orthogonalizer.name=randomized-polar "
     + CLOUD
-    + "data.dimension=1": "rank + oversample <= 1",
+    + "data.dimension=1": "but it must be at most 1 for matrices of shape",
 }
 
 

@@ -157,11 +157,11 @@ def test_three_ends_share_what_the_confidence_leaves() -> None:
 def test_what_trials_cannot_show() -> None:
     for given, why in (
         ({"trials": 1000}, "are too few for an epsilon at delta = 1e-05"),
-        ({"trials": 0}, "the account is too large or has no trial"),
-        ({"trials": 10**12}, "the account is too large or has no trial"),
+        ({"trials": 0}, "trials is 0, but it must be an integer of 1 or more"),
+        ({"trials": 10**12}, "trials = 1,000,000,000,000 and bins = 4 need"),
         ({"bins": 4001}, "4,001 bins are too many"),
         ({"confidence": 1.0}, "confidence is 1.0, but it must be between 0 and 1"),
-        ({"noise": 0.0}, "all three must be positive"),
+        ({"noise": 0.0}, "noise is 0.0, but it must be a positive and finite number"),
         ({"delta": 0.0}, "delta is 0.0, but it must be between 0 and 1"),
     ):
         known = {"coefficients": np.ones(1), "steps": 8, "bins": 4, "noise": 1.0, "delta": 1e-5}

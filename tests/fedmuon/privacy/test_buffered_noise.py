@@ -224,15 +224,15 @@ def test_buffers_that_no_account_covers() -> None:
         ((0.5,), (-0.2,), "each scale must be positive"),
         ((0.5, 0.4), (0.7, 0.4), "add up to 1.1"),
         ((0.5,), (0.2, 0.1), "each buffer needs one decay and one scale"),
-        ((), (), "1 to 8 buffers"),
+        ((), (), "the number of buffers must be from 1 to 8"),
     ):
         with pytest.raises(InputError, match=why):
             Buffers(decays, scales)
     with pytest.raises(InputError, match="needs a whole epoch between"):
         FixedOrderSampling("shuffle", 0, buffers=PAIR)
-    with pytest.raises(InputError, match="by buffers or by a band"):
+    with pytest.raises(InputError, match="either by a band or by buffers"):
         FixedOrderSampling("cyclic", 3, buffers=PAIR)
-    with pytest.raises(InputError, match="a band of 1 or more"):
+    with pytest.raises(InputError, match="band is 0, but it must be an integer of 1 or more"):
         FixedOrderSampling("cyclic", 0)
     with pytest.raises(InputError, match="an integer from 1 to 8"):
         optimized(10, 5, 9)
