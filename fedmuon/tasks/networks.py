@@ -266,7 +266,7 @@ class NetworkTask:
             name = self.statistics[0].rpartition(".")[0]
             raise InputError(
                 f"{name or 'the network'} normalizes over a batch, but a batch of a client has "
-                "only one sample. Set both [local] batch and [data] minimum to 2 or more, or use "
+                "only one sample. Set [local] batch and [data] minimum to 2 or more, or use "
                 "GroupNorm."
             ) from None
         return loss, {**slope, **after}

@@ -524,7 +524,7 @@ def test_only_fedper_reads_the_patterns() -> None:
 
 def test_what_a_recipe_with_personal_parameters_cannot_have() -> None:
     fedmuon_ = recipes.fedmuon(LR)
-    with pytest.raises(InputError, match="also sends or returns states"):
+    with pytest.raises(InputError, match="the recipe also has sent = "):
         replace(fedmuon_, personal=("head.*",))
     with pytest.raises(InputError, match="but it must be a tuple of patterns"):
         replace(recipes.fedavg(LR), personal="head.*")

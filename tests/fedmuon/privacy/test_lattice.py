@@ -215,7 +215,8 @@ def test_what_has_no_place_on_a_lattice() -> None:
     found = release_on_grid(sums, Clipping(), 1.0, 1.0, streams_of(0, 1)).gradient["a"][0]
     assert found.isfinite().tolist() == [True, False, True] and found[2] > 2**19
     with pytest.raises(
-        InputError, match=r"clipping bound is infinite, but noise = .* needs a finite clipping bound"
+        InputError,
+        match=r"clipping bound is infinite, but noise = .* needs a finite clipping bound",
     ):
         release_on_grid(sums, Clipping("flat", math.inf), 1.0, 1.0, streams_of(0, 1))
     key, zeros = KeyStream(), {"a": torch.zeros(1, 500), "b": torch.zeros(1, 500)}

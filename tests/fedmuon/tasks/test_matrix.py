@@ -454,7 +454,7 @@ def test_every_members_types_are_looked_at(wrong: int) -> None:
     stack, batches = drawn(1, torch.float64)
     task = MatrixTask(D, C, torch.float64, kernel="fused")
     batches[wrong] = Batch(batches[wrong].inputs, batches[wrong].labels.double())
-    with pytest.raises(InputError, match="integer labels"):
+    with pytest.raises(InputError, match="but they must be integers"):
         task.gradient({"weight": stack.mT}, batches)
 
 
