@@ -293,7 +293,7 @@ def test_what_cannot_be_audited_is_refused(
 def test_real_targets_are_refused() -> None:
     made = experiment(SMALL)
     shards = replace(made.shards, labels=made.shards.labels.double())
-    with pytest.raises(InputError, match="but they must be integers"):
+    with pytest.raises(InputError, match="integer labels"):
         planted(replace(made, shards=shards), 40)
 
 
