@@ -175,8 +175,9 @@ def alike(
     share = rate(lot, population)
     if sampling == BINS:
         raise InputError(
-            "balls-in-bins can compute the epsilon of a given noise, but not the noise for a "
-            "given epsilon. Use `fedmuon privacy epsilon`, or another sampling."
+            "With balls-in-bins, fedmuon can compute the epsilon of a given noise, but not the "
+            "noise for a given epsilon. Use `fedmuon privacy epsilon`, or use another --sampling "
+            "such as poisson."
         )
     if sampling not in ("shuffle", "cyclic"):
         composition.require_supported(adjacency, sampling)
@@ -192,8 +193,8 @@ def alike(
     composition.event(1.0, share, steps)  # rejects impossible steps
     if mode != "joint":
         raise InputError(
-            f"--mode {mode} supports only Poisson lots, but the sampling is {sampling}. Remove "
-            "--mode or --sampling."
+            f"--mode is '{mode}', which supports only --sampling poisson, but --sampling is "
+            f"'{sampling}'. Remove --mode or --sampling."
         )
     if why := in_turns(lot, 0.0, adjacency):
         raise InputError(why)
@@ -247,10 +248,14 @@ def answer_of_bins(
     composition.require_supported(adjacency)
     composition.require_delta(delta)
     joint = composition.event(noise, rate(lot, population), steps, blocks, mode).noise_multiplier
-    if adjacency == "replace-one" or mode != "joint":
+    if adjacency == "replace-one":
         raise InputError(
-            "balls-in-bins supports only mode joint with adjacency zero-out or add-remove. "
-            "Remove --mode and --adjacency."
+            f"--adjacency is '{adjacency}', but balls-in-bins supports only --adjacency zero-out "
+            "and --adjacency add-remove. Remove --adjacency."
+        )
+    if mode != "joint":
+        raise InputError(
+            f"--mode is '{mode}', but balls-in-bins supports only --mode joint. Remove --mode."
         )
     require_at_most(1e5, steps=steps)
     bins = lots_of(population, lot)
@@ -289,11 +294,17 @@ def cut_of(
     """
     if not most:
         return 0.0
-    if sampling != "poisson" or mode != "joint" or adjacency == "add-remove":
-        raise InputError(
-            "--max-lot works only for Poisson lots in mode joint, with adjacency zero-out or "
-            "replace-one. Remove --max-lot, or change these options."
-        )
+    allowed = {
+        "--sampling": (sampling, ("poisson",)),
+        "--mode": (mode, ("joint",)),
+        "--adjacency": (adjacency, ("zero-out", "replace-one")),
+    }
+    for option, (value, those) in allowed.items():
+        if value not in those:
+            raise InputError(
+                f"{option} is '{value}', but --max-lot works only with {option} "
+                f"{' or '.join(those)}. Remove --max-lot, or change {option}."
+            )
     if most < lot:
         raise InputError(
             f"--max-lot is {most}, but it must be at least --lot = {lot:g}. Increase --max-lot, "

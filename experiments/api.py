@@ -533,8 +533,8 @@ def bound(
         case = certificates.from_parameters(chosen, size, rho, **named)
     elif size is not None or config is not None:
         raise InputError(
-            "a run has its own config and size, so config and size have no effect. Pass only "
-            "rho, l_orth or l_g with a run."
+            "`config` or `size` was passed together with `run`, but a run has its own config and "
+            "size. Leave `config` and `size` out."
         )
     else:
         made = run if isinstance(run, Result) else Result(Path(run))

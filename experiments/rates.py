@@ -63,7 +63,8 @@ def _require_one_map(given: set[str]) -> None:
     """
     if "--singular" in given and (twice := sorted({"--gamma", "--nu"} & given)):
         raise InputError(
-            f"{twice[0]} is computed from --singular: leave one of the two options out"
+            f"--singular already determines {twice[0]}, so {twice[0]} has no effect. Leave "
+            f"{twice[0]} or --singular out."
         )
     for key, needs in {"--singular": ("--sketch", *MAP), "--sketch": SKETCHED}.items():
         if key not in given and (idle := [one for one in needs if one in given]):
@@ -138,11 +139,24 @@ def nesterov(problem: Problem, rule: str, gamma: float = 0.0, nu: float = 0.0) -
     elif rule == "heavy-tailed":
         plan = stationarity.heavy_tailed(problem.steps, problem.noise.alpha)
     else:
-        raise InputError(f"Schedule {rule!r} is unknown: use heavy-tailed or alpha-free.")
+        raise InputError(f"--schedule is {rule!r}, but it must be heavy-tailed or alpha-free.")
     p, shape = problem, (problem.sides, problem.sides)
     found = nesterov_muon(_given(plan, p), p.noise, p.gap, p.smoothness, shape, gamma, nu)
     power = None if found.schedule.rule == "given" else -stationarity.rate(p.noise.alpha, rule)
     return {"paper": "002", **_record(found), "power_of_steps": power}
+
+
+def _require_bounded_variance(noise: Noise, paper: str) -> None:
+    if noise.alpha != 2:
+        raise InputError(
+            f"--alpha is {noise.alpha:g}, but the bound of {paper} assumes bounded variance. Set "
+            "--alpha to 2."
+        )
+    if noise.sigma1:
+        raise InputError(
+            f"--sigma1 is {noise.sigma1:g}, but the bound of {paper} assumes bounded variance. "
+            "Set --sigma1 to 0."
+        )
 
 
 def newton_schulz(
@@ -153,11 +167,7 @@ def newton_schulz(
     The bounds are those of the Newton–Schulz convergence paper (004).
     """
     p, noise = problem, problem.noise
-    if noise.alpha != 2 or noise.sigma1:
-        raise InputError(
-            "The bound of Newton–Schulz convergence (004) assumes bounded variance. Set alpha to "
-            "2 and sigma1 to 0."
-        )
+    _require_bounded_variance(noise, "Newton–Schulz convergence (004)")
     q = residual(delta0, degree, iterations)
     terms = (p.gap, p.smoothness, noise.sigma0, p.sides, noise.batch)
     plan = stationarity.tuned_muon(p.steps, *terms)
@@ -203,8 +213,8 @@ def dp_muon(
     p, q = problem, residual(delta0, degree, iterations)
     if not (p.gap > 0 and p.smoothness > 0):
         raise InputError(
-            "The step-size rule of DP-Muon (000) needs gap > 0 and smoothness > 0. Set both to "
-            "positive numbers."
+            f"--gap is {p.gap:g} and --smoothness is {p.smoothness:g}, but the step-size rule of "
+            "DP-Muon (000) needs both above 0. Set both to positive numbers."
         )
     scale = math.sqrt(p.gap / p.smoothness)
     shape = (p.sides, private.columns or p.sides)
@@ -241,10 +251,7 @@ def disk(problem: Problem, private: Private, gain: float = 0.7, reach: float = -
     contains the published bound.
     """
     p, noise = problem, problem.noise
-    if noise.alpha != 2 or noise.sigma1:
-        raise InputError(
-            "The bound of DiSK (003) assumes bounded variance. Set alpha to 2 and sigma1 to 0."
-        )
+    _require_bounded_variance(noise, "DiSK (003)")
     if p.beta is not None:
         raise InputError(
             "The momentum of DiSK is 1 - gain, so --beta has no effect. Set --gain instead."

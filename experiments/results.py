@@ -134,11 +134,14 @@ class Result:
                 f"{self.config.federation.clients - 1}"
             )
         if not (self.path / PERSONAL_MODELS).exists():
-            raise InputError(
-                f"{self.path} contains no personal models. With [engine] name = 'deployment', "
-                "the SuperNodes store the personal models. Otherwise, the recipe trains no "
-                "personal models."
+            why = (
+                "with [engine] name = 'deployment', the SuperNodes store the personal models. Use "
+                "another engine, such as 'inline', to save them in the run folder."
+                if self.config.engine.name == "deployment"
+                else f"the recipe '{self.config.local.recipe}' trains no personal models. Run the "
+                "experiment with a recipe or a config that trains personal models."
             )
+            raise InputError(f"{self.path} contains no personal models, because {why}")
         held = read_tensors(self._sound(PERSONAL_MODELS))[0]
         places = {int(one): place for place, one in enumerate(held.pop("client"))}
         if client in places:

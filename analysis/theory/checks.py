@@ -71,7 +71,8 @@ def entries(name: str, value: int) -> int:
     """Return the number of entries if it is at most 2^30. Otherwise raise InputError."""
     if value > 2**30:
         raise InputError(
-            f"{name} is {value:.6g}, but arrays have at most 2^30 numbers. Use a smaller value."
+            f"{name} is {value:.6g}, but it must be at most 2^30, the maximum size of an array. "
+            "Use a smaller value."
         )
     return value
 
@@ -83,7 +84,7 @@ def memory(beta: float) -> float:
     |beta| and |1 - beta|.
     """
     if not 0 <= beta <= 1:
-        raise InputError(f"beta is {beta}, but the momentum must be in [0, 1].")
+        raise InputError(f"beta is {beta}, but the momentum must be from 0 to 1.")
     return float(beta)
 
 
@@ -106,11 +107,13 @@ def values(name: str, given: ArrayLike, size: int | None = None) -> np.ndarray:
 def sample_sizes(given: ArrayLike) -> np.ndarray:
     """Return the array of sample sizes n_i. Each size must be an integer that is at least 1."""
     sizes = values("sizes", given)
-    if not ((sizes >= 1) & (sizes == np.floor(sizes)) & (sizes <= MOST / len(sizes))).all():
+    if (wrong := np.flatnonzero(~((sizes >= 1) & (sizes == np.floor(sizes))))).size:
         raise InputError(
-            "sizes must be integers that are at least 1 and sum to at most 2^53. Remove clients "
-            "without samples."
+            f"sizes[{wrong[0]}] is {sizes[wrong[0]]:g}, but it must be an integer that is at "
+            "least 1. Remove clients without samples."
         )
+    if not (sizes <= MOST / len(sizes)).all():
+        raise InputError("sizes sum to more than 2^53, which is not supported. Use smaller sizes.")
     return sizes
 
 
@@ -133,17 +136,18 @@ def rounds_of(schedule: ArrayLike, clients: int) -> np.ndarray:
     array, clients = np.asarray(schedule), whole("clients", clients)
     if array.ndim != 2 or not array.size or not np.issubdtype(array.dtype, np.integer):
         raise InputError(
-            "the schedule must be an integer array of shape [rounds, participants per round]."
+            f"schedule has shape {array.shape} and dtype {array.dtype}, but it must be an integer "
+            "array of shape [rounds, participants per round]."
         )
-    if array.min() < 0 or array.max() >= clients:
+    if (wrong := array[(array < 0) | (array >= clients)]).size:
         raise InputError(
-            f"the schedule contains numbers outside 0 to {clients - 1}, but the {clients} clients "
-            "are counted from 0."
+            f"schedule contains the client {wrong[0]}, but the clients are numbered from 0 to "
+            f"{clients - 1}."
         )
     ordered = np.sort(array, axis=1)
     if (ordered[:, 1:] == ordered[:, :-1]).any():
         raise InputError(
-            "the schedule contains a client twice in one round, but the participants of a round "
-            "must be different."
+            "schedule contains a client twice in one round, but the participants of a round must "
+            "be different."
         )
     return array

@@ -610,11 +610,14 @@ def equal_clients(run: Run) -> int:
     sizes, weights = sample_sizes(run.sizes), np.asarray(run.weights)
     if (sizes != sizes[0]).any() or not np.allclose(weights, 1 / len(sizes), rtol=1e-9):
         raise InputError(
-            "Corollaries K.2 and K.3 need clients with equal sizes and weights (p_i = 1/N). Use "
-            "`theorem`."
+            "the clients have different sizes or weights, but Corollaries K.2 and K.3 need equal "
+            "sizes and equal weights (p_i = 1/N). Use the function `theorem` instead."
         )
     if run.batch:
-        raise InputError("Corollaries K.2 and K.3 need full batches. Use `theorem`.")
+        raise InputError(
+            f"batch is {run.batch}, but Corollaries K.2 and K.3 need full batches. Set batch to "
+            "0, or use the function `theorem` instead."
+        )
     changing = {
         "the recursion of FedMuon": run.method is not None,
         "the same step size in every round": run.factors is not None,
@@ -623,7 +626,8 @@ def equal_clients(run: Run) -> int:
     }
     if lost := [name for name, changes in changing.items() if changes]:
         raise InputError(
-            f"Corollaries K.2 and K.3 need {lost[0]}, which this run does not have. Use `theorem`."
+            f"Corollaries K.2 and K.3 need {lost[0]}, which this run does not have. Use the "
+            "function `theorem` instead."
         )
     return int(sizes[0])
 
@@ -684,8 +688,8 @@ def noise_multiplier(epsilon: float, delta: float) -> float:
     delta = probability("delta", delta)
     if indistinguishable(low, epsilon) > delta:
         raise InputError(
-            f"epsilon = {epsilon:g} and delta = {delta:g} require noise above {FAR:g} times the "
-            "certificate. Use a larger epsilon or delta."
+            f"epsilon = {epsilon:g} and delta = {delta:g} are too small, because the noise would "
+            f"exceed {FAR:g} times the certificate. Use a larger epsilon or delta."
         )
     while high > low * (1 + PRECISION):
         middle = math.sqrt(low * high)

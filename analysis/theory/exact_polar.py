@@ -229,11 +229,16 @@ def sign_run(
             f"{calls}."
         )
     rates = np.broadcast_to(np.asarray(lr, dtype=float), len(chosen))
-    if not (np.isfinite(rates).all() and (rates >= 0).all() and np.isfinite(moved).all()):
-        raise InputError("lr and sensitivity must be finite numbers that are at least 0.")
+    if not (np.isfinite(rates).all() and (rates >= 0).all()):
+        raise InputError(
+            "lr contains a negative number, NaN or infinity, but every step size must be a finite "
+            "number that is at least 0."
+        )
+    if not np.isfinite(moved).all():
+        raise InputError("sensitivity contains infinity, but every entry must be finite.")
     if not (given >= 0).all():
         raise InputError(
-            "smallest contains a negative number or NaN, but singular values are >= 0."
+            "smallest contains a negative number or NaN, but singular values are at least 0."
         )
     smooth, hits = (by_step(one, *calls[:2]).reshape(calls[:2]) for one in (l_g, scale))
     run = SignRun(np.broadcast_to(given, calls), chosen, moved, rates, beta, smooth, hits)
@@ -385,8 +390,8 @@ def scalar_obstruction(
         )
     if not 0 < slope <= loss_bound / 2:
         raise InputError(
-            f"slope is {slope}, but it must be above 0 and at most B/2, so that the loss lies in "
-            "[0, B]."
+            f"slope is {slope}, but it must be above 0 and at most loss_bound / 2 = "
+            f"{loss_bound / 2:g}. Use a smaller slope or a larger loss_bound."
         )
     entries("samples", samples)
     data = np.repeat([1.0, -1.0], [(samples + 1) // 2, samples // 2])
@@ -487,9 +492,14 @@ def drift(errors: ArrayLike, lr: float, beta: float, l_orth: float, l_g: float) 
     `errors` contains the errors of T at each call. The module docstring states the formula for D.
     """
     found = np.asarray(errors, dtype=float)
-    if found.ndim != 3 or not found.size or not (found >= 0).all():
+    if found.ndim != 3 or not found.size:
         raise InputError(
-            "errors must be numbers >= 0 in an array of shape [rounds, local steps, per round]."
+            f"errors has shape {found.shape}, but its shape must be [rounds, local steps, "
+            "participants per round]."
+        )
+    if not (found >= 0).all():
+        raise InputError(
+            "errors contains a negative number or NaN, but every entry must be at least 0."
         )
     change, _ = recursion.increment(lr, beta, l_orth, l_g)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -517,9 +527,15 @@ def around(
     """
     hits, seen = checks.values("sensitivity", sensitivity), np.asarray(values, dtype=float)
     cohorts = checks.rounds_of(schedule, len(hits))
-    if seen.ndim != 4 or (len(seen), seen.shape[2]) != cohorts.shape or not (seen >= 0).all():
+    if seen.ndim != 4 or (len(seen), seen.shape[2]) != cohorts.shape:
         raise InputError(
-            "values must be numbers >= 0 in an array of shape [rounds, local steps, per round, q]."
+            f"values has shape {seen.shape}, but its shape must be [rounds, local steps, "
+            f"participants per round, q] with {cohorts.shape[0]} rounds and {cohorts.shape[1]} "
+            "participants per round, as in the schedule."
+        )
+    if not (seen >= 0).all():
+        raise InputError(
+            "values contains a negative number or NaN, but singular values are at least 0."
         )
     x, m = np.zeros((2, len(hits)))
     for cohort, calls in zip(cohorts, seen, strict=True):

@@ -228,7 +228,7 @@ def sharp_stability(
         if deviations is None:
             raise InputError(
                 "c_hp is 'variance', which needs the deviations of the training losses. Pass "
-                "deviations."
+                "the argument `deviations`."
             )
         return by_variance(eps, sizes, weights, delta, loss_bound, deviations)
     n_eff = effective_size(sizes, weights)
@@ -467,11 +467,13 @@ def bound(
     delta = checks.probability("delta", delta)
     if not all(0 < share <= 1 for share in shares):
         raise InputError(
-            f"shares is {shares}, but the parts of delta for H and G must be above 0 and at most 1."
+            f"shares is {shares}, but both numbers must be above 0 and at most 1. They are the "
+            "parts of delta for the terms H and G of the bound."
         )
     if c_hp == "variance" and sum(shares) > 1:
         raise InputError(
-            f"shares is {shares}, but with c_hp='variance' their sum must be at most 1."
+            f"shares is {shares}, but with c_hp='variance' the two numbers must sum to at most 1. "
+            "Use smaller shares, or c_hp='sharp'."
         )
     h = sharp_stability(*stable, shares[0] * delta, loss_bound, c_hp, deviations)
     g = bounded_differences(*stable, shares[1] * delta, loss_bound)
@@ -595,29 +597,39 @@ def measured_gap(
     fitted = values("train_losses", train_losses)
     chances = client_weights(weights, len(fitted))
     table = np.asarray(shares, dtype=float)
-    if table.ndim != 2 or len(table) != len(chances) or not (table >= 0).all():
-        raise InputError("shares must be numbers >= 0 in an array of shape [clients, classes].")
-    if (abs(table.sum(axis=1) - 1) > 1e-9).any():
+    if table.ndim != 2 or len(table) != len(chances):
         raise InputError(
-            "shares has a row that does not sum to 1, but the label shares of each client must "
-            "sum to 1. Compute shares with label_shares."
+            f"shares has shape {table.shape}, but its shape must be [clients, classes] with "
+            f"{len(chances)} clients."
+        )
+    if not (table >= 0).all():
+        raise InputError(
+            "shares contains a negative number or NaN, but every label share must be at least 0."
+        )
+    if (wrong := np.flatnonzero(abs(table.sum(axis=1) - 1) > 1e-9)).size:
+        raise InputError(
+            f"shares[{wrong[0]}] sums to {table[wrong[0]].sum():g}, but the label shares of each "
+            "client must sum to 1. Compute shares with label_shares."
         )
     losses, labels = values("test_losses", test_losses), np.asarray(test_labels)
     if labels.shape != losses.shape:
-        raise InputError("test_losses and test_labels must have the same length.")
+        raise InputError(
+            f"test_losses has shape {losses.shape} and test_labels has shape {labels.shape}, but "
+            "they must have the same length."
+        )
     class_weights = chances @ table  # w_y = sum_i p_i q_i(y)
     present = np.flatnonzero(class_weights)
     groups = [losses[labels == y] for y in present]
-    if not all(len(group) for group in groups):
+    if empty := [y for y, group in zip(present, groups, strict=True) if not len(group)]:
         raise InputError(
-            "the clients train on samples of a class that has no held-out sample, so the loss of "
-            "the class cannot be estimated. Hold out more samples."
+            f"the clients train on samples of class {empty[0]}, but no held-out sample has this "
+            "class, so the loss of the class cannot be estimated. Hold out more samples."
         )
     top = at_least("loss_bound", loss_bound)
     if interval != "normal" and np.ptp(test_losses) > top * (1 + ROUNDING):
         raise InputError(
-            "the held-out losses differ by more than loss_bound. Increase loss_bound, or use "
-            "interval='normal'."
+            f"loss_bound is {top:g}, but the held-out losses differ by {np.ptp(test_losses):g}. "
+            "Increase loss_bound, or use interval='normal'."
         )
     held = class_weights[present]
     means, counts = (np.array([f(one) for one in groups], dtype=float) for f in (np.mean, len))
@@ -626,8 +638,8 @@ def measured_gap(
         raise InputError(f"interval is {interval!r}, but it must be one of {', '.join(kinds)}.")
     if interval in ("bernstein", "normal") and (counts < 2).any():
         raise InputError(
-            "a class has only one held-out sample, which is not enough for this interval. Use "
-            "interval='hoeffding'."
+            f"class {present[counts < 2][0]} has only one held-out sample, but interval="
+            f"{interval!r} needs at least two samples per class. Use interval='hoeffding'."
         )
     failure = probability("1 - confidence", 1 - confidence)
     half = _half_width(held, groups, failure, top, interval)
@@ -659,11 +671,16 @@ def label_shares(labels: ArrayLike, owner: ArrayLike, clients: int, classes: int
     entries("clients times classes", shape[0] * shape[1])
     places = _indices("owner", owner, clients), _indices("labels", labels, classes)
     if len(places[0]) != len(places[1]):
-        raise InputError("labels and owner must have the same length.")
+        raise InputError(
+            f"labels has {len(places[1])} entries and owner has {len(places[0])}, but both must "
+            "have one entry per sample."
+        )
     table = np.zeros(shape)
     np.add.at(table, places, 1.0)
-    if (table.sum(axis=1) == 0).any():
-        raise InputError("a client without samples has no label shares. Remove this client.")
+    if (alone := np.flatnonzero(table.sum(axis=1) == 0)).size:
+        raise InputError(
+            f"client {alone[0]} has no samples, so it has no label shares. Remove this client."
+        )
     return table / table.sum(axis=1, keepdims=True)
 
 

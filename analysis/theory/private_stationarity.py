@@ -407,10 +407,13 @@ class Disk:
     def __post_init__(self) -> None:
         positive("lr", self.lr)
         whole("steps", self.steps)
-        if not 0 < self.gain <= 1 or self.reach == 0:
+        if not 0 < self.gain <= 1:
             raise InputError(
-                f"gain is {self.gain} and reach is {self.reach}, but DiSK needs a gain above 0 "
-                "and at most 1, and a reach that is not 0."
+                f"gain is {self.gain}, but the gain of DiSK must be above 0 and at most 1."
+            )
+        if self.reach == 0:
+            raise InputError(
+                "reach is 0, but DiSK needs a reach that is not 0. Use, for example, -1."
             )
         at_least("sigma", self.sigma)
         at_least("batch", min(self.batch, 1e300), 1)
@@ -541,7 +544,7 @@ def corollary_4(steps: int, gap: float, smoothness: float, slope: float, noise: 
     reduction = positive("slope", slope) ** 2 / room
     if reduction > 1 + 1e-12:
         raise InputError(
-            f"slope is {slope:g}, but smoothness implies slope <= sqrt(2 L D) = "
+            f"slope is {slope:g}, but it must be at most sqrt(2 * smoothness * gap) = "
             f"{math.sqrt(room):g}. Use a smaller slope, or a larger smoothness or gap."
         )
     start = (1 + 1 / horizon) * spread

@@ -588,7 +588,7 @@ def psi(a: ArrayLike, clients: int, per_round: int, rho: float) -> float:
     weights, rho = values("a", a), probability("rho", rho)
     clients, per_round = whole("clients", clients), whole("per_round", per_round)
     if per_round > clients:
-        raise InputError(f"per_round is {per_round}, but there are only {clients} clients.")
+        raise InputError(f"per_round is {per_round}, but it must be at most clients = {clients}.")
     with np.errstate(over="ignore"):
         total, top = float(weights.sum()), float(weights.max())
     if per_round == clients or math.isinf(total):

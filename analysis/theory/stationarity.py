@@ -182,7 +182,8 @@ def _forget(steps: int, gap: float, smoothness: float, noise: float, batch: int)
     """Return 1 - beta = min(1, sqrt(B L D / T) / noise)."""
     if not (at_least("gap", gap) > 0 and at_least("smoothness", smoothness) > 0):
         raise InputError(
-            "A tuned schedule needs gap > 0 and smoothness > 0. Set both, or set the step size."
+            f"gap is {gap:g} and smoothness is {smoothness:g}, but a tuned schedule needs both "
+            "above 0. Use positive numbers, or set the step size yourself."
         )
     size = math.sqrt(whole("batch", batch) * smoothness * gap / whole("steps", steps))
     return min(1.0, size / noise) if at_least("sigma", noise) > 0 else 1.0

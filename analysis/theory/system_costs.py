@@ -114,11 +114,9 @@ def message(entries: int, itemsize: int = 4, sent: int = 1, returned: int = 1) -
 
 def sizes(clients: int, fan_out: int) -> list[int]:
     """Return the number of nodes of each level, from the clients to the root."""
-    if not (math.inf > clients >= 1 and math.inf > fan_out >= 2):
-        raise InputError(
-            f"clients is {clients} and fan_out is {fan_out}, but clients must be at least 1 and "
-            "fan_out at least 2"
-        )
+    for name, value, least in (("clients", clients, 1), ("fan_out", fan_out, 2)):
+        if not math.inf > value >= least:
+            raise InputError(f"{name} is {value}, but it must be at least {least} and finite.")
     found = [clients, -(-clients // fan_out)]
     while found[-1] > 1:
         found.append(-(-found[-1] // fan_out))

@@ -160,11 +160,15 @@ def _require_auditable(config: Config, canaries: int, sees: str) -> None:
             "client-test = 0."
         )
     most, whose = _most_canaries(config)
-    if not LEAST <= canaries <= most:
+    if canaries < LEAST:
         raise InputError(
-            f"the number of canaries is {canaries}, but it must be at least {LEAST} and at most "
-            f"{most}. Fewer than {LEAST} canaries show nothing. More than {most} are impossible, "
-            f"because canaries replace {whose}."
+            f"--canaries is {canaries}, but it must be at least {LEAST}, because fewer canaries "
+            "show nothing. Increase --canaries."
+        )
+    if canaries > most:
+        raise InputError(
+            f"--canaries is {canaries}, but it must be at most {most}, because canaries replace "
+            f"{whose}. Lower --canaries."
         )
 
 
@@ -179,10 +183,15 @@ def _require_known_law(experiment: Experiment) -> None:
         raise InputError(
             "the run adds no noise, so there is no privacy to audit. Set [privacy] noise above 0."
         )
-    if isinstance(released, Mechanism) and (released.fixed_order or released.quantile):
+    if isinstance(released, Mechanism) and released.fixed_order:
         raise InputError(
-            "the one-run audit supports only Poisson lots and a fixed clipping bound. Leave "
-            "[privacy] sampling and quantile out of the config."
+            f"[privacy] sampling is '{released.fixed_order.sampling}', but the one-run audit "
+            "supports only Poisson lots. Set [privacy] sampling = 'poisson'."
+        )
+    if isinstance(released, Mechanism) and released.quantile:
+        raise InputError(
+            f"[privacy] quantile is {released.quantile.wanted:g}, but the one-run audit supports "
+            "only a fixed clipping bound. Leave [privacy] quantile out of the config."
         )
     if isinstance(released, Mechanism):
         require_classes(experiment.shards)

@@ -63,11 +63,12 @@ def audit(
     if code not in TRIALS:
         raise InputError(f"code '{code}' is unknown: use {' or '.join(TRIALS)}")
     count = TRIALS[code] if count is None else count
-    if not 1 <= count <= MOST_TRIALS or seed < 0:
+    if not 1 <= count <= MOST_TRIALS:
         raise InputError(
-            f"the number of trials is {count} and the seed is {seed}, but the audit needs 1 to "
-            f"{MOST_TRIALS:,} trials and a seed that is at least 0"
+            f"--trials is {count}, but it must be at least 1 and at most {MOST_TRIALS:,}."
         )
+    if seed < 0:
+        raise InputError(f"--seed is {seed}, but it must be at least 0.")
     require_enough(count)
     rng = np.random.default_rng(seed)
     joint, per_release = (

@@ -308,7 +308,7 @@ def chosen_folder(out: Path | None, config: "Config | None", resume: bool = Fals
     if out is not None:
         return out
     if resume or config is None:
-        raise InputError("--resume needs --out: name the run folder to resume")
+        raise InputError("--resume needs --out. Add --out with the run folder to resume.")
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"{config.data.name}-{config.local.recipe}-seed{config.federation.seed}-{stamp}"
     return Path("runs") / re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip(".-")

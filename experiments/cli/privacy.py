@@ -190,11 +190,12 @@ def epsilon(
     --delta 1e-5[/]
     """
     if sampling == accounts.BINS:
-        if max_lot or accountant != "pld":
-            raise InputError(
-                "--max-lot and --accountant have no effect with --sampling balls-in-bins. Remove "
-                "these two options."
-            )
+        idle = {"--max-lot": max_lot != 0, "--accountant": accountant != "pld"}
+        for option, used in idle.items():
+            if used:
+                raise InputError(
+                    f"{option} has no effect with --sampling balls-in-bins. Remove {option}."
+                )
         correlation = band, (momentum, nesterov), buffers
         setting = noise, lot, population, steps, delta, blocks, mode, adjacency
         found = accounts.answer_of_bins(*setting, correlation, 10**6 if trials is None else trials)

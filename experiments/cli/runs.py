@@ -73,11 +73,12 @@ def run(
 
     changes = options.changes_of(overrides, engine, ray_address, data, seed, clients)
     if seeds is not None:
-        if watch or verbose:
-            raise InputError(
-                "--watch and --verbose work only for a single run, but --seeds starts several "
-                "runs. Remove --watch and --verbose, or remove --seeds."
-            )
+        for option, used in {"--watch": watch, "--verbose": verbose}.items():
+            if used:
+                raise InputError(
+                    f"{option} works only for a single run, but --seeds starts several runs. "
+                    f"Remove {option} or --seeds."
+                )
         _search(["run", *_config_words(config, changes)], config, changes, (), seeds, None, jobs,
                 None, out, resume)  # fmt: skip
         return
@@ -181,11 +182,12 @@ def stability(
     """
     from fedmuon.experiments.stability import certificates, neighbours  # torch, scipy
 
-    if every and (hardest or trials is not None):
-        raise InputError(
-            "--all already trains on every neighbouring data set. Remove --worst and --trials, "
-            "or remove --all."
-        )
+    for option, used in {"--worst": hardest, "--trials": trials is not None}.items():
+        if every and used:
+            raise InputError(
+                f"--all trains on every neighbouring data set, so {option} has no effect. Remove "
+                f"{option} or --all."
+            )
     changes = options.changes_of(overrides, engine, ray_address, data, seed)
     changes += [f"stability.trials={trials}"] if trials is not None else []
     changes += ["stability.neighbours=all"] if every else []
@@ -389,11 +391,11 @@ def _search(
         )
     if ray_address and jobs is not None:
         raise InputError(
-            "--jobs and Ray both run several experiments at the same time. Remove --jobs, or "
-            "remove --ray and --ray-address."
+            "--jobs runs several experiments at the same time on this machine, but --ray and "
+            "--ray-address run them on Ray. Remove --jobs, or remove --ray and --ray-address."
         )
     if resume and out is None:
-        raise InputError("--resume needs --out: name the sweep folder to resume")
+        raise InputError("--resume needs --out. Add --out with the sweep folder to resume.")
     words += [f"--seeds={seeds}"]
     words += [f"--jobs={jobs}"] if jobs else []
     words += [f"--ray-address={ray_address}"] if ray_address else []
@@ -527,8 +529,8 @@ def unlearn(
     """
     from fedmuon.experiments import unlearning  # torch
 
-    if len(set(sample)) < len(sample):
-        raise InputError("--sample contains the same index twice. Pass each index once.")
+    if twice := [one for place, one in enumerate(sample) if one in sample[:place]]:
+        raise InputError(f"--sample {twice[0]} is passed twice. Pass each index once.")
     folder = out or run_dir.with_name(f"{run_dir.name}-unlearned")
     record = unlearning.execute(run_dir, sample, epsilon, delta, folder)
     tell(record, unlearning.table(record))

@@ -154,7 +154,8 @@ class Deployment:
         if keys and self._start("register", *_auth("register"), LINK, *keys).wait(START + nodes):
             raise InputError(
                 "the SuperLink of the deployment did not register the keys of the SuperNodes, so "
-                "the run cannot start"
+                "the run cannot start. The file register.log states the cause. If this machine "
+                "was busy, start the run again"
             )
         self.supernodes = [self.start_supernode(number, port) for number, port in enumerate(ports)]
 
@@ -203,7 +204,8 @@ class Deployment:
                 yield from new
             if time.monotonic() > end:
                 raise InputError(
-                    f"no round of the run in the deployment finished within {limit:.0f} s"
+                    f"no round of the run in the deployment finished within {limit:.0f} s. If the "
+                    "clients need more time, increase [faults] deadline"
                 )
             time.sleep(PAUSE)
 
@@ -250,7 +252,7 @@ class Deployment:
             if time.monotonic() > end:
                 raise InputError(
                     f"the SuperLink of the deployment did not answer within {START:.0f} s, so "
-                    "the run cannot start"
+                    "the run cannot start. If this machine was busy, start the run again"
                 )
             time.sleep(PAUSE)
 

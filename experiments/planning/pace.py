@@ -341,5 +341,8 @@ def probed(messages: Sequence[object], nodes: int, folder: Path) -> tuple[float,
             one.kill()
     seconds = time.perf_counter() - start
     if any(one.returncode for one in running):
-        raise InputError("a client process failed on this machine. Its error message is above.")
+        raise InputError(
+            "a client process failed on this machine. Its error message is above. Fix the cause "
+            "and run the command again."
+        )
     return seconds, max(map(int, said))

@@ -81,12 +81,15 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     found = []
     for place, (name, tables) in enumerate(settings.variants.items()):
         config = cell(source, settings.base, tables)
-        if config.task.name != "matrix" or config.local.batch:
+        if config.task.name != "matrix":
             raise InputError(
-                f"The variant {name!r} has task.name = {config.task.name!r} and local.batch = "
-                f"{config.local.batch}, but attribution needs task.name = 'matrix' and "
-                "local.batch = 0 (full batches). Remove these keys from the suite's file or from "
-                "--set."
+                f"The variant {name!r} has task.name = {config.task.name!r}, but attribution "
+                "needs task.name = 'matrix'. Remove task.name from the suite's file or from --set."
+            )
+        if config.local.batch:
+            raise InputError(
+                f"The variant {name!r} has local.batch = {config.local.batch}, but attribution "
+                "needs full batches. Set local.batch = 0."
             )
         for truth in RETRAIN:
             work = partial(measure, settings, name, config, truth)

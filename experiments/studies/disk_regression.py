@@ -63,11 +63,15 @@ class Settings(Table):
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     """Return a cell for plain descent, and one for each filter and gain."""
-    if settings.shared_lr not in settings.lrs or settings.shared_gain not in settings.gains:
-        raise InputError(
-            f"shared-lr = {settings.shared_lr:g} must be among lrs, and shared-gain = "
-            f"{settings.shared_gain:g} must be among gains. Add the missing value to its list."
-        )
+    for key, value, values in (
+        ("lr", settings.shared_lr, settings.lrs),
+        ("gain", settings.shared_gain, settings.gains),
+    ):
+        if value not in values:
+            raise InputError(
+                f"shared-{key} is {value:g}, but the list {key}s does not contain this value. "
+                f"Add {value:g} to {key}s."
+            )
     every = [(PLAIN, 1.0), *((name, gain) for name in (LOW_PASS, DISK) for gain in settings.gains)]
     return [
         Call(f"{name}-{gain:g}", partial(measure, settings, name, gain)) for name, gain in every

@@ -89,11 +89,14 @@ def find(
     if isinstance(own, list) and own:  # use the first data set that is available
         there = {name for name, found, _ in available() if found}
         own = next((one for one in own if one in there), own[-1])
-    if not isinstance(kind, str) or not isinstance(own, str | None):
-        raise InputError(
-            f"{name} is not a suite, because kind and data must be names. To run a config file, "
-            "use `fedmuon run`."
-        )
+    for key, value in {"kind": kind, "data": own}.items():
+        if not isinstance(value, str | None):
+            raise InputError(
+                f"{name} is not a suite, because the value of `{key}` is not a name in quotes. If "
+                "this is a config file, use `fedmuon run`."
+            )
+    assert isinstance(kind, str)
+    assert isinstance(own, str | None)
     if kind not in KINDS:
         mend = instead(kind, list(KINDS), "choose one of")
         raise InputError(f"kind = {kind!r} is not a kind of suite: {mend}")

@@ -404,11 +404,13 @@ def stacks(suite: Suite, source: Source | None, changes: Tables) -> list[Stack]:
                 "computes many runs as one batch. Leave name out. To use several machines, set "
                 "--ray-address."
             )
-        if config.data.validation or config.data.client_test:
-            raise InputError(
-                "[data] validation and client-test must be 0 because this suite does not measure "
-                "them. Set both keys to 0."
-            )
+        unused = {"validation": config.data.validation, "client-test": config.data.client_test}
+        for key, value in unused.items():
+            if value:
+                raise InputError(
+                    f"[data] {key} is {value}, but it must be 0, because this suite does not "
+                    f"evaluate models on these samples. Set [data] {key} = 0."
+                )
         if config.output.clients:
             raise InputError(
                 "[output] clients = true has no effect in this suite, because only single runs "

@@ -191,7 +191,7 @@ def test_lots_that_take_turns_are_accounted_for_by_the_command() -> None:
             "moves other samples to other lots",
         ),
         (("--sampling", "shuffle", "--band", "4"), "Add --sampling cyclic"),
-        (("--sampling", "cyclic", "--mode", "per-release"), "supports only Poisson lots"),
+        (("--sampling", "cyclic", "--mode", "per-release"), "supports only --sampling poisson"),
         (("--sampling", "cyclic", "--lot", "9.5"), "Set lot to an integer"),
         (("--band", "4"), "Add --sampling cyclic"),
         (("--sampling", "cyclic", "--band", "4", "--steps", "100000000"), "steps = 1e+08"),

@@ -191,7 +191,7 @@ def test_corollary_k_3() -> None:
 
 def test_rates_ask_for_equal_clients() -> None:
     for run in (RUN, replace(EQUAL, weights=RUN.weights), replace(EQUAL, batch=8)):
-        with pytest.raises(InputError, match="Use `theorem`"):
+        with pytest.raises(InputError, match="function `theorem`"):
             full_participation(run, 3.0, 0.05)
     still = full_participation(replace(EQUAL, lr=0.0), 3.0, 0.05)
     assert still.eps == 0 and still.amplified == 0

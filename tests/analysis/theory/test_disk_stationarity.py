@@ -202,7 +202,7 @@ def test_theorem_5_as_printed_does_not_follow_from_corollary_4() -> None:
 def test_what_is_refused(change: dict[str, float], why: str) -> None:
     with pytest.raises(InputError, match=why):
         disk(Disk(**{"lr": 0.1, "steps": 5, "gain": 0.5, **change}), 1.0, 1.0)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="smoothness implies slope"):
+    with pytest.raises(InputError, match="slope is 2, but it must be at most"):
         corollary_4(1000, 1.0, 1.0, 2.0, 1.0)
 
 

@@ -247,7 +247,7 @@ def test_neighbours_are_within_what_the_run_alone_certifies() -> None:
     given = [0.15], 1.0, 0.0, 1.0, 1.0
     assert around(*jump, *given, error)[0] >= 2
     assert around(*jump, *given, lambda values, radius: error(values, 0 * radius))[0] < 2
-    with pytest.raises(InputError, match="values must be numbers >= 0"):
+    with pytest.raises(InputError, match="values contains a negative number"):
         around(-jump[0], [[0]], *given, error)
 
 
@@ -320,7 +320,7 @@ def test_a_drift_beyond_doubles_is_infinite_and_bad_errors_are_refused() -> None
     errors[:-1] = 0  # the last call is not amplified
     assert drift(errors, 1.0, 0.5, 1e6, 1.0) == 1.0
     for bad in (np.ones((3, 2)), -errors, errors * math.nan):
-        with pytest.raises(InputError, match="errors must be numbers"):
+        with pytest.raises(InputError, match=r"errors (has shape|contains a negative number)"):
             drift(bad, 0.1, 0.5, 1.0, 1.0)
 
 

@@ -276,7 +276,7 @@ def test_the_command_takes_singular_values_for_gamma_and_nu():
     assert sketched["power"] == least_power(s, 3, 2) > 0
     assert sketched["gamma"] == sketched_quality(s, 3, 2, sketched["power"])[0]
     for words, said in (
-        (["--singular", text, "--nu", "0.1"], "--nu is computed from --singular"),
+        (["--singular", text, "--nu", "0.1"], "--singular already determines --nu"),
         (["--q", "3"], "--q has an effect only together with --singular"),
         (["--singular", text, "--power", "1"], "--power has an effect only together with --sketch"),
         (["--singular", text, "--sketch", "1", "--q", "2"], "--q has no effect if --sketch is set"),

@@ -162,7 +162,7 @@ def test_what_a_study_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     file.write_text(file.read_text().replace("shared-lr = 0.5", "shared-lr = 0.3"))
     with pytest.raises(SystemExit, match="2"):
         main(["suite", str(file), "--out", str(tmp_path / "out")])
-    assert "shared-lr = 0.3 must be among lrs" in capsys.readouterr().err
+    assert "shared-lr is 0.3, but the list lrs does not contain" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         main(["suite", "dp-bias", "--data", "digits", "--out", str(tmp_path / "out")])
     assert "leave --data out" in capsys.readouterr().err
