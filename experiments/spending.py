@@ -124,12 +124,14 @@ def _audited(folder: Path) -> Record:
 def _delta(folder: Path, held: tuple[Config, np.ndarray] | None, public: bool) -> float:
     """Return the delta of a run that is still running."""
     if held is None:
-        raise InputError(f"{folder} does not contain the delta of the run. Add --delta.")
+        raise InputError(
+            f"{folder} does not contain the delta of the run. Add --delta, such as --delta 1e-5."
+        )
     privacy = held[0].privacy
     if public and privacy.level == "example" and not (privacy.delta or privacy.public_population):
         raise InputError(
-            f"the run in {folder} has not ended, and its public rate does not determine delta. "
-            "Add --delta."
+            f"the run in {folder} has not ended, so its delta is not known yet. Add --delta, such "
+            "as --delta 1e-5."
         )
     return delta_of(*held)
 

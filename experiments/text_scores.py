@@ -35,7 +35,7 @@ def bleu(written: Sentences, references: References) -> float:
         from sacrebleu.metrics.bleu import BLEU
     except ImportError:
         raise InputError(
-            "BLEU needs sacrebleu, which is not installed: pip install 'fedmuon[text]'"
+            "BLEU needs sacrebleu, which is not installed. Run: pip install 'fedmuon[text]'"
         ) from None
     most = max(map(len, references))
     columns: list[Any] = [
@@ -54,7 +54,7 @@ def rouge_l(written: Sentences, references: References) -> float:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
         raise InputError(
-            "ROUGE-L needs rouge-score, which is not installed: pip install 'fedmuon[text]'"
+            "ROUGE-L needs rouge-score, which is not installed. Run: pip install 'fedmuon[text]'"
         ) from None
     scorer = RougeScorer(["rougeL"], use_stemmer=True)
     nearest = [
@@ -86,7 +86,7 @@ def meteor(written: Sentences, references: References) -> float:
         from nltk.translate.meteor_score import meteor_score
     except ImportError:
         raise InputError(
-            "METEOR needs nltk, which is not installed: pip install 'fedmuon[text]'"
+            "METEOR needs nltk, which is not installed. Run: pip install 'fedmuon[text]'"
         ) from None
     nearest = [
         meteor_score([_words(one) for one in several], _words(one), wordnet=_NoSynonyms())  # type: ignore[arg-type]
@@ -198,7 +198,7 @@ def _tokenizer() -> Callable[[str], str]:
         from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
     except ImportError:
         raise InputError(
-            "Scores need sacrebleu, which is not installed: pip install 'fedmuon[text]'"
+            "Scores need sacrebleu, which is not installed. Run: pip install 'fedmuon[text]'"
         ) from None
     return Tokenizer13a()
 

@@ -126,8 +126,8 @@ def require_consistent(runs: Table, neighbours: Table, folder: Path) -> None:
         )
     for row in np.flatnonzero((within != (gap <= bound)) & known):
         raise InputError(
-            f"{folder / 'runs.csv'}, line {row + 2}: the column within is {within[row]}, which is "
-            f"wrong for the gap {gap[row]:g} and the bound {bound[row]:g}: {MEND}"
+            f"{folder / 'runs.csv'}, line {row + 2}: the column 'within' is {within[row]}, which "
+            f"contradicts the gap {gap[row]:g} and the bound {bound[row]:g}: {MEND}"
         )
 
 

@@ -301,9 +301,9 @@ class SignRun:
         if failing.any():
             r, k, position = np.argwhere(failing)[0]
             raise Uncertified(
-                "No tube around this run is proved, so the run has no certificate. At round "
-                f"{r}, local step {k}, client {self.schedule[r, position]}, {why} (smallest "
-                f"singular value s_q = {self.gaps[r, k, position]:.3g})."
+                "This run has no certificate, because the conditions of its proof are not "
+                f"satisfied at round {r}, local step {k}, client {self.schedule[r, position]}. "
+                f"There, {why} (smallest singular value s_q = {self.gaps[r, k, position]:.3g})."
             )
 
 

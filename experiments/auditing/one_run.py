@@ -162,13 +162,13 @@ def _require_auditable(config: Config, canaries: int, sees: str) -> None:
     most, whose = _most_canaries(config)
     if canaries < LEAST:
         raise InputError(
-            f"--canaries is {canaries}, but it must be at least {LEAST}, because fewer canaries "
-            "show nothing. Increase --canaries."
+            f"the number of canaries is {canaries}, but it must be at least {LEAST}, because "
+            "fewer canaries show nothing. Increase --canaries, or use more data."
         )
     if canaries > most:
         raise InputError(
-            f"--canaries is {canaries}, but it must be at most {most}, because canaries replace "
-            f"{whose}. Lower --canaries."
+            f"the number of canaries is {canaries}, but it must be at most {most}, because "
+            f"canaries replace {whose}. Lower --canaries."
         )
 
 

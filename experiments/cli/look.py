@@ -211,7 +211,7 @@ def watch(folder: Runs = completion.RUNS) -> None:
     except OSError as error:
         raise InputError(
             "the page cannot be served, because no port of 127.0.0.1 could be opened "
-            f"({error.strerror}). The page uses any free port. To see the runs without a page, "
+            f"({error.strerror}). To see the runs without a page, "
             "use `fedmuon ls` or `fedmuon show`."
         ) from None
     with server, contextlib.suppress(Interrupted):

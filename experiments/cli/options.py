@@ -66,7 +66,9 @@ EngineName = Annotated[
         autocompletion=completion.value_of("engine.name"),
     ),
 ]
-RayAddress = Annotated[str | None, Option(help="Address of a running Ray cluster.")]
+RayAddress = Annotated[
+    str | None, Option(help="Address of a running Ray cluster, such as 10.0.0.1:6379.")
+]
 DataName = Annotated[
     str | None,
     Option(

@@ -349,7 +349,9 @@ def tuned(
 @app.command(cls=Command)
 def spent(
     folder: RunFolder,
-    delta: Annotated[float | None, Option(help="Delta. Default: the delta of the run.")] = None,
+    delta: Annotated[
+        float | None, Option(help="Privacy parameter δ. Default: the δ of the run.")
+    ] = None,
     accountant: Accountant = "pld",
 ) -> None:
     """Compute the epsilon that each client of a private run has spent so far.

@@ -125,8 +125,9 @@ def setting_of(folder: Path | None, changes: list[str], given: dict[str, Any]) -
     own = [change for change in changes if not change.startswith("stability.")]
     if own or "size" in named:
         raise InputError(
-            f"{folder} contains a run with its own parameters. With a run folder, use only "
-            "--delta, --c-hp, --kind, --constants, --rho, --l-orth and --l-g."
+            f"other parameters were passed together with the run folder {folder}, but the run has "
+            "its own parameters. With a run folder, use only --delta, --c-hp, --kind, "
+            "--constants, --rho, --l-orth and --l-g."
         )
     # This module loads torch, which a bound from parameters does not need.
     from fedmuon.experiments.stability.finished_run import from_directory
@@ -155,13 +156,15 @@ def stationarity(
         ),
     ] = "heavy-tailed",
     alpha: Annotated[
-        float, Option(help="Tail index α of the gradient noise (Nesterov Muon).")
+        float, Option(help="Tail index α of the gradient noise, above 1 up to 2 (Nesterov Muon).")
     ] = 2.0,
     gap: Annotated[
         float,
         Option(help="Initial suboptimality f(X_0) - f*, where f* is the infimum of the loss f."),
     ] = 1.0,
-    smoothness: Annotated[float, Option("--smoothness", "--l0", help="Smoothness L.")] = 1.0,
+    smoothness: Annotated[
+        float, Option("--smoothness", "--l0", help="Smoothness L of the loss.")
+    ] = 1.0,
     sigma0: Annotated[
         float,
         Option(
@@ -181,7 +184,7 @@ def stationarity(
         ),
     ] = 0.0,
     batch: Annotated[
-        int, Option(help="Samples per gradient. With Poisson lots: expected samples per lot.")
+        int, Option(help="Samples per gradient. With Poisson lots: expected number per lot.")
     ] = 1,
     rank: Annotated[
         int, Option(help="Smaller side min(m, n) of the m x n matrix, which bounds its rank.")
@@ -372,7 +375,7 @@ def flops(
     oversample: Annotated[
         int, Option(help="Number of columns of the sketch beyond its rank.")
     ] = 10,
-    power: Annotated[int, Option(help="Power iterations h.")] = 1,
+    power: Annotated[int, Option(help="Number of power iterations h.")] = 1,
     sketch: Annotated[
         str,
         Option(
@@ -380,7 +383,9 @@ def flops(
             autocompletion=completion.value_of("orthogonalizer.sketch"),
         ),
     ] = "gaussian",
-    nesterov: Annotated[bool, Option("--nesterov/--polyak", help="Form of the momentum.")] = True,
+    nesterov: Annotated[
+        bool, Option("--nesterov/--polyak", help="Form of the momentum: Nesterov or Polyak.")
+    ] = True,
     decay: Annotated[
         bool, Option("--decay", help="Also count the operations of weight decay.")
     ] = False,

@@ -141,23 +141,24 @@ def method_of(config: Config) -> Method:
         _require_plain_steps(config)
     if local.schedule == HEAVY:
         raise Uncertified(
-            "The step size of the heavy-tailed schedule is known only in a run. Run the "
-            "experiment and pass its run folder, or set [local] schedule to another schedule."
+            "[local] schedule is 'heavy-tailed', whose step size is known only in a run. Run the "
+            "experiment and pass its run folder, or set schedule to another value."
         )
     if local.epochs and reads(config, "local.epochs"):
         raise Uncertified(
-            "The bound needs the same number of local steps for all clients. Set [local] steps, "
-            "and leave epochs out."
+            f"[local] epochs is {local.epochs}, but the bound needs the same number of local "
+            "steps for all clients. Set [local] steps, and leave epochs out."
         )
     if config.federation.aggregate not in AVERAGES:
         raise Uncertified(
-            "The bound covers only weighted means of the participants' replies. Set [federation] "
-            "aggregate = 'mean' or 'by-samples'."
+            f"[federation] aggregate is '{config.federation.aggregate}', but the bound covers "
+            "only weighted means of the participants' replies. Set aggregate = 'mean' or "
+            "'by-samples'."
         )
     if config.task.name != "matrix" and local.weight_decay and has_map(config):
         raise Uncertified(
-            "The bound does not cover weight decay in a network, because its parameters have two "
-            "step sizes. Set [local] weight-decay = 0."
+            f"[local] weight-decay is {local.weight_decay:g}, but the bound does not cover weight "
+            "decay in a network, whose parameters have two step sizes. Set weight-decay = 0."
         )
     if local.recipe in ("fedavg", "fedavgm"):
         server = local.server_momentum if local.recipe == "fedavgm" else 0.0

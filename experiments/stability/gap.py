@@ -28,9 +28,13 @@ from fedmuon.runs.directory import Record
 
 NEARLY = 0.99  # above this share of the full range, a shorter interval is not worth a note
 ANY = "The interval of the gap uses the range 1, which is valid for any loss 1 − p_y, because {}."
-NO_BALL = "no ball is known that {} cannot leave. For a shorter interval, {}increase [data] test"
+NO_BALL = (
+    "no limit is known for how far {} can move from X⁰. For a shorter interval, {}increase [data] "
+    "test"
+)
 FAR = (
-    "the step sizes are so large that the ball around the models gives no smaller range. For a "
+    "the step sizes are so large that the models may move far from X⁰, where the loss has no "
+    "smaller range. For a "
     "shorter interval, lower [local] lr or the number of rounds"
 )
 REFUSED = (
@@ -42,7 +46,7 @@ EXCEEDED = (
     "shorter interval, {}increase [data] test"
 )
 SHORTER = (
-    "the smaller range of the ball around X⁰ is proved only {}. For a shorter interval, set {}"
+    "a smaller range, from the distance to X⁰, is proved only {}. For a shorter interval, set {}"
 )
 IN_DOUBLES = "for arithmetic in float64", "engine.dtype=float64"
 MAYBE_ROUNDING = "set engine.dtype=float64 (if rounding is the cause), or "

@@ -56,7 +56,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
         content = contents.at(contents.read(name), request.data, request.scale)
         if (kind := content.pop("kind", "stability")) != "stability":
             raise InputError(
-                f"the suite {name} is of kind {kind}, but suites must contain only suites of "
+                f"the suite {name} is of kind {kind}, but `suites` must list only suites of "
                 f"kind stability: replace {name}"
             )
         content.pop("data", None)

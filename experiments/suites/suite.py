@@ -229,8 +229,8 @@ def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
         full = any(not entry.name.startswith(".") for entry in out.iterdir())
         if full and not (resume and lock.exists()):
             raise InputError(
-                f"{out} has no suite.lock, so there is no {work.noun} to resume: check the "
-                "folder of --out"
+                f"{out} has no suite.lock, so there is no {work.noun} to resume. Check the path of "
+                "--out."
                 if resume
                 else (
                     f"{out} is not empty: choose another folder with --out, or resume with --resume"
@@ -238,8 +238,8 @@ def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
             )
         if full and work.joined(files.read_bytes(lock)) is None:
             raise InputError(
-                f"{lock} is damaged, or belongs to another {work.noun} with other data, scale, "
-                "settings or seeds, or to an older version. Choose another folder with --out."
+                f"{lock} does not match this {work.noun}. The data, scale, settings, seeds or "
+                "version may differ, or the file may be damaged. Choose another folder with --out."
             )
         files.remove_drafts(out)
         if not full:  # the lock comes first, because a folder without a lock cannot be resumed

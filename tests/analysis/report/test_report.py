@@ -321,7 +321,7 @@ DAMAGES = {
     "a nan perturbation": (
         cut("neighbours.csv", lambda t: re.sub(r"[^,]+((,[^,]+){4})\n$", r"nan\1\n", t)), " NaN"),
     "another verdict": (cut("runs.csv", lambda t: t.replace("True", "False", 1)),
-        "line 2: the column within is False"),
+        "line 2: the column 'within' is False"),
     "no csv": (lambda folder: (folder / "neighbours.csv").unlink(), "missing"),
     "no json": (lambda folder: (folder / "suite.json").unlink(), "missing"),
     "broken json": (cut("suite.json", lambda t: t[:-5]), "not valid JSON"),

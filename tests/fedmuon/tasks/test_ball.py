@@ -545,7 +545,7 @@ def test_a_gap_of_range_one_says_why_and_what_is_shorter() -> None:
         moved=np.zeros(6),
     )  # fmt: skip
     kinds = {
-        "these iterates cannot leave. For a shorter interval, increase [data] test": {
+        "these iterates can move from X⁰. For a shorter interval, increase [data] test": {
             "start": None
         },
         "set [local] weight-decay = 0, or increase": {
