@@ -684,7 +684,9 @@ def _folder(out: str | Path | None, resume: bool) -> Iterator[tuple[Path, Tempor
         yield Path(out), None
         return
     if resume:
-        raise InputError("resume=True needs out: name the run folder to resume")
+        raise InputError(
+            "resume=True needs out. Pass the run folder to resume, such as out='runs/a'."
+        )
     kept = Temporary()
     try:
         yield kept.path, kept

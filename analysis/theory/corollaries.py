@@ -84,8 +84,9 @@ NO_CLIPPING = (
     "failure + alpha)."
 )
 LAW = (
-    "A client's weight in a round depends on the other participants, so a random schedule is not "
-    "enough. Use the schedule that a run drew (pass a run folder), or average with weight 1/K."
+    "With the aggregate 'by-samples', a client's weight in a round depends on the other "
+    "participants, so the bound needs the schedule of a run. Pass a run folder, or set "
+    "[federation] aggregate = 'mean'."
 )
 MEASURED = "The constants L_loss, Lg and G_max are estimates, because no proof covers this model."
 
@@ -423,7 +424,8 @@ def newton_schulz(
     l_orth = lipschitz("newton-schulz", kind, **polynomial)
     if not np.isfinite(l_orth):
         raise Uncertified(
-            "The constant of this Newton-Schulz orthogonalizer overflows. Use kind='sharp'."
+            "The Lipschitz constant of this Newton-Schulz orthogonalizer exceeds double "
+            "precision. Use kind='sharp'."
         )
     return theorem(run, l_orth, participation, delta, **given)
 

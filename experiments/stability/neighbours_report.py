@@ -144,7 +144,10 @@ def _mode(folder: Path, neighbours: Columns) -> str:
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         raise InputError(f"{folder}: config.toml or partition.npz is damaged: {MEND}") from None
     if mode == "all" and not np.array_equal(np.sort(neighbours["index"]), every):
-        raise InputError(f"{folder} does not contain all neighbours yet: continue with --resume")
+        raise InputError(
+            f"{folder} does not contain all neighbours yet. Continue with `fedmuon stability "
+            f"--resume --out {folder}`."
+        )
     return mode
 
 
