@@ -156,10 +156,13 @@ def test_derivatives_through_the_run_foretell_it(recipe: str, lr: float, truth: 
 
 
 def test_what_is_refused() -> None:
-    changed = {"task": {"name": "network", "model": "mlp"}}, {"local": {"batch": 4}}
-    for tables in changed:
+    changed = {
+        r"attribution needs task\.name = 'matrix'": {"task": {"name": "network", "model": "mlp"}},
+        r"attribution needs full batches": {"local": {"batch": 4}},
+    }
+    for why, tables in changed.items():
         asked = SuiteRequest("attribution", "digits", "full", {})
-        with pytest.raises(InputError, match=r"attribution needs task\.name = 'matrix'"):
+        with pytest.raises(InputError, match=why):
             attribution.cells(ASKED.model_copy(update={"base": tables}), asked)
 
 
