@@ -280,7 +280,7 @@ def test_the_final_model_alone_tells_something(tmp_path: Path) -> None:
     ({"data": {**SMALL["data"], "client-test": 0.2}}, {}, "client-test is 0.2, but an audit draws"),
     ({"privacy": {"noise": 0.0, "lot": 20.0}}, {}, "Set \\[privacy\\] noise above 0"),
     ({"privacy": {"noise": 1.0, "lot": 20.0, "quantile": 0.5}}, {}, "quantile out"),
-    ({"privacy": {"noise": 1.0, "lot": 20.0, "sampling": "shuffle"}}, {}, "supports only Poisson lots"),
+    ({"privacy": {"noise": 1.0, "lot": 20.0, "sampling": "shuffle"}}, {}, "only Poisson lots"),
 ])  # fmt: skip
 def test_what_cannot_be_audited_is_refused(
     changes: dict[str, Any], more: dict[str, Any], said: str, tmp_path: Path
