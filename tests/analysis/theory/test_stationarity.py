@@ -337,11 +337,11 @@ def test_the_command_answers_without_torch_and_refuses_with_the_mend():
     for arguments, word in [
         (["--paper", "005"], "Use 000 (DP-Muon), 002"),
         (["--paper", "003", "--beta", "0.9"], "Set --gain"),
-        (["--paper", "003", "--alpha", "1.5"], "Set alpha to 2"),
+        (["--paper", "003", "--alpha", "1.5"], "Set --alpha to 2"),
         (["--paper", "003", "--smoothness", "0"], "above 0"),
         (["--alpha", "1"], "must be above 1 and at most 2"),
         (["--schedule", "cosine"], "heavy-tailed or alpha-free"),
-        (["--paper", "004", "--alpha", "1.5"], "Set alpha to 2"),
+        (["--paper", "004", "--alpha", "1.5"], "Set --alpha to 2"),
         (["--sigma1", "1"], "batch must be above"),
         (["--gamma", "1"], "requires a gamma in"),
         (["--steps", "1"], "at least 2"),
@@ -385,5 +385,5 @@ def test_each_option_of_a_paper_is_read_and_no_other(paper: str):
             assert json.loads(done.output) != before, name
         else:
             known = name in REFUSED.get(paper, ())
-            why = "Set alpha to 2" if known else f"{name} has no effect for paper {paper}"
+            why = "assumes bounded variance" if known else f"{name} has no effect for paper {paper}"
             assert "Set --gain" in str(done.exception) or why in str(done.exception), name

@@ -59,7 +59,7 @@ def test_rows_are_those_of_the_suites(tmp_path: Path) -> None:
 def test_other_kinds_are_refused(tmp_path: Path) -> None:
     file = files(tmp_path)
     (tmp_path / "B2.toml").write_text(STUDY)
-    with pytest.raises(InputError, match="is of kind rank-dependence, but suites must"):
+    with pytest.raises(InputError, match="is of kind rank-dependence, but `suites` must"):
         find.find(str(file), None, "full", {})
 
 

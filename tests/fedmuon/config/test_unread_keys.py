@@ -471,8 +471,8 @@ def test_what_a_suite_asks_for_in_vain_is_refused(case: str, tmp_path: Path) -> 
     ({"local": {"lr": 0.5}}, "set by [grid]"),
     ({"engine": {"name": "ray"}}, "--ray-address"),
     ({"stability": {"trials": 3}}, "set by trials"),
-    ({"data": {"client-test": 0.2}}, "client-test must be 0"),
-    ({"data": {"validation": 9}}, "[data] validation and client-test"),
+    ({"data": {"client-test": 0.2}}, "[data] client-test is 0.2, but it must be 0"),
+    ({"data": {"validation": 9}}, "[data] validation is 9, but it must be 0"),
     ({"output": {"clients": True}}, "[output] clients = true has no effect in"),
 ])  # fmt: skip
 def test_a_stability_suite_refuses_what_it_does_not_read(change: dict, words: str) -> None:
