@@ -167,7 +167,7 @@ def test_the_clients_weights_matter() -> None:
 def test_label_shares() -> None:
     shares = label_shares([0, 1, 1, 2, 2, 2], [0, 0, 0, 1, 1, 0], 2, 3)
     np.testing.assert_allclose(shares, [[0.25, 0.5, 0.25], [0, 0, 1]])
-    with pytest.raises(InputError, match="without samples"):
+    with pytest.raises(InputError, match="has no samples"):
         label_shares([0], [0], 2, 3)
 
 
