@@ -408,7 +408,7 @@ def stacks(suite: Suite, source: Source | None, changes: Tables) -> list[Stack]:
         for key, value in unused.items():
             if value:
                 raise InputError(
-                    f"[data] {key} is {value}, but it must be 0, because this suite does not "
+                    f"[data] {key} is {value:g}, but it must be 0, because this suite does not "
                     f"evaluate models on these samples. Set [data] {key} = 0."
                 )
         if config.output.clients:
