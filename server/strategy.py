@@ -237,7 +237,13 @@ class FedMuonStrategy(Strategy):
         table, found = self.config.faults, {}
         self._meet(grid, clients)
         asked = [client for client in clients if client in self.nodes]
-        why = {client: f"no connected node has partition {client}" for client in clients}
+        why = {
+            client: (
+                f"no connected node has partition {client}, so start a SuperNode with "
+                f"partition-id={client}"
+            )
+            for client in clients
+        }
         why |= dict.fromkeys(asked, f"no answer within {table.deadline:g} s")
         if self.experiment.recipe.keeps_states and isinstance(grid, Stateful):
             memory, round = self.experiment.client_states, self.state.round

@@ -295,7 +295,8 @@ def restored(directory: RunDirectory, fresh: ServerState) -> ServerState:
         return ServerState(int(about["round"]), *found, known)
     except (InputError, KeyError, ValueError) as error:
         raise InputError(
-            f"the checkpoint in {directory.path} does not match this config ({error}): {AFRESH}"
+            f"the checkpoint in {directory.path} does not match this config ({error}). Use the "
+            f"config with which the run started, or {AFRESH}."
         ) from None
 
 
@@ -528,7 +529,10 @@ def _finish(
         summary["privacy"] = accountant.summary(bool(stopped))
     records = run.directory.records()
     if len(records) != state.round:
-        raise InputError(f"a line of {run.directory.path}/rounds.jsonl is damaged: {AFRESH}")
+        raise InputError(
+            f"a line of {run.directory.path}/rounds.jsonl is damaged. Restore the file from a "
+            f"copy, or {AFRESH}."
+        )
     summary |= {
         "seconds": round(seconds, 3),
         "engine": config.engine.name,
