@@ -105,6 +105,6 @@ def _opened(path: Path, framework: str) -> Iterator[Any]:
             yield file
     except (SafetensorError, OSError) as error:
         raise InputError(
-            f"{path} is not a readable safetensors file ({error}). Restore the file from a copy, "
-            f"or {AFRESH}."
+            f"{path} is not a readable safetensors file ({error}): restore the file from a copy, "
+            f"or {AFRESH}"
         ) from None

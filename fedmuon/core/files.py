@@ -264,8 +264,8 @@ def require_sound(folder: Path, names: Iterable[str]) -> None:
                 )
             what = f"does not match its checksum in {folder / SUMS}" if held else "is missing"
             raise InputError(
-                f"{file} {what}, so the folder is damaged. Restore the file from a copy, or "
-                f"{AFRESH}."
+                f"{file} {what}, so the folder is damaged: restore the file from a copy, or "
+                f"{AFRESH}"
             )
 
 

@@ -147,7 +147,7 @@ class ClientStates:
             if self.last_round(client, round) != last:
                 raise InputError(
                     f"{self.folder} does not contain the state of client {client} after round "
-                    f"{last}. Copy back the files that were removed from this folder, or {AFRESH}."
+                    f"{last}: copy back the files that were removed from this folder, or {AFRESH}"
                 )
         for key in [key for key in self._place if key[1] >= round]:  # written after the checkpoint
             self._rounds[key[0]].remove(key[1])
@@ -167,13 +167,13 @@ class ClientStates:
             arrays, about = read_arrays(file)
             if about.pop("digest", "") != digest_of_arrays(arrays, about):
                 raise InputError(
-                    f"the file {file} of client states is damaged. Restore the file from a copy, "
-                    f"or {AFRESH}."
+                    f"the file {file} of client states is damaged: restore the file from a copy, "
+                    f"or {AFRESH}"
                 )
             if about.get("run") != self.run:
                 raise InputError(
-                    f"the file {file} of client states belongs to another run. Restore the file "
-                    f"of this run from a copy, or {AFRESH}."
+                    f"the file {file} of client states belongs to another run: restore the file "
+                    f"of this run from a copy, or {AFRESH}"
                 )
             self._count[number] = 0
             found = zip(arrays["client"].tolist(), arrays["round"].tolist(), strict=True)

@@ -157,8 +157,8 @@ class RunDirectory:
             if other:
                 raise InputError(
                     f"{file} does not match this config: either the file is damaged, or the "
-                    "config or the data changed. Use the config and the data with which the run "
-                    f"started, or {AFRESH}."
+                    "config or the data changed: use the config and the data with which the run "
+                    f"started, or {AFRESH}"
                 )
         missing = {name for name in contents if not (self.path / name).exists()}
         if (self.path / "summary.json").exists():  # its checksums exist and are not computed again
@@ -291,8 +291,8 @@ class RunDirectory:
                 return arrays, about
         if held:
             raise InputError(
-                f"every checkpoint in {self.path} is damaged or belongs to another run. Restore "
-                f"the checkpoints from a copy, or {AFRESH}."
+                f"every checkpoint in {self.path} is damaged or belongs to another run: restore "
+                f"the checkpoints from a copy, or {AFRESH}"
             )
         return None
 
@@ -369,7 +369,7 @@ class RunDirectory:
             if len(found) < sum(len(answered(one)) for one in records):
                 raise InputError(
                     f"line {len(found) + 1} of {self.path / CLIENTS} is damaged, is missing or "
-                    f"belongs to another run. Restore the file from a copy, or {AFRESH}."
+                    f"belongs to another run: restore the file from a copy, or {AFRESH}"
                 )
             write_bytes(self.path / CLIENTS, "".join(held).encode())
         write_bytes(self.path / "rounds.jsonl", "".join(lines).encode())
@@ -399,7 +399,7 @@ class RunDirectory:
         if len(records := _records(lines, self.mark)) < rounds:
             raise InputError(
                 f"line {len(records) + 1} of {file} is damaged, is missing or belongs to another "
-                f"run. Restore the file from a copy, or {AFRESH}."
+                f"run: restore the file from a copy, or {AFRESH}"
             )
         return lines, records
 

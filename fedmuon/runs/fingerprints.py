@@ -91,7 +91,7 @@ def require_same(folder: Path, found: Record) -> Record:
         known = {kind: digest for kind, digest in there.items() if kind != FACTORS}
     except (OSError, ValueError, AttributeError) as error:
         raise InputError(
-            f"{folder / FILE} is damaged ({error}). Restore the file from a copy, or {AFRESH}."
+            f"{folder / FILE} is damaged ({error}): restore the file from a copy, or {AFRESH}"
         ) from None
     for kind in known.keys() | found.keys():
         if known.get(kind) != found.get(kind) and (kind != "data" or kind in found):
@@ -119,7 +119,7 @@ def with_factors(
     if len(factors) != plan.rounds:
         raise InputError(
             f"[local] schedule was saved for {len(factors)} rounds, but this run has "
-            f"{plan.rounds} rounds. Restore the run folder from a copy, or {AFRESH}."
+            f"{plan.rounds} rounds: restore the run folder from a copy, or {AFRESH}"
         )
     return dataclasses.replace(plan, factor=factors.__getitem__), {FACTORS: factors}
 

@@ -295,8 +295,8 @@ def restored(directory: RunDirectory, fresh: ServerState) -> ServerState:
         return ServerState(int(about["round"]), *found, known)
     except (InputError, KeyError, ValueError) as error:
         raise InputError(
-            f"the checkpoint in {directory.path} does not match this config ({error}). Use the "
-            f"config with which the run started, or {AFRESH}."
+            f"the checkpoint in {directory.path} does not match this config ({error}): use the "
+            f"config with which the run started, or {AFRESH}"
         ) from None
 
 
@@ -530,8 +530,8 @@ def _finish(
     records = run.directory.records()
     if len(records) != state.round:
         raise InputError(
-            f"a line of {run.directory.path}/rounds.jsonl is damaged. Restore the file from a "
-            f"copy, or {AFRESH}."
+            f"a line of {run.directory.path}/rounds.jsonl is damaged: restore the file from a "
+            f"copy, or {AFRESH}"
         )
     summary |= {
         "seconds": round(seconds, 3),
