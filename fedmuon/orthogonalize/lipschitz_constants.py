@@ -217,7 +217,7 @@ def _gaussian_smoothed_sign(
     """
     _require_positive("sigma", sigma)
     if not 0 < alpha < 1:
-        raise InputError(f"alpha is {alpha}, but it must be above 0 and below 1. Pass alpha=0.01.")
+        raise InputError(f"alpha is {alpha}, but it must be above 0 and below 1. Use 0.01.")
     if calls < 1:
         raise InputError(f"calls is {calls}, but it must be an integer of 1 or more.")
     d1, q = max(shape), min(shape)

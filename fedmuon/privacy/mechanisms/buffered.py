@@ -75,7 +75,7 @@ class Buffers:
             if not 0 <= decay < 1:
                 raise InputError(
                     f"decays contains {decay}, but each decay must be at least 0 and below 1. "
-                    "Change this decay."
+                    "Replace this decay, for example by 0.9."
                 )
         for scale in self.scales:
             if not scale > 0:

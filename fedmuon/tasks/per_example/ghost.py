@@ -446,7 +446,7 @@ def reject_mixing(
             alike = len(before) == len(after)
             if not alike or any(_differ(a, b, kept) for a, b in zip(before, after, strict=True)):
                 raise InputError(
-                    f"the network ({type(module).__name__}) mixes samples: its values for one "
+                    f"the network ({type(module).__name__}) mixes samples. Its values for one "
                     "sample change with the other samples of the batch, with their number, or "
                     "from call to call. Clipping therefore cannot bound the influence of one "
                     "example. Normalize each sample separately, for example with GroupNorm or "
