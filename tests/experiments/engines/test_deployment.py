@@ -304,7 +304,7 @@ def test_too_few_supernodes_are_one_sentence(deployment: Deployment, tmp_path: P
     federation = {"clients": NODES + 2, "per-round": 2, "rounds": 1}
     engine = {"name": "deployment"}
     config = small(federation=federation, engine=engine, faults={"patience": 0.5})
-    with pytest.raises(InputError, match="clients = 5, but only") as refusal:
+    with pytest.raises(InputError, match="clients is 5, but only") as refusal:
         deployment.execute(config, tmp_path / "out")
     assert "\n" not in str(refusal.value)
 

@@ -240,7 +240,9 @@ def test_stability_of_a_network_is_measured_and_never_certified(tmp_path: Path) 
     given = certificates.certify(
         setting_of(tmp_path / "run", [], {"l_orth": 1.0, "l_g": 2.0})
     ).bound
-    assert given is not None and any("gave Lg = 2" in line for line in given.assumptions)
+    assert given is not None and any(
+        "Lg = 2 was passed by the caller" in line for line in given.assumptions
+    )
 
 
 def test_samples_reach_a_network_as_pixels() -> None:
