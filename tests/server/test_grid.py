@@ -148,7 +148,7 @@ def test_the_first_error_of_a_client_is_shown_whole(
     assert "(partition 4) failed at train of round 2" in first and "in train" in first
     assert first.endswith("RuntimeError: the disk of this client is on fire")
     assert "raise RuntimeError(" in first and first.count("\n") < 20
-    assert last == "2 more replies of clients were errors"
+    assert last == "2 later replies of clients were also errors"
 
 
 def times(grid: RayGrid, node: int, count: int = 1, **orders: Any) -> list[int]:

@@ -69,7 +69,7 @@ def test_show_and_compare_tell_the_bytes(tmp_path: Path) -> None:
     rounds = RunStatus(tmp_path / "fedmuon").rounds
     down, up = traffic_of(rounds) or (0, 0)
     assert down == up == 2 * sum(one["bytes_up"] for one in RunStatus(tmp_path / "fedavg").rounds)
-    assert dict(RunStatus(tmp_path / "fedmuon").card())["traffic"].endswith("kB up")
+    assert dict(RunStatus(tmp_path / "fedmuon").card())["traffic"].endswith("kB to the server")
     rows = comparison({"": [tmp_path / "fedavg", tmp_path / "fedmuon"]}).rows
     assert [row["MB up"] for row in rows] == [up / 2e6, up / 1e6]
     assert "MB up" not in comparison({"": [tmp_path / "fedavg"]}).rows[0]

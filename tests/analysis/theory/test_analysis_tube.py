@@ -153,7 +153,8 @@ def test_the_failing_call_is_named() -> None:
         with pytest.raises(Uncertified, match=r"round 2, local step 1, client 0.*full rank"):
             way(lost, SCHEDULE, np.full(CLIENTS, 0.1), LR, BETA, 1.0, STEPS)
     with pytest.raises(
-        Uncertified, match="round 0, local step 0, client 0, a neighbour may have a momentum"
+        Uncertified,
+        match=r"round 0, local step 0, client 0. There, a neighbour may have a momentum",
     ):
         path_certificate(smallest, SCHEDULE, np.full(CLIENTS, 1e3), LR, BETA, 1.0, STEPS)
     for kind in ("paper", "sharp"):

@@ -151,8 +151,10 @@ def test_the_sign_between_matrices_of_other_ranks() -> None:
 
 
 def test_what_the_maps_refuse() -> None:
-    for tau, rank in ((0.0, 1), (0.8, 2), (1.1, 1), (0.5, 0)):
-        with pytest.raises(InputError, match="Frobenius norm of at most 1"):
+    small = "Frobenius norm of at most 1"
+    wrong = ((0.0, 1, "tau is 0"), (0.8, 2, small), (1.1, 1, small), (0.5, 0, "rank is 0"))
+    for tau, rank, words in wrong:
+        with pytest.raises(InputError, match=words):
             newton_schulz_error("cubic", 3, tau, rank)
 
 

@@ -140,7 +140,7 @@ def test_options_have_the_defaults_of_their_makers() -> None:
     ("lrr", "did you mean local.lr"),
     ("privacy.epsilo", "did you mean privacy.epsilon?"),
     ("epsilo", "did you mean privacy.epsilon?"),
-    ("steps", "use local.steps or orthogonalizer.steps"),
+    ("steps", "Use local.steps or orthogonalizer.steps"),
     ("engine.threads", "OMP_NUM_THREADS"),
     ("privacy.gamma", "its new name is privacy.lookahead"),
     ("xyzzy", "one of the tables data, federation"),

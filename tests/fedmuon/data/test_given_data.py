@@ -159,7 +159,7 @@ REJECTED: dict[str, tuple[Callable[[], Any], str]] = {
     "masked": (lambda: (np.ma.masked_greater(X, 1), Y), "inputs of data have masked entries"),
     "rows by key": (lambda: (dict(enumerate(X)), Y), "inputs of data are a dict"),
     "set": (lambda: ({*range(12)}, Y), "inputs of data are a set"),
-    "triples": (lambda: TensorDataset(TENSOR, LABELS, LABELS), "tuple of 3 values, not a pair"),
+    "triples": (lambda: TensorDataset(TENSOR, LABELS, LABELS), "3 values, but it must be a pair"),
     "dataset of dicts": (lambda: Items([{"x": x} for x in X]), "entries x, and it is unclear"),
     "two labels": (lambda: [{"x": x, "y": 1, "label": 1} for x in X], "it is unclear which entry"),
     "two inputs": (lambda: [{"x": x, "z": x, "y": 1} for x in X], "entries x, z. Keep one entry"),

@@ -137,7 +137,7 @@ def test_what_shows_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="noise"):
         found(Setting(0.0, 0.1, 2, 1), 1000)
     heard: list[str] = []
-    with pytest.raises(InputError, match="Use at least 100 trials"):
+    with pytest.raises(InputError, match="Set trials = 100 or more"):
         laboratory.audit(Setting(0.3, 0.25, 2, 1), 1e-3, 20, 0, "release", 10, 40, heard.append)
     assert not any(heard)
 
