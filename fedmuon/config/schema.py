@@ -1395,9 +1395,8 @@ class Stability(Table):
             "Models for which the constants of the task are valid. ball: all models in a ball "
             "around X⁰ that the run cannot leave before the step. global: all models, as in the "
             "Stability note. global is always used with alignment, weight decay, a custom "
-            "orthogonalizer or your own gradient Lipschitz constant (Lg). A bound that is "
-            "computed without a run also always uses global, except if the initial model X⁰ is "
-            "zero."
+            "orthogonalizer or your own Lipschitz constant (Lg). A bound that is computed "
+            "without a run also uses global, unless X⁰ is zero."
         ),
         read_if=MATRIX_TASK,
     )
