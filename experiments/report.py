@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmuon.analysis.report.findings import SHARED, Findings
-from fedmuon.analysis.report.tables import MEND, read_json
+from fedmuon.analysis.report.tables import RUN_AGAIN, read_json
 from fedmuon.analysis.report.verdicts import SCOPE, tally
 from fedmuon.analysis.report.write import as_written, write_page
 from fedmuon.core.errors import InputError, plain
@@ -191,7 +191,7 @@ def of_suite(folder: Path) -> Findings:
     about = read_json(file, SHARED)
     kind = str(about["kind"])
     if kind not in KINDS:
-        raise InputError(f"{file} contains the unknown kind of suite {kind!r}: {MEND}")
+        raise InputError(f"{file} contains the unknown kind of suite {kind!r}: {RUN_AGAIN}")
     return KINDS[kind].findings(folder, about)
 
 

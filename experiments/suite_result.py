@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmuon.analysis.report import style
+from fedmuon.analysis.report.findings import Findings, Picture
 from fedmuon.analysis.report.latex import latex
 from fedmuon.core.errors import InputError, in_python, instead
 from fedmuon.core.files import Record, Temporary, regular
@@ -17,8 +18,6 @@ from fedmuon.experiments.results import as_html, frame, lines_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from fedmuon.analysis.report.style import Panels
 
 
 @dataclass(frozen=True, repr=False)
@@ -59,7 +58,7 @@ class SuiteResult:
         its interval as `value_low` and `value_high`.
         """
         rows = []
-        for one in (claim for findings in gather(self.path) for claim in findings.claims):
+        for one in (claim for findings in self._parts for claim in findings.claims):
             effect, ends = one.effect, {}
             if len(effect.value) == 1:
                 ends = {
@@ -113,10 +112,10 @@ class SuiteResult:
     @in_python()
     def figures(self) -> list[str]:
         """Names of the figures that `plot` can draw."""
-        return [one.name for part in gather(self.path) for one in part.pictures]
+        return [*self._pictures]
 
     @in_python()
-    def plot(self, figure: str | None = None) -> "Panels":
+    def plot(self, figure: str | None = None) -> style.Panels:
         """Draw a figure of the suite's report, and return its axes.
 
         Args:
@@ -128,13 +127,21 @@ class SuiteResult:
         Raises:
             InputError: If the suite has no such figure.
         """
-        pictures = {one.name: one for part in gather(self.path) for one in part.pictures}
+        pictures = self._pictures
         if not pictures:
             raise InputError("This suite has no figures. Its numbers are in `tables`.")
         figure = next(iter(pictures)) if figure is None else figure
         if figure not in pictures:
             raise InputError(f"figure = {figure!r} is unknown: {instead(figure, list(pictures))}")
         return style.Panels(pictures[figure].draw(False).axes)
+
+    @cached_property
+    def _parts(self) -> list[Findings]:
+        return gather(self.path)
+
+    @cached_property
+    def _pictures(self) -> dict[str, Picture]:
+        return {one.name: one for part in self._parts for one in part.pictures}
 
     def _rows_of(self, table: str | None) -> list[Record]:
         if table is None:

@@ -29,7 +29,7 @@ WORDS = ("suite", "data", "within")
 # Columns that may be nan: the theory may reject them, or there are no held-out samples.
 MAY_BE_NAN = ("exposure", "certificate", "bound", "bound_one", "bound_global", "share",
               "share_global", "gap", "gap_low", "gap_high")  # fmt: skip
-MEND = "run the experiment again in another folder"
+RUN_AGAIN = "run the experiment again in another folder"
 
 
 def read_csv(file: Path, names: Sequence[str], also: Sequence[str] = ()) -> Table:
@@ -49,14 +49,14 @@ def read_csv(file: Path, names: Sequence[str], also: Sequence[str] = ()) -> Tabl
             values = np.array(cells[name], dtype=float)
         except ValueError:
             raise InputError(
-                f"{file}: column {name} contains a value that is not a number: {MEND}"
+                f"{file}: column {name} contains a value that is not a number: {RUN_AGAIN}"
             ) from None
         if np.isnan(values).any() and name not in MAY_BE_NAN:
-            raise InputError(f"{file}: column {name} contains NaN: {MEND}")
+            raise InputError(f"{file}: column {name} contains NaN: {RUN_AGAIN}")
         odd = (values < 0).any() or math.isinf(values.max())
         if odd and name in ("perturbation", "mean_perturbation"):
             raise InputError(
-                f"{file}: column {name} contains a negative or infinite number: {MEND}"
+                f"{file}: column {name} contains a negative or infinite number: {RUN_AGAIN}"
             )
         found[name] = values
     return found
@@ -68,9 +68,9 @@ def read_json(file: Path, names: Sequence[str]) -> dict[str, Any]:
     try:
         found = json.loads(read_text(file))
     except (OSError, ValueError) as error:
-        raise InputError(f"{file} {_fault(error, 'valid JSON')}: {MEND}") from None
+        raise InputError(f"{file} {_fault(error, 'valid JSON')}: {RUN_AGAIN}") from None
     if not isinstance(found, dict):
-        raise InputError(f"{file} is not a JSON object: {MEND}")
+        raise InputError(f"{file} is not a JSON object: {RUN_AGAIN}")
     require(found, names, file)
     return found
 
@@ -78,7 +78,7 @@ def read_json(file: Path, names: Sequence[str]) -> dict[str, Any]:
 def require(record: Mapping[str, Any], names: Sequence[str], file: Path) -> None:
     """Raise InputError if a record lacks one of the names. The error mentions the file."""
     if missing := [name for name in names if name not in record]:
-        raise InputError(f"{file} does not contain {missing[0]}: {MEND}")
+        raise InputError(f"{file} does not contain {missing[0]}: {RUN_AGAIN}")
 
 
 def read_table(file: Path, names: Sequence[str] = (), words: Sequence[str] = ()) -> Table:
@@ -115,19 +115,19 @@ def require_consistent(runs: Table, neighbours: Table, folder: Path) -> None:
     )
     if set(keys) != set(count) or len(set(count.values())) != 1 or set(keys.values()) != {1}:
         raise InputError(
-            f"{folder}: runs.csv and neighbours.csv are not from the same experiment: {MEND}"
+            f"{folder}: runs.csv and neighbours.csv are not from the same experiment: {RUN_AGAIN}"
         )
     gap, bound, within = runs["gap"], runs["bound"], runs["within"] == "True"
     low, high, known = runs["gap_low"], runs["gap_high"], ~np.isnan(gap + bound)
     for row in np.flatnonzero((gap < low) | (gap > high)):
         raise InputError(
             f"{folder / 'runs.csv'}, line {row + 2}: the gap {gap[row]:g} is outside its interval "
-            f"from {low[row]:g} to {high[row]:g}: {MEND}"
+            f"from {low[row]:g} to {high[row]:g}: {RUN_AGAIN}"
         )
     for row in np.flatnonzero((within != (gap <= bound)) & known):
         raise InputError(
             f"{folder / 'runs.csv'}, line {row + 2}: the column 'within' is {within[row]}, which "
-            f"contradicts the gap {gap[row]:g} and the bound {bound[row]:g}: {MEND}"
+            f"contradicts the gap {gap[row]:g} and the bound {bound[row]:g}: {RUN_AGAIN}"
         )
 
 
@@ -148,17 +148,17 @@ def _whole(file: Path, names: Sequence[str]) -> list[list[str]]:
         text = read_text(file)
         found = list(csv.reader(text.splitlines(), strict=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{file} {_fault(error, 'a valid CSV file')}: {MEND}") from None
+        raise InputError(f"{file} {_fault(error, 'a valid CSV file')}: {RUN_AGAIN}") from None
     if not found or not text.endswith("\n"):
-        raise InputError(f"{file} is truncated: {MEND}")
+        raise InputError(f"{file} is truncated: {RUN_AGAIN}")
     header, *rows = found
     if missing := [name for name in names if name not in header]:
-        raise InputError(f"{file} does not contain the column {missing[0]}: {MEND}")
+        raise InputError(f"{file} does not contain the column {missing[0]}: {RUN_AGAIN}")
     if not rows:
-        raise InputError(f"{file} contains no rows: {MEND}")
+        raise InputError(f"{file} contains no rows: {RUN_AGAIN}")
     for number, row in enumerate(rows, 2):
         if len(row) != len(header):
-            raise InputError(f"{file} is truncated in line {number}: {MEND}")
+            raise InputError(f"{file} is truncated in line {number}: {RUN_AGAIN}")
     return found
 
 

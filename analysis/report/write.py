@@ -21,7 +21,7 @@ from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Findings, Picture, Rows
 from fedmuon.analysis.report.latex import table_file
 from fedmuon.analysis.report.overlay import DrawnRun, drawing
-from fedmuon.analysis.report.tables import MEND, as_csv, slug, split_intervals
+from fedmuon.analysis.report.tables import RUN_AGAIN, as_csv, slug, split_intervals
 from fedmuon.analysis.report.verdicts import MEANINGS, SCOPE, counts, tally
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import mendable, write_bytes
@@ -120,7 +120,7 @@ def as_written(folder: Path) -> Iterator[None]:
     except ODD as error:
         raise InputError(
             f"{folder} was changed, or written by another version of fedmuon ({error!r:.80}): "
-            f"{MEND}"
+            f"{RUN_AGAIN}"
         ) from error
 
 

@@ -16,7 +16,7 @@ from fedmuon.analysis.report.claims import Columns, run_claims
 from fedmuon.analysis.report.comparisons import name_of
 from fedmuon.analysis.report.findings import Findings, Picture, Rows, card_of, circumstances
 from fedmuon.analysis.report.numbers import number
-from fedmuon.analysis.report.tables import MEND, TRIALS, read_csv, read_json
+from fedmuon.analysis.report.tables import RUN_AGAIN, TRIALS, read_csv, read_json
 from fedmuon.analysis.report.verdicts import with_range
 from fedmuon.config.load import Config, load
 from fedmuon.config.user_objects import IN_PYTHON, handed_over
@@ -142,7 +142,9 @@ def _mode(folder: Path, neighbours: Columns) -> str:
         with np.load(require_regular(folder / "partition.npz")) as split:
             every = np.sort(split["train_index"])
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
-        raise InputError(f"{folder}: config.toml or partition.npz is damaged: {MEND}") from None
+        raise InputError(
+            f"{folder}: config.toml or partition.npz is damaged: {RUN_AGAIN}"
+        ) from None
     if mode == "all" and not np.array_equal(np.sort(neighbours["index"]), every):
         raise InputError(
             f"{folder} does not contain all neighbours yet. Continue with `fedmuon stability "

@@ -98,8 +98,8 @@ def find(
     assert isinstance(kind, str)
     assert isinstance(own, str | None)
     if kind not in KINDS:
-        mend = instead(kind, list(KINDS), "choose one of")
-        raise InputError(f"kind = {kind!r} is not a kind of suite: {mend}")
+        advice = instead(kind, list(KINDS), "choose one of")
+        raise InputError(f"kind = {kind!r} is not a kind of suite: {advice}")
     of_runs = kind in OF_RUNS
     if data and not own and not of_runs:
         raise InputError(f"the suite {name} has no data, so --data has no effect: leave --data out")

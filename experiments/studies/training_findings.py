@@ -39,7 +39,7 @@ from fedmuon.analysis.report.findings import (
     number,
     spread,
 )
-from fedmuon.analysis.report.tables import MEND, Columns, read_table, require
+from fedmuon.analysis.report.tables import RUN_AGAIN, Columns, read_table, require
 from fedmuon.analysis.report.verdicts import Claim, counted, of_all_seeds
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import read_text
@@ -175,7 +175,7 @@ def _require_matching(
     if not same or len(ends) != count or not np.array_equal(ends, runs["round"]):
         raise InputError(
             f"{folder}: curves.csv and runs.csv do not belong together, because one of them is "
-            f"damaged or of another suite: {MEND}"
+            f"damaged or of another suite: {RUN_AGAIN}"
         )
 
 

@@ -48,9 +48,10 @@ def mendable(path: Path, doing: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        remedy = why_and_remedy(error, path)
-        if doing == "read":
+        if doing == "read":  # another place, or more room, would not help
             remedy = f"({error.strerror}): check the path, and your permission to read the file"
+        else:
+            remedy = why_and_remedy(error, path)
         raise InputError(f"cannot {doing} {path} {remedy}") from None
 
 

@@ -114,11 +114,11 @@ class Link:
             "averaged": (self.averaged is None or callable(self.averaged), "a function or None"),
             "lasting": (isinstance(self.lasting, bool), "True or False"),
         }
-        for name, (sound, mend) in wanted.items():
+        for name, (sound, needed) in wanted.items():
             if not sound:
                 raise InputError(
                     f"{name} of the link {plain(self.name, 60)} is {shown(getattr(self, name))}, "
-                    f"which is not valid. Pass {mend}."
+                    f"which is not valid. Pass {needed}."
                 )
         if not isinstance(self.name, str) or not self.name or "." in self.name:
             raise InputError(

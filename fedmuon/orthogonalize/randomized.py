@@ -147,8 +147,8 @@ def _divisor(
         else:
             size = norm(stack)
         return torch.where(size > 0, size, 1.0)
-    mend = "delta must be positive and finite. Use the largest singular value of M, or more."
-    given = per_matrix("delta", delta, M, mend)
+    advice = "delta must be positive and finite. Use the largest singular value of M, or more."
+    given = per_matrix("delta", delta, M, advice)
     return given.expand(M.shape[:-2]).reshape(-1) / scale
 
 

@@ -69,8 +69,8 @@ def as_task(found: Any) -> Task:
     parts = found if isinstance(found, tuple) else (found,)
     if parts and isinstance(parts[0], nn.Module):
         return Task(*parts)
-    mend = "an nn.Module, (module, loss), or fedmuon.Task(module, loss, metrics)"
-    raise unfit(found, "task", mend)
+    advice = "an nn.Module, (module, loss), or fedmuon.Task(module, loss, metrics)"
+    raise unfit(found, "task", advice)
 
 
 def user_network(
@@ -122,10 +122,10 @@ def user_network(
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:  # layers raise these
         fit = _how_to_fit(module, sample)
-        mend = f"Integers are treated as tokens. Convert features to floats, or {fit}"
-        mend = mend if whole else f"{fit[0].upper()}{fit[1:]}"
+        advice = f"Integers are treated as tokens. Convert features to floats, or {fit}"
+        advice = advice if whole else f"{fit[0].upper()}{fit[1:]}"
         raise InputError(
-            f"the module does not accept samples of shape {shape} ({_line(error)}). {mend}"
+            f"the module does not accept samples of shape {shape} ({_line(error)}). {advice}"
         ) from error
     if task.loss is None and outputs < classes:
         raise InputError(
