@@ -125,7 +125,7 @@ TRUE: dict[str, Callable[[Names], bool]] = {
     "tutorials/own-model-and-data": lambda n: n["spent"]["epsilon"] <= 8,
     "tutorials/fair-comparison": lambda n: set(n["best"]) == {"fedmuon", "fedadam", "scaffold"},
     "tutorials/one-sample": lambda n: (
-        n["farthest"](n["census"]) < n["farthest"](n["worst"]) and 0.5 < n["share"] <= 1
+        n["farthest"](n["census"]) < n["farthest"](n["worst"]) and 0.5 < n["nearest"] <= 1
     ),
     "tutorials/bound-and-gap": lambda n: n["one"]["gap_low"] < 0 < n["one"]["gap_high"],
     "tutorials/private-training": lambda n: 7.9 < n["private"]["epsilon"] <= 8,
