@@ -153,8 +153,14 @@ class Chain:
 
     def __post_init__(self) -> None:
         given = self.links
-        if not isinstance(given, tuple | list) or not all(isinstance(x, Link) for x in given):
-            raise InputError("a Chain accepts only links. Pass a tuple of fedmuon.Link.")
+        sequence = isinstance(given, tuple | list)
+        wrong = [x for x in given if not isinstance(x, Link)] if sequence else [given]
+        if wrong:
+            raise InputError(
+                "Chain needs a tuple of links, but it got a value of type "
+                f"{type(wrong[0]).__name__}. For example, pass "
+                "fedmuon.Chain((links.gradient(), links.descend(0.1)))."
+            )
         named: dict[str, Link] = {}
         for link in given:
             name, place = link.name, 2
