@@ -95,8 +95,9 @@ def meet(
 ) -> dict[int, int]:
     """Ask unknown nodes for their partitions.
 
-    A node that left the grid is removed from the result. If it returns with another id, the node
-    gets its partition back. A new node never replaces a connected node with the same partition.
+    A node that left the grid is removed from the result. If this node returns with another id, it
+    gets the same partition again. A new node never replaces a connected node with the same
+    partition.
 
     Returns:
         A dictionary from partition to node id. All partitions in `wanted` are included, unless
@@ -140,7 +141,7 @@ def public_keys(
     The server later sends all public keys to each client.
 
     Raises:
-        InputError: If a client sends no key, because a sum of masked replies needs every client.
+        InputError: If a client sends no key. A sum of masked replies needs the keys of all clients.
     """
     refusal = (
         "client {} sent no key for its mask ({}), but the sum needs the masks of all clients. "

@@ -147,7 +147,7 @@ class FedMuonStrategy(Strategy):
         log(INFO, "%s: %s of %s", self.config.local.recipe, table.per_round, table.clients)
 
     def _remember(self, grid: Grid, replies: list[Reply]) -> None:
-        """Store the client states of this round or, if nodes store the states, only their round."""
+        """Store the client states, or only the number of the round if nodes store the states."""
         recipe, memory, round = (
             self.experiment.recipe,
             self.experiment.client_states,
@@ -231,8 +231,8 @@ class FedMuonStrategy(Strategy):
     ) -> tuple[dict[int, Reply], list[Fault]]:
         """Send one request to each client. Return the valid replies by client, and the faults.
 
-        A client without a valid reply is a fault. The server then no longer uses the client's node,
-        until the node reports its partition again.
+        A client without a valid reply counts as a fault. The server then no longer uses the
+        client's node, until the node reports its partition again.
         """
         table, found = self.config.faults, {}
         self._meet(grid, clients)

@@ -2,21 +2,22 @@
 
 # Many runs with one canary, present or absent
 
-This is the white-box worst case. The clipped gradient of one example (the canary) is known. It has
-norm C in all m blocks at once, and all other examples contribute nothing. Let b_t be 1 if the
-Poisson lot of step t contains the canary, and otherwise 0. In block w, step t releases the noise
-sigma xi plus b_t, in units of C along the canary. The sum over blocks divided by sqrt(m) is a
+This is the white-box worst case. The clipped gradient of one example (the canary) is known. The
+gradient has norm C in each of the m blocks, and all other examples contribute nothing. Let b_t be 1
+if the Poisson lot of step t contains the canary, and otherwise 0. In each block, step t releases
+b_t + sigma N(0, 1) along the canary, in units of C. The sum over blocks divided by sqrt(m) is a
 sufficient statistic: s_t = sqrt(m) b_t + sigma N(0, 1). The strongest test statistic is the
 log-likelihood ratio, sum_t ln(1 - q + q exp((sqrt(m) s_t - m / 2) / sigma^2)).
 
-There are two bounds. `counted` assumes nothing about the release. It counts how often the statistic
-passes a threshold with and without the canary. Half of the trials select the threshold, and the
-other half give Clopper-Pearson bounds. N trials cannot show an epsilon above about ln N. `tilted`
-assumes that the noise is the declared Gaussian. Then delta(epsilon) = E_with max(0, 1 - exp(epsilon
-- statistic)) is the definition of the hockey-stick divergence. Each trial tosses a coin whose mean
-is this number, and a Clopper-Pearson bound on the number of heads bounds delta(epsilon) from below.
-This bound can show any epsilon. This bound tests whether the accountant is right about the declared
-noise. It does not test whether a release really contains the noise.
+There are two bounds. The bound `counted` needs no assumption about the noise. It counts how often
+the statistic is above a threshold with and without the canary. Half of the trials select the
+threshold, and the other half give Clopper-Pearson bounds. N trials cannot show an epsilon above
+about ln N. The bound `tilted` assumes that the noise is the declared Gaussian. By the definition of
+the hockey-stick divergence, delta(epsilon) is then the mean of max(0, 1 - exp(epsilon - statistic))
+over trials with the canary. Each trial tosses a coin that shows heads with this probability. A
+Clopper-Pearson bound on the number of heads bounds delta(epsilon) from below. `tilted` can show any
+epsilon. It tests the account of the declared noise, but not whether a release really contains this
+noise.
 
 If two bounds have confidence 1 - f / 2 each, the larger one has confidence 1 - f: see
 `both_bounds`.
@@ -24,20 +25,20 @@ If two bounds have confidence 1 - f / 2 each, the larger one has confidence 1 - 
 # One run with many canaries: which epsilon a number of right guesses refutes
 
 For each of m canaries, a separate fair coin decides whether the canary is in the data: S in {0,
-1}^m. An auditor sees all releases of the run, but no coin, and guesses r of the coins. The number r
-is fixed in advance. The auditor may select these r coins by all releases. V of the guesses are
-right. Changing a coin removes a canary or adds it. If the run is (epsilon, delta)-private for this
-change, many right guesses are unlikely, by two bounds.
+1}^m. An auditor sees all releases of the run, but not the coins, and guesses r of the coins. The
+number r is fixed in advance. The auditor may use all releases to select these r coins. V of the
+guesses are right. Changing a coin removes a canary or adds it. If the run is (epsilon,
+delta)-private for this change, many right guesses are unlikely. Two bounds limit their probability.
 
 **Binomial** (Steinke, Nasr, Jagielski 2023, Theorem 5.2). With W ~ Bin(r, 1 / (1 + e^-epsilon))
 
     P[V >= v] <= P[W >= v] + 2 m delta max_{i = 1..v} P[v > W >= v - i] / i.
 
-At delta = 0, given the release and the earlier coins, the odds of a coin are the ratio of two
-mixtures of neighbouring runs, at most e^epsilon. Every guess is therefore right with probability at
-most 1 / (1 + e^-epsilon), whatever the other guesses were. Hence W dominates V. Randomized response
-attains this bound. At delta > 0, W + F dominates V, where F counts the coins about which the
-release reveals more, and E F <= 2 m delta.
+Let delta = 0. Given the release and the earlier coins, the odds of a coin are the ratio of two
+mixtures of neighbouring runs, which is at most e^epsilon. Every guess is therefore right with
+probability at most 1 / (1 + e^-epsilon), for all values of the other guesses. Hence W dominates V.
+Randomized response attains this bound. If delta > 0, W + F dominates V. The number F counts the
+coins about which the release reveals more, and E F <= 2 m delta.
 
 **Trade-off** (Mahloujifar, Melis, Chaudhuri 2024: auditing f-DP in one run). Let P(E) <= f(P'(E))
 for all events E and neighbours, with f concave and increasing. In this module, f(x) = min_k
@@ -52,19 +53,21 @@ wrong and j - 1 guesses right. Therefore, P[E | s, b] <= f(P[E | s, 1 - b]). Ave
 i, and use that f is concave (Jensen). On the left, each outcome counts its right guesses, and on
 the right, its wrong guesses.
 
-Let J = {j, ..., r}, H_j = sum_{i >= j} i p_i and R_j = sum_{i >= j} (r - i) p_i. Then H_j + R_j
-= r P[V >= j], and (1) says R_{j-1} >= g(H_j) with the increasing g(h) = m f^-1(h / m). Suppose
-P[V >= v] = tau. The smallest total mass is found greedily: set H_v = v tau and R_v = (r - v) tau.
-For j = v, v - 1, ..., take the smallest p_{j-1} that (1) allows. If the total mass exceeds 1, then
-P[V >= v] < tau. If P[V >= v] were larger than tau, all p_j could be scaled down to reach tau,
-because f is concave and f(0) >= 0.
-    The greedy choice is the smallest. Write (H, R) <=_j (H', R') if H' - H >= 0 and -(H' - H) <=
-R' - R <= (r - j) / j (H' - H). Other masses above v start from a larger element of this order: mass
-at i > v instead of v adds (i - v)(1, -1). Choosing more than the smallest p_j adds a multiple of
-(j, r - j). A greedy step preserves the order, because <=_j implies <=_{j-1}. If R' - R = x > 0, the
-step adds less to R' than to R, by y <= x, and it adds at most (j - 1) / (r - j + 1) y <= H' - H
-less to H'. Otherwise, it adds at least as much to R' as to R, along (j - 1, r - j + 1) itself. A
-larger element of the order has a larger mass (H + R) / r.
+Let J = {j, ..., r}, H_j = sum_{i >= j} i p_i and R_j = sum_{i >= j} (r - i) p_i. Then H_j + R_j = r
+P[V >= j], and (1) says R_{j-1} >= g(H_j). The function g(h) = m f^-1(h / m) is increasing. Suppose
+P[V >= v] = tau. A greedy choice gives the smallest total probability sum_j p_j: set H_v = v tau and
+R_v = (r - v) tau. For j = v, v - 1, ..., take the smallest p_{j-1} that (1) allows. If the total
+exceeds 1, then P[V >= v] < tau. If P[V >= v] were larger than tau, all p_j could be scaled down to
+reach tau, because f is concave and f(0) >= 0.
+
+No other choice has a smaller total. To prove this, write (H, R) <=_j (H', R') if H' - H >= 0 and
+-(H' - H) <= R' - R <= (r - j) / j (H' - H). If a part of tau is at i > v instead of v, the start
+(H_v, R_v) is larger in this order, because a multiple of (i - v)(1, -1) is added. Choosing more
+than the smallest p_j adds a multiple of (j, r - j). A greedy step preserves the order, because <=_j
+implies <=_{j-1}. First case: R' - R = x > 0. The step may add less to R' than to R, but the
+difference y is at most x. The step then adds at most (j - 1) / (r - j + 1) y <= H' - H less to H'.
+Second case: the step adds at least as much to R' as to R. The additional part is a multiple of (j -
+1, r - j + 1). A larger element of the order has a larger total (H + R) / r.
 
 Both bounds apply to the same probability P[V >= v]. The smaller bound is therefore valid too, at
 the same confidence.
@@ -127,7 +130,7 @@ class Statistics(NamedTuple):
 
 @dataclass(frozen=True)
 class LowerBound:
-    """A lower bound on epsilon at delta, with the confidence of the bound."""
+    """A lower bound on epsilon at a given delta, and the confidence of this bound."""
 
     epsilon: float
     method: str
@@ -408,7 +411,7 @@ def noise_below(
 
     Args:
         guesses: The guesses.
-        spent: The `hardest` events of the run.
+        spent: The events with the largest privacy cost in the run, as `hardest` returns them.
         most: The approximate epsilon of these events.
         delta: The delta of the account.
         confidence: Probability that the bound holds.
@@ -506,7 +509,8 @@ def limits_of_trials(count: int, delta: float, claimed: float) -> dict[str, Any]
 def limits_of_guesses(canaries: int, made: int, claimed: Claimed, more: str) -> dict[str, Any]:
     """Return the largest epsilon that `made` guesses can show, and a note about this limit.
 
-    The note tells the user to raise `more`. There is no note if a bound could refute the claim.
+    The text `more` ends the note and says what to increase. The note is empty if a bound could
+    refute the claim.
     """
     best, delta = Guesses(canaries, made, made), claimed.delta
     most = max(bounds_by_counts(best, delta).values())

@@ -207,7 +207,7 @@ class Ledger:
         self.heads.append(head)
 
     def require(self, done: int, head: str | None = None) -> None:
-        """Raise an error if one of the first `done` rounds, which the model contains, is missing.
+        """Raise an error if the ledger has no entry for one of the model's first `done` rounds.
 
         `head` is the ledger's hash when the model was saved. Lines after this hash stay in the
         ledger, because their lots may already have been released.
@@ -249,9 +249,9 @@ class Ledger:
         return [spent]
 
     def cut(self, client: int) -> float:
-        """Return an upper bound on the probability that a lot of this client was cut.
+        """Return an upper bound on the probability that at least one lot of this client was cut.
 
-        A lot is cut if it exceeds max-lot. The probability is that of at least one cut lot.
+        A lot is cut if its size exceeds max-lot.
         """
         most, total = self.about.get("max_lot", 0), 0.0
         for entry in self.entries if most else ():

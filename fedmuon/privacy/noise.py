@@ -138,7 +138,8 @@ def poisson_rows(rng: Stream, size: int, rate: float) -> np.ndarray:
     A key stream draws each row with probability floor(rate 2^64) / 2^64. For rates of at least
     2^-11, this probability equals the rate. For smaller rates, it is below the rate by less than
     2^-64. This difference costs no privacy: the release is then a mixture of a release at the
-    larger rate and a release without the example. By convexity, no epsilon is larger.
+    larger rate and a release without the example. By convexity, the epsilon of the mixture is not
+    larger.
 
     Returns:
         The sorted row numbers. The lot may be empty.

@@ -68,7 +68,7 @@ CALLBACKS: Registry[Callback] = Registry()
 
 
 def as_callback(found: Any, guard: Guard | None = None) -> Callback:
-    """Convert a callback, or a function of (record, state), to a callback inside a guard.
+    """Convert a callback, or a function of (record, state), to a guarded callback.
 
     If the callback fails, the guard raises an error that names the callback.
     """
@@ -92,7 +92,7 @@ def as_callback(found: Any, guard: Guard | None = None) -> Callback:
 
 
 class _Guarded(Callback):
-    """A callback that receives copies, so that it cannot change the run or what others receive."""
+    """A callback that receives only copies, so that it cannot change the run or other callbacks."""
 
     def __init__(self, callback: Callback, guard: Guard) -> None:
         self._callback, self._guard = callback, guard
@@ -127,8 +127,8 @@ class _Function(Callback):
 class EarlyStopping(Callback):
     """End a run when a measure no longer improves.
 
-    In a resumed run, the evaluations are counted again from zero. A run that ends early because of
-    its results has no stability certificate.
+    In a resumed run, the evaluations are counted again from zero. fedmuon computes no stability
+    certificate for a run that ends early because of its results.
 
     Args:
         measure: Name of a number in the record of each evaluated round, such as `test_loss`.

@@ -4,7 +4,7 @@ A run resumes from its checkpoint. The checkpoint is one file with the model, th
 the number of the round. The checkpoint names its run, contains its own digest, and is always
 replaced as a whole. The previous checkpoint stays, in case the newest checkpoint is damaged.
 `rounds.jsonl` may contain later rounds than the checkpoint. A resumed run removes the records of
-these rounds. `SHA256SUMS` lists the files that no longer change.
+these rounds. `SHA256SUMS` contains the checksums of the files that no longer change.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ class RunDirectory:
     _head: str = field(default="", init=False)  # hash of the ledger at the last checkpoint
 
     def create(self, resume: bool) -> None:
-        """Create the folder. Raise an error if it contains files, except a run to resume."""
+        """Create the folder. Raise an error if it has files, unless they are a run to resume."""
         with mendable(self.path, "create"):
             self.path.mkdir(parents=True, exist_ok=True)
             held = {entry.name for entry in self.path.iterdir()} - {LOCK, DRIVER}
@@ -174,9 +174,9 @@ class RunDirectory:
     def require_sound(self, but: Collection[str] = (), ended: bool = False) -> None:
         """Raise an error if a file of the run is damaged. Files named in `but` are not checked.
 
-        Before the run finishes, this checks the files written before the first round. Afterwards,
-        this checks every file. If `ended` is true and the summary has a checksum, the summary must
-        exist.
+        Before the run finishes, the method checks the files written before the first round.
+        Afterwards, the method checks every file. If `ended` is true and the summary has a checksum,
+        the summary must exist.
         """
         with mendable(self.path, "read"):
             known = {entry.name for entry in self.path.iterdir()} | {*sums_of(self.path)}
@@ -393,7 +393,7 @@ class RunDirectory:
         return held, found
 
     def _first(self, rounds: int) -> tuple[list[str], list[Record]]:
-        """Return the lines and records of the first rounds. Raise an error if one is damaged."""
+        """Return the lines and records of the first rounds. Raise an error if a line is damaged."""
         file = self.path / "rounds.jsonl"
         lines = files.whole_lines(file)[:rounds]
         if len(records := _records(lines, self.mark)) < rounds:
@@ -536,7 +536,7 @@ def positions(rounds: Sequence[Record], x: str = "rounds", name: str = "the run"
 
 
 def answered(record: Record) -> list[int]:
-    """Return the clients whose replies the server used in a round, in order."""
+    """Return the clients whose replies the server used in a round, in ascending order."""
     return sorted(set(record["participants"]) - set(record.get("dropped", ())))
 
 

@@ -211,7 +211,7 @@ def _attributes(found: Any) -> Iterator[Any]:
 
 
 def _is_ours(found: FunctionType | type) -> bool:
-    """Return whether the user wrote this function or class, so that it is not library code."""
+    """Return whether the user wrote this function or class, and not a library."""
     module = str(found.__module__)
     return module.partition(".")[0] not in LIBRARIES and not _is_installed(module)
 

@@ -419,8 +419,8 @@ def _split(config: Config, data: FederatedData) -> dict[str, np.ndarray]:
 def _routes_bytes(config: Config, task: NetworkTask, file: Path) -> bytes:
     """Return the content of routes.txt, which names the optimizer of each parameter.
 
-    Run folders of older versions name Muon for every recipe. In these folders, the file keeps its
-    content.
+    In run folders of older versions, routes.txt names Muon for every optimizer. This function keeps
+    the content of such a file.
     """
     table = routes(task.module, config.local.route, config.local.qkv)
     found = f"{table}\n".encode()

@@ -155,7 +155,7 @@ class Task(Protocol):
         All results have the shape [S, n], for S replicas and n samples.
 
         The metric `accuracy` is the share of correct predictions. For a sample with a single
-        prediction, it is 0 or 1.
+        prediction, the accuracy is 0 or 1.
         """
 
 

@@ -1,9 +1,9 @@
 """The gradient of the matrix task in one pass over the samples, compiled at its first use.
 
-With library products, a gradient with few matrix rows is slow. Two products must each read all
-samples from memory, and the softmax between the products takes a dozen Python calls. In this
-module, a block of samples stays in the processor's cache for the logits, the softmax and the
-gradient. numba compiles the code in some seconds. The compiled code is stored next to this file or
+If a gradient has few matrix rows, the matrix products of torch are slow. The two products must each
+read all samples from memory, and the softmax between the products takes a dozen Python calls. In
+this module, a block of samples stays in the processor's cache for the logits, the softmax and the
+gradient. numba compiles the code in a few seconds. The compiled code is stored next to this file or
 in the user's cache. Sums may be added in another order, as in any matrix product. NaN and infinity
 are preserved.
 """
@@ -196,10 +196,10 @@ def _add_products(rows: np.ndarray, slopes: np.ndarray, totals: np.ndarray) -> N
 
 @_compiled
 def _add_fives(rows: np.ndarray, slopes: np.ndarray, totals: np.ndarray) -> None:
-    """Do the part of `_add_products` that consists of complete groups of five sums and four rows.
+    """Do the part of `_add_products` with complete groups of five sums and four rows.
 
-    Five sums stay in the innermost cache of the processor. Each of their numbers is stored only
-    once per four products.
+    Five sums fit into the innermost cache of the processor. An entry of a sum is written only once
+    for the products of four rows.
     """
     n, dimension = rows.shape
     fives, fours = len(totals) // 5 * 5, n // 4 * 4

@@ -7,10 +7,10 @@ is 1 - p_y. For every X and every sample:
     ||grad|| <= L_loss = G_max = (sqrt(2) / 4) rho
     ||grad(X) - grad(X')||_F <= Lg ||X - X'||_F,   Lg = rho^2 / (3 sqrt(3))
 
-Proof. Let s = X^T u. Then grad_s = -p_y (e_y - p), with the square p_y^2 ((1-p_y)^2 + sum_{k != y}
-p_k^2) <= 2 p_y^2 (1-p_y)^2 <= 1/8, and grad_X = u grad_s^T. The Hessian in s is largest if one
-other class has all the remaining mass. With q = p_y, it is then q(1-q)(1-2q) times a matrix of
-norm 2. The maximum of 2 q(1-q)|1-2q| is 1/(3 sqrt(3)), and the map X -> s has norm rho.
+Proof. Let s = X^T u. Then grad_s = -p_y (e_y - p). Its squared norm is p_y^2 ((1-p_y)^2 + sum_{k !=
+y} p_k^2) <= 2 p_y^2 (1-p_y)^2 <= 1/8, and grad_X = u grad_s^T. The Hessian in s is largest if one
+other class has all the remaining mass. With q = p_y, it is then q(1-q)(1-2q) times a matrix of norm
+2. The maximum of 2 q(1-q)|1-2q| is 1/(3 sqrt(3)), and the map X -> s has norm rho.
 """
 
 import math

@@ -74,7 +74,7 @@ class Decoder(nn.Module):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Use the layers of a GPT2LMHeadModel. Its head and embedding may share one parameter."""
+        """Use the layers of a GPT2LMHeadModel, whose head and embedding may share one parameter."""
         super().__init__()
         self.transformer: Any = model.transformer
         self.lm_head: Any = model.lm_head

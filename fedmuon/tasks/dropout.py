@@ -75,7 +75,7 @@ class Masks(TorchFunctionMode):
         return (rule(self, *args, **kwargs or {})) if rule else func(*args, **kwargs or {})
 
     def kept(self, like: Tensor, p: float, axes: int | None = None) -> Tensor | None:
-        """Return a mask: 1 for kept entries, 0 for dropped entries. None means that all are kept.
+        """Return a mask: 1 for kept entries, 0 for dropped entries. None keeps all entries.
 
         Args:
             like: The input of the dropout.

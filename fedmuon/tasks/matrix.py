@@ -79,7 +79,7 @@ def rate(
 
     The kernel multiplies matrices of the shapes [m, k] and [k, n].
 
-    The fastest of several runs counts.
+    The result is the speed of the fastest of several calls.
     """
     a = torch.ones(m, k, dtype=dtype, device=device)
     b = torch.ones(n, k, dtype=dtype, device=device)
@@ -152,15 +152,15 @@ class Member(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """The number of floating-point operations (flop) of both products."""
+        """The number of floating-point operations of the two matrix products in a gradient."""
         return 4.0 * self.weight.numel() * len(self.batch.labels)
 
 
 def split_members(members: Sequence[Member]) -> list[list[list[Member]]]:
     """Split the work of members into pieces for threads, as a list of lists of pieces.
 
-    To combine the results, first add the results of the pieces in each inner list, in order. Then
-    concatenate the sums.
+    To combine the results, first add the results of the pieces in each inner list, in order, and
+    then concatenate these sums.
     """
     found: list[list[list[Member]]] = []
     for some in group_small(members):
@@ -346,7 +346,10 @@ class MatrixTask:
 
     @property
     def thread_safe(self) -> bool:
-        """Whether threads help. On a GPU and with NumPy, each product already runs in parallel."""
+        """Whether several threads make the task faster.
+
+        On a GPU and with NumPy, each product already runs in parallel.
+        """
         return self.device.type == "cpu" and self.kernel != "numpy"
 
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
@@ -518,7 +521,7 @@ def _contributions(
 
 
 def _replaced_slope(member: Member, there: Replaced) -> Found:
-    """Return what the replacement samples add: the probabilities p_y, and parts of the slope."""
+    """Return the probabilities p_y of the replacement samples, and their parts of the slope."""
     logits = _own_logits(member.weight, there)
     return _slope_(logits, there.labels[:, None], 1 / member.samples)
 

@@ -26,10 +26,10 @@ SLOWEST = 10_000.0  # ratio of the longest to the shortest wavelength in the enc
 class VisionTransformer(nn.Module):
     """A vision transformer. Its inputs are images [n, C, H, W], and its outputs are [n, c].
 
-    It follows Dosovitskiy et al. 2021 with the changes of Beyer, Zhai and Kolesnikov 2022 ("Better
-    plain ViT baselines"). Positions are encoded by fixed sines and cosines in two dimensions, and
-    the classifier uses the mean over all patches. Every parameter therefore belongs to a layer.
-    Images are padded with zeros at the border, so that all patches are complete.
+    The network follows Dosovitskiy et al. 2021 with the changes of Beyer, Zhai and Kolesnikov 2022
+    ("Better plain ViT baselines"). Positions are encoded by fixed sines and cosines in two
+    dimensions, and the classifier uses the mean over all patches. Every parameter therefore belongs
+    to a layer. Images are padded with zeros at the border, so that all patches are complete.
     """
 
     def __init__(
@@ -173,10 +173,10 @@ def tanh_cnn(shape: Shape, classes: int) -> nn.Module:
     """Build a small convolutional network with the activation function tanh.
 
     The network has two convolutions, with 16 channels and 8 x 8 kernels, and with 32 channels and 4
-    x 4 kernels. They are followed by 32 hidden units. This network is common in private learning on
-    MNIST: see Papernot et al. 2021 and the example of Opacus. The network has only 26,010
-    parameters. A small number is useful, because the noise of private learning grows with the
-    number of parameters. The function tanh keeps gradients small.
+    x 4 kernels. The convolutions are followed by 32 hidden units. This network is common in private
+    learning on MNIST: see Papernot et al. 2021 and the example of Opacus. The network has only
+    26,010 parameters. A small number is useful, because the noise of private learning grows with
+    the number of parameters. The function tanh keeps gradients small.
     """
     channels, *sides = shape
     for kernel, padding in ((8, 3), (4, 0)):  # stride 2, then pooling with stride 1
@@ -201,9 +201,9 @@ def cifarnet(shape: Shape, classes: int, width: int = 64) -> nn.Module:
     The pairs have 64, 256 and 256 channels, and the network has 2M parameters. `width` is the
     number of channels of the first pair, a multiple of 16.
 
-    This is the CifarNet of Newton–Schulz convergence and of Jordan's speed runs, with two changes
-    for federated averaging. The first convolution is trained, and not computed from the data by
-    whitening. The norm layers are GroupNorms.
+    This is the CifarNet of the paper Newton–Schulz convergence and of Jordan's speed runs, with two
+    changes for federated averaging. The first convolution is trained, and not computed from the
+    data by whitening. The norm layers are GroupNorms.
     """
     pairs = [_pair(24, width), _pair(width, 256), _pair(256, 256)]
     return _sequence(

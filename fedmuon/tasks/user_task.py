@@ -138,7 +138,7 @@ def user_network(
 
 @dataclass(frozen=True, eq=False)
 class UserNetwork(NetworkTask):
-    """The task of a user's module. A guard converts errors in calls of the module."""
+    """The task of a user's module. Errors in calls of the module name the module."""
 
     guard: Guard = field(default_factory=lambda: Guard("task"))
 
@@ -182,7 +182,7 @@ class UserNetwork(NetworkTask):
 def require_numbers(module: nn.Module) -> None:
     """Raise an error for parameters or buffers that a run cannot use.
 
-    A tensor needs a shape, and must contain ordinary real numbers.
+    A tensor must be initialized and contain ordinary real numbers.
     """
     params = dict(module.named_parameters())
     for name, value in (*params.items(), *module.named_buffers()):
@@ -255,7 +255,7 @@ def check_each(measure: Metric, what: str, guard: Guard) -> Metric:
 
 
 def _how_to_fit(module: nn.Module, sample: Tensor) -> str:
-    """Return advice to put a layer in front of the module that gives samples the accepted shape.
+    """Return advice to put a layer in front of the module that reshapes the samples.
 
     If no known layer helps, advise to change the first layer.
     """

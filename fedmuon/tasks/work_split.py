@@ -181,8 +181,8 @@ class Samples(NamedTuple):
     """The samples of B replicas: their inputs, labels, weights and keys.
 
     The inputs have the shape [B, n, ...], and the other tensors [B, n]. The weights multiply the
-    losses, and the keys belong to the dropout masks. If a first axis has length 1, all replicas
-    share the values.
+    losses, and the keys belong to the dropout masks. If the first axis of a tensor has length 1,
+    all replicas share its values.
     """
 
     inputs: Tensor
@@ -201,7 +201,7 @@ def split_samples(
     """Split samples into pieces for threads, as a list of lists of pieces.
 
     `products` is the number of products that each sample needs. To combine the results, first add
-    the results of the pieces in each inner list. Then concatenate the sums.
+    the results of the pieces in each inner list, and then concatenate these sums.
     """
     rows, replicas = samples.labels.shape[1], size_of(params)
     each = rows * products / WORK

@@ -2,14 +2,15 @@
 
 Flower's own simulation stores messages in a table, and scans the table for each message. This grid
 sends the messages of many clients to a worker in one call. If the messages have the same content,
-it is sent once per call. A node without messages takes about 100 bytes. A node gets one message at
-a time, even if several threads of a server send messages.
+the content is sent once per call. A node without messages takes about 100 bytes. A node gets one
+message at a time, even if several threads of a server send messages.
 
-If a worker dies or does not answer in time, the worker is replaced. Its messages are sent again one
-by one, so that a faulty client does not affect other clients. Clients that had already answered in
-the failed call answer again, from their earlier state. The time to live of a message starts when a
-worker takes the message. The time before, in which the message waits for a worker, does not count.
-After the time to live, the reply is the error MESSAGE_UNAVAILABLE, as from a SuperLink.
+If a worker dies or does not answer in time, the worker is replaced. The messages of this worker are
+sent again one by one, so that a faulty client does not affect other clients. Clients that had
+already answered in the failed call answer again, from their earlier state. The time to live of a
+message starts when a worker takes the message. The time before, in which the message waits for a
+worker, does not count. After the time to live, the reply is the error MESSAGE_UNAVAILABLE, as from
+a SuperLink.
 """
 
 import math
@@ -60,7 +61,8 @@ class RayGrid(Grid):
     Args:
         client_app: The app of the clients.
         num_supernodes: Number of nodes.
-        workers: Number of worker processes. By default, as many as fit on the machines.
+        workers: Number of worker processes. The default is the number of workers that fit on the
+            machines.
         most: Maximum number of workers, for example the number of messages in a round.
         pieces: Maximum number of calls per worker and round, for apps that take one message at a
             time. Several calls balance the load.
@@ -72,7 +74,8 @@ class RayGrid(Grid):
             errors are counted.
         seed: Random seed of the node ids. Without a seed, the ids differ from grid to grid.
         spare: Idle workers of earlier grids with the same resources. The grid uses these workers
-            first, and adds its idle workers at the end. By default, all workers end.
+            first, and adds its idle workers at the end. Without `spare`, the grid ends all of its
+            workers.
 
     Example:
         >>> from fedmuon.flower import RayGrid, shared_ray

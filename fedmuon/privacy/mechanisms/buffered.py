@@ -1,30 +1,33 @@
-"""Correlated noise with a few buffers, and a lower bound for every correlation.
+"""Correlated noise from a few buffers, and a lower bound on the noise of every correlation.
 
 # Buffered linear Toeplitz noise (Dvijotham et al. 2024, McMahan et al. 2024: BLT)
 
 The noise of step t is row t of W = C^-1 Z (`fedmuon.privacy.mechanisms.fixed_order`). With a band
-of k coefficients, k - 1 tensors of the model's size must be stored. With d buffers,
+of k coefficients, k - 1 tensors of the model's size must be stored. With d buffers, the
+coefficients of C are
 
     c_0 = 1,   c_j = sum_b w_b theta_b^(j-1) for j >= 1,   c(x) = 1 + x sum_b w_b / (1 - theta_b x),
 
-and W_t = Z_t - sum_b w_b S_b. Then S_b <- theta_b S_b + W_t. Only d tensors of the model's size are
-stored, and the noise of a step cancels noise of all earlier steps. If w_b >= 0, sum_b w_b <= 1 and
-0 <= theta_b < 1, the coefficients decrease and are not negative. The sensitivity that
-`fixed_order.py` derives therefore also applies to them, for any distance of an example's steps.
+The noise is W_t = Z_t - sum_b w_b S_b. After each step, buffer b replaces its sum S_b by theta_b
+S_b + W_t. Only d tensors of the model's size are stored, and the noise of a step cancels noise of
+all earlier steps. If w_b >= 0, sum_b w_b <= 1 and 0 <= theta_b < 1, the coefficients decrease and
+are not negative. The sensitivity that `fixed_order.py` derives therefore also applies to them, for
+any number of steps between two uses of an example.
 
-**Choice of C.** A momentum, or a prefix sum, is A G for the Toeplitz matrix A of a. Its noise is
-that of a / c. Over n steps, the mean square of this noise is sum_j (n - j) / n (a / c)_j^2. The
-squared sensitivity is the squared norm of c times the comb 1 + x^b + x^2b + ... `optimized`
-minimizes the product of both by BFGS. As c is a rational function, products, quotients and
-derivatives with respect to theta_b and w_b are recursions of O(n d). Ledgers store theta and w, so
-an account is exact even if the minimum is not.
+**Choice of C.** A momentum, or a prefix sum, is A G for the Toeplitz matrix A of a. The noise in A
+G is A C^-1 Z, and A C^-1 has the Toeplitz coefficients of a / c. Over n steps, the mean square of
+this noise is sum_j (n - j) / n (a / c)_j^2. The squared sensitivity is the squared norm of c times
+the comb 1 + x^b + x^2b + ... `optimized` minimizes the product of these two numbers by BFGS. As c
+is a rational function, products, quotients and derivatives with respect to theta_b and w_b are
+recursions of O(n d). Ledgers store theta and w, so an account is exact even if the search misses
+the exact minimum.
 
-**Lower bound.** Let A = B C for any matrices (not only Toeplitz matrices). Examples in steps i,
-i + b, ... may add orthonormal vectors, or the same vector. The squared sensitivity S^2 is therefore
-at least sum_t ||C_t||^2 over these steps, and at least ||C phi_i||^2, where phi_i is the indicator
-of these steps. (If a gradient has too few entries for orthonormal vectors, random signs reach the
-first bound in the mean.) The mean over the b starts i is ||C||_F^2 / b, or ||C Phi||_F^2 / b. As
-||B||_F ||C||_F is at least the nuclear norm ||B C||_*,
+**Lower bound.** Let A = B C for any matrices (not only Toeplitz matrices). Examples in steps i, i +
+b, ... may add orthonormal vectors, or the same vector. The squared sensitivity S^2 is therefore at
+least sum_t ||C_t||^2 over these steps, and at least ||C phi_i||^2, where phi_i is the indicator of
+these steps. (If a gradient has too few entries for orthonormal vectors, random signs reach the
+first bound in the mean.) The means of both bounds over the b possible starts i are ||C||_F^2 / b
+and ||C Phi||_F^2 / b. As ||B||_F ||C||_F is at least the nuclear norm ||B C||_*,
 
     S ||B||_F / sqrt(n) >= max(||A||_*, ||A Phi||_*) / sqrt(n b).
 
@@ -117,7 +120,7 @@ def weights_of(steps: int, memory: float, ahead: bool = False) -> np.ndarray:
 
     Args:
         steps: Number of weights to return.
-        memory: The momentum coefficient beta. Use 1 for prefix sums.
+        memory: The momentum coefficient beta, or 1 for prefix sums.
         ahead: Whether the momentum has Nesterov's look-ahead.
     """
     require_momentum(memory, ahead)
@@ -142,7 +145,7 @@ def optimized(
         steps: Number of steps in the run.
         apart: Minimum number of steps between two uses of the same example.
         count: The number d of buffers.
-        memory: The momentum coefficient beta. Use 1 for prefix sums.
+        memory: The momentum coefficient beta, or 1 for prefix sums.
         ahead: Whether the momentum has Nesterov's look-ahead.
         last: Whether to minimize the noise of the last step, which has the most noise. Otherwise,
             the root mean square of the noise over all steps is minimized.
@@ -210,9 +213,9 @@ def noise_of_buffers(
 ) -> float:
     """Return the relative noise in an entry of the momentum or prefix sum, with these buffers.
 
-    The function computes the root mean square of the noise over all steps. With `last=True`, it
-    computes the noise of the last step instead. The result is this noise divided by the noise that
-    a single release of all samples needs for the same epsilon.
+    The function computes the root mean square of the noise over all steps. With `last=True`, the
+    function computes the noise of the last step instead. The result is this noise divided by the
+    noise that a single release of all samples needs for the same epsilon.
     """
     comb, a, weights = _problem(steps, apart, memory, ahead, last)
     upper, lower = _rational(np.array(buffers.decays), np.array(buffers.scales))
@@ -223,8 +226,8 @@ def noise_of_buffers(
 def least_possible(steps: int, apart: int, memory: float, ahead: bool = False) -> float:
     """Return a lower bound on the noise of the momentum or prefix sum.
 
-    No correlation of the noise between steps has less noise than this bound. The bound has the same
-    unit as the result of `noise_of_buffers`. The function needs O(steps^3) operations.
+    This bound applies to every correlation of the noise between steps. The bound has the same unit
+    as the result of `noise_of_buffers`. The function needs O(steps^3) operations.
     """
     from scipy.linalg import svdvals, toeplitz  # takes longer to load than everything else here
 

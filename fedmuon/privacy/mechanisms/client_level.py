@@ -1,10 +1,10 @@
 """Client-level privacy: each client's update is clipped to C, and noise is added to the sum.
 
 This is DP-FedAvg with a fixed denominator (McMahan, Ramage, Talwar, Zhang 2018, Algorithm 1), for
-every optimizer whose server averages. The server stores X and the states S of the links that
-clients return (FedMuon's momentum; none for FedAvg and Local Muon). A client of the cohort returns
-X_k and S_k. Let T round every entry towards 0 to a multiple of the lattice's spacing g. The client
-contributes
+every optimizer whose server averages. The server stores the model X and the states S that clients
+return. With FedMuon, S is the momentum. With FedAvg and Local Muon, there are no states. A client
+of the cohort returns X_k and S_k. Let T round every entry towards 0 to a multiple of the lattice's
+spacing g. The client contributes
 
     u_k = (X_k - X, w (S_k - S)),    v_k = T(min(1, C' / ||u_k||) u_k)                         (1)
     (X, wS) <- rule( (X, wS) + (sum of v_k over the cohort + sigma C xi) / K ),  xi ~ N(0, I)   (2)
@@ -12,27 +12,29 @@ contributes
 where K is the *expected* size of a cohort. A client sends its momentum as well as its model, so (1)
 uses one norm over both. If the model and the momentum were each clipped to C, both together could
 have norm C sqrt(2). The public weight w determines how much of C is left for the states. The noise
-in S is sigma C / (w K).
+in S has the standard deviation sigma C / (w K).
 
 *Claim.* ||v_k|| <= C, and the sums of two cohorts that differ in client k differ by v_k exactly.
-Therefore, (2) is one Gaussian release of multiplier sigma, whatever the links, the server's rule
-and the number of tensors. X and S are known from earlier releases. Everything that the rule
-computes from the sum (FedAvgM's velocity, an aligned direction, rounding to the run's precision) is
-post-processing, and rounds compose adaptively. Poisson sampling at the public rate q = K / N
-amplifies privacy, and the adjacency is add-remove of a client. A public schedule does not amplify
-it, and the adjacency is zero-out: a client's updates against zeros.
+Therefore, (2) is one Gaussian release of multiplier sigma, for every optimizer, every rule of the
+server and any number of tensors. X and S are known from earlier releases. Everything that the rule
+computes from the sum is post-processing, such as FedAvgM's velocity, or rounding to the run's
+precision. Rounds compose adaptively. Poisson sampling at the public rate q = K / N amplifies
+privacy. Neighbouring federations then differ in one client, which is present or absent. A public
+schedule does not amplify privacy. In neighbouring federations, the updates of one client are then
+replaced by zeros.
 
-*Proof.* Let n be the number of u's entries, U = 2^-53, and C' = (1 - (n + 8) U) C. In every order,
-the computed sum of n squares is at least (1 - n U) times the true sum, so its root is at least
-(1 - (n + 2) U) times the norm. The quotient and the products of (1) each round up by a factor of at
-most 1 + U. Before T, a norm is therefore at most C' (1 + (n + 7) U) <= C, and T shortens every
-entry. (Squares that underflow are below 1e-300, and C is 1e-15 or more.) An update whose square is
-infinite or not a number contributes 0. Entry by entry, |v_k| <= C, and N C / g <= 2^53. All partial
-sums are therefore multiples of g that float64 represents, so no addition rounds, in any order.
+*Proof.* Let n be the number of u's entries, U = 2^-53, and C' = (1 - (n + 8) U) C. In every order
+of addition, the computed sum of n squares is at least (1 - n U) times the true sum. The computed
+norm is therefore at least (1 - (n + 2) U) times the true norm. The quotient and the products of (1)
+each round up by a factor of at most 1 + U. Before T, a norm is therefore at most C' (1 + (n + 7) U)
+<= C, and T shortens every entry. (Squares that underflow are below 1e-300, and C is 1e-15 or more.)
+An update whose square is infinite or not a number contributes 0. Entry by entry, |v_k| <= C, and N
+C / g <= 2^53. All partial sums are therefore multiples of g that float64 represents, so no addition
+rounds, in any order.
 
 *Assumption.* Given X and S, v_k depends on client k alone. A processor may round the products of a
-larger batch differently, so each client must train alone. No account covers a dependence on other
-clients by rounding.
+larger batch differently, so each client must train alone. The account does not cover a dependence
+on other clients that is caused by rounding.
 
 *Trust.* With `central`, the server sees the updates and adds the noise. With `local`, each client
 adds all of the noise to its own update, so that even the server learns no more about the client
@@ -112,7 +114,7 @@ class ClientLevel:
 
     @property
     def shares(self) -> int:
-        """The number H of noise shares that the account includes. H is at least 1."""
+        """The number H of noise shares that the account relies on. H is at least 1."""
         return max(1, math.floor(self.honest * self.cohort))
 
     @property
@@ -168,7 +170,7 @@ class ClientLevel:
         """Return the clipped and noisy message that a client sends instead of `returned`.
 
         With distributed trust, the message consists of integers that contain the client's share of
-        the noise. The mask is added later.
+        the noise. This method does not add the client's mask.
         """
         own = self.clipped(held, returned)
         if self.shared:
@@ -180,8 +182,8 @@ class ClientLevel:
     def released(self, held: Tree, returned: Sequence[Tree], round: int) -> dict[str, Params]:
         """Return `held` plus the noisy mean of all updates, for the server's rule.
 
-        An empty cohort releases noise. With local trust, the updates already contain noise, so this
-        function adds none.
+        If the cohort is empty, the result contains only noise. With local trust, the updates
+        already contain noise, so this function adds none.
         """
         if self.shared:
             step = distributed.spacing(self.bound, self.noise, self.cohort)

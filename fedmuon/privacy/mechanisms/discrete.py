@@ -4,30 +4,32 @@ Canonne, Kamath and Steinke (2020, Algorithms 1 to 3) draw one integer at a time
 numbers. This module uses sigma = 64 w with w = 2^bits, and draws many integers at once, by
 rejection from strips of w integers.
 
-A proposal is (k, r, sign): strip k with probability c_k / N, where N = 2^16, r uniform on
-0, ..., w - 1, and a fair sign. It represents y = +-a with a = k w + r. With rho(a) =
-exp(-a^2 / 2 sigma^2), it is accepted with probability
+A proposal is (k, r, sign). The strip k has the probability c_k / N with N = 2^16, r is uniform on
+0, ..., w - 1, and the sign is a fair coin. The proposal represents y = +-a with a = k w + r. Let
+rho(a) = exp(-a^2 / 2 sigma^2). The proposal is accepted with probability
 
     A = b rho(a) / c_k,    where c_k >= b rho(k w) makes A <= 1,                                 (1)
 
-and -0 is never accepted. The result is then y with probability
-(1/2) (c_k / N) (1 / w) A = rho(y) b / (2 N w). This is a constant times rho(y), for any integers
-c_k and b. As rho(k w) = exp(-k^2 / 8192) does not depend on w, one table is valid for all w. Beyond
-8 sigma, one of the N slots represents a = (512 + 64 G) w + r, with P(G = j) = 2^-(j + 1) and r
-uniform on 0, ..., 64 w - 1. It is accepted with
+and -0 is never accepted. The result is then y with probability (1/2) (c_k / N) (1 / w) A = rho(y) b
+/ (2 N w). This is a constant times rho(y), for any integers c_k and b. As rho(k w) = exp(-k^2 /
+8192) does not depend on w, one table is valid for all w. One of the N slots represents all a beyond
+8 sigma: a = (512 + 64 G) w + r, with P(G = j) = 2^-(j + 1) and r uniform on 0, ..., 64 w - 1. A
+proposal of this slot is accepted with probability
 
     A = 64 b 2^(G + 1) rho(a) <= 128 b 2^G exp(-(8 + G)^2 / 2) < 2^-28,                          (2)
 
 which gives the same constant times rho(y).
 
-Whether U < A, for a uniform real U, is decided exactly, in three steps. First, a lower bound of (1)
-over the strip, a multiple of 2^-64 from enclosures, is compared with the first 64 bits of U. This
-decides 98% of the cases. Next, a float64 value decides the cases in which these bits differ from it
-by more than 2^-40 A + 2^-64. Its exponent is at most 32 and within 2e-14, so this is correct if
-`numpy.exp` has an error below 2^-41, 2,000 units in the last place. Finally, all other cases, and
-all cases beyond 8 sigma, are decided by decimal enclosures (whose exponential is correctly rounded)
-and by as many further bits of U as needed. From uniform independent words, the result therefore has
-exactly this distribution. The running time depends on rejected proposals, never on a sum.
+Whether U < A, for a uniform real U, is decided exactly, in three steps. First, the first 64 bits of
+U are compared with a lower bound of (1) over the strip. This bound is a multiple of 2^-64, computed
+from enclosures. The comparison decides 98% of the cases. Next, a float64 value of A decides the
+cases in which these bits differ from this value by more than 2^-40 A + 2^-64. The exponent is at
+most 32, with an error of at most 2e-14. The decision is therefore correct if `numpy.exp` has an
+error below 2^-41, which is 2,000 units in the last place. Finally, all other cases, and all cases
+beyond 8 sigma, are decided by decimal enclosures (whose exponential is correctly rounded) and by as
+many further bits of U as needed. If the words are uniform and independent, the result has exactly
+the discrete Gaussian distribution. The running time depends on the number of rejected proposals,
+but not on the sum to which the noise is added.
 """
 
 from collections.abc import Callable

@@ -1,14 +1,15 @@
 """Distributed trust: each client adds a share of the noise, and the server learns only sums.
 
 Each of the K clients in a round has an update v_k with D entries, clipped to C
-(`fedmuon.privacy.mechanisms.client_level`). With sigma the noise multiplier, s = 2^32, and T
-rounding every entry towards 0,
+(`fedmuon.privacy.mechanisms.client_level`). Let sigma be the noise multiplier, and s = 2^32. Let T
+round every entry towards 0. Then
 
     g = sigma (1 + 2^-40) C / (s sqrt(K)),   z_k = T(v_k / g),   Y_k ~ N_Z(0, s^2)^D,            (1)
     sent: z_k + Y_k + M_k mod 2^64,   released: g (sum of all messages mod 2^64),                (2)
 
-where the sum is taken in [-2^63, 2^63). The masks M_k of all K clients add up to 0. The sum of
-z_k + Y_k is therefore released, and K shares make noise of sigma C.
+where the sum is taken in [-2^63, 2^63). The masks M_k of all K clients add up to 0. The server
+therefore releases the sum of z_k + Y_k over the clients. The K shares of the noise together have
+the standard deviation sigma C.
 
 *Sensitivity.* The quotient rounds by a factor of at most 1 + 2^-53 and T shortens, so
 ||z_k|| <= (1 + 2^-53) C / g. T reduces an entry by less than g, which is 2^-32 of the standard
@@ -29,31 +30,31 @@ Proposition 14). Their tau = 10 sum exp(-2 pi^2 s^2 k / (k + 1)) has the role of
 D_a <= a Delta^2 / (2 n s^2) + tau D. In this module, (3) leads to the tighter account of
 `fedmuon.privacy.mechanisms.lattice`.
 
-*Account.* H of the K shares count: those of clients that add their share and do not reveal it to
-the server. The other shares are known and can be subtracted. Let X ~ N(v, H s^2 - t^2), and
-y ~ N_Z(X, t^2), which is post-processing of X. Then y has probability
-phi_(s sqrt H)(y - v) / (1 + e), |e| <= h(t). The ratio of (3) to this probability therefore lies
-within exp(+-eta), eta = H h(s) + 2 sum h(t_k) + 2 h(t), because -ln(1 - h) <= 2 h for h below 1/2.
-With t = 64, eta is below 10^-35000. By (4) in `lattice.py`, the accountant's upper end for real
-Gaussian noise of multiplier
+*Account.* The account relies on H of the K shares: the shares of clients that add their share and
+do not reveal it to the server. The server may know the other shares and subtract them. Let X ~ N(v,
+H s^2 - t^2), and y ~ N_Z(X, t^2), which is post-processing of X. Then y has probability phi_(s sqrt
+H)(y - v) / (1 + e), |e| <= h(t). The ratio of (3) to this probability therefore lies within
+exp(+-eta), eta = H h(s) + 2 sum h(t_k) + 2 h(t), because -ln(1 - h) <= 2 h for h below 1/2. With t
+= 64, eta is below 10^-35000. By (4) in `lattice.py`, the accountant's upper bound of epsilon for
+real Gaussian noise of multiplier
 
     sigma sqrt(H / K)                                                                            (4)
 
 is valid without change. The factor 1 + 2^-40 covers t and the roundings of g. The server follows
-the protocol and sees only sums, as long as it cannot break the masks. The adjacency is zero-out: a
-client's updates against zeros, with its share of the noise in both cases. The server knows which
-clients take part, so there is no amplification.
+the protocol. It sees only sums, unless it can break the masks. The adjacency is zero-out: a client
+sends either its updates or zeros, and adds its share of the noise in both cases. The server knows
+which clients take part, so there is no amplification.
 
 *The modulus.* An entry of a sum of z_k is at most K C / g, up to rounding. A share is subgaussian
 with s: E exp(l Y) is exp(l^2 s^2 / 2) times the sum of phi_s shifted by l s^2, divided by the sum
 of phi_s, which is the largest of all shifts (Canonne, Kamath, Steinke 2020). The sum of K shares is
-therefore beyond 40 s sqrt(K) with probability at most 2 exp(-800). Together, the bound
+therefore beyond 40 s sqrt(K) with probability at most 2 exp(-800). To prevent overflow, the bound
 
     W = s sqrt(K) (K / sigma + 40)                                                               (5)
 
-must be at most 2^60, so that nothing wraps around. (Wrapping around would not cost any delta,
-because it is post-processing.) A sum beyond W is rejected: it lacks a mask or contains one too
-many. In such a sum, each entry is uniform and stays within W with probability 1/8.
+must be at most 2^60. (Overflow would not cost any delta, because it is post-processing.) A sum with
+an entry beyond W is rejected, because a mask is missing or was added twice. In such a sum, each
+entry is uniform and stays within W with probability 1/8.
 
 *The masks.* Each client draws a key pair of X25519 (RFC 7748) for each round, and the server
 forwards the public keys. Clients i < j agree on a secret. HKDF-SHA256 (RFC 5869) converts it to an
@@ -63,15 +64,16 @@ is
     M_k = sum over j > k of m_kj - sum over i < k of m_ik   mod 2^64,   and these add up to 0. (6)
 
 Claim (Bonawitz et al. 2017, Lemma 6.1): consider an adversary that knows everything except the
-private keys of a set A of clients. From the x_k + M_k of A, it learns the sum of x_k over A and
-nothing else. Proof: replace the m_ij within A by uniform vectors. They can be distinguished from
-key streams only by computing the Diffie-Hellman function on Curve25519 (with HKDF as a random
-oracle) or by distinguishing AES from random permutations. The map (6) from the m_ij within A to
-vectors that add up to 0 is linear. It is also onto, already by the m_aj of a single a in A. The
-masks are therefore uniform among these vectors. All other m are known. QED.
+private keys of a set A of clients. From the x_k + M_k of A, the adversary learns the sum of x_k
+over A and nothing else. Proof: replace the m_ij within A by uniform vectors. Uniform vectors can be
+distinguished from key streams only by computing the Diffie-Hellman function on Curve25519 (with
+HKDF as a random oracle) or by distinguishing AES from random permutations. The map (6) from the
+m_ij within A to vectors that add up to 0 is linear. The map is onto, even if only the m_aj of a
+single client a in A can vary. The masks are therefore uniform among these vectors. All other m are
+known. QED.
 
-This holds against a server that forwards the true keys and requests one masked vector per key. A
-server that replaces a client's key by its own can unmask every client that masks with this key,
+The claim is valid for a server that forwards the true keys and requests one masked vector per key.
+A server that replaces a client's key by its own can unmask every client that masks with this key,
 because keys are not signed.
 """
 

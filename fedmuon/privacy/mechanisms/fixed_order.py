@@ -8,47 +8,51 @@ Orders and sizes are public, so there is no amplification. The adjacency is zero
 because one more sample may move all others to other lots.
 
 In T shuffled steps, a sample is in at most ceil(T / b) lots. Each lot releases a Gaussian of
-sensitivity 1 (in units of C sqrt(m)), whatever was released before. Together they are one release
-of sensitivity sqrt(ceil(T / b)). The proof below with C = 1 shows this and needs no distance
-between steps. Correlated noise needs a distance of b between two steps of a sample, which `cyclic`
-lots have.
+sensitivity 1 (in units of C sqrt(m)), whatever was released before. All T releases together cost as
+much as one release of sensitivity sqrt(ceil(T / b)). This follows from the proof below for C = 1,
+for steps at any distance. Correlated noise needs a distance of at least b between two steps of a
+sample, which `cyclic` lots have.
 
 # Correlated noise (Kairouz et al. 2021, Denisov et al. 2022)
 
 Step t releases g_t + (C^-1 Z)_t. The entries of Z are independent N(0, s^2), with one row per step,
-and C is lower triangular. A model adds up prefix sums A G of the releases, A = B C. Their noise is
-B Z, which is much smaller than that of sums of independent noise. All releases are C^-1 (C G + Z),
-a function of the Gaussian mechanism C G + Z. It is sufficient to account for this mechanism.
+and C is lower triangular. A model adds up the releases. Its prefix sums are A G + B Z, where
+A = B C. The noise B Z is much smaller than prefix sums of independent noise. All releases are
+C^-1 (C G + Z), a function of the Gaussian mechanism C G + Z. It is sufficient to account for this
+mechanism.
 
 **C** is Toeplitz with c_0 = 1, c_j = c_{j-1} (2j - 1) / (2j) = binom(2j, j) / 4^j. This is the
 square root of A (Fichtenberger, Henzinger, Upadhyay 2023), cut after `band` coefficients (Kalinin,
-Lampert 2024): as (1 - x)^(-1/2) = sum_j c_j x^j, the whole C has C C = A. With band = 1, the noise
-is independent. Rows of W = C^-1 Z follow from W_t = Z_t - sum_{0 < j < band} c_j W_{t-j}, so
+Lampert 2024). Without the cut, C C = A, because sum_j c_j x^j = (1 - x)^(-1/2). With band = 1, the
+noise is independent. Rows of W = C^-1 Z follow from W_t = Z_t - sum_{0 < j < band} c_j W_{t-j}, so
 `band` - 1 rows are stored.
 
 **Noise for a momentum.** Muon orthogonalizes M_t = sum_j a_j g_{t-j} and never adds up gradients.
-For its A, a_j = (1 - beta) beta^j. For beta M_t + (1 - beta) g_t, a_j = (1 - beta) beta^(j+1),
-except a_0 = 1 - beta^2. As power series, M_t is released with the noise of a / c times Z, and an
-example that takes part once adds c. At equal epsilon, the variance of an entry of M_t, late in a
-long run, is therefore proportional to ||c||^2 ||a / c||^2. No c has a smaller variance than the
-root of a: on |x| = 1, by Cauchy-Schwarz,
+Without Nesterov's look-ahead, a_j = (1 - beta) beta^j. With look-ahead, beta M_t + (1 - beta) g_t
+has a_j = (1 - beta) beta^(j+1), except a_0 = 1 - beta^2. In terms of power series, the noise of M_t
+is a / c times Z, and an example that takes part once adds c. At equal epsilon, the variance of an
+entry of M_t, late in a long run, is therefore proportional to ||c||^2 ||a / c||^2. No c has a
+smaller variance than the root of a: on |x| = 1, by Cauchy-Schwarz,
 
     ||c|| ||a / c|| >= mean |a|,  with equality if |c|^2 is proportional to |a|,
 
 which is true for c = a^(1/2). This root and its inverse are series in x, because a has no zero and
 no pole in |x| <= 1. C is therefore the root of the momentum's A, cut after `band` coefficients like
 the root of prefix sums, which is its limit for beta -> 1. A root that is cut is no longer exactly
-optimal. Bands of at least 2 / (1 - beta) lose little. With short bands, the root of prefix sums may
-have slightly less noise (`noise_of_momentum`).
+optimal. If `band` is at least 2 / (1 - beta), the cut adds little noise. With short bands, the root
+of prefix sums may have slightly less noise (`noise_of_momentum`).
 
-**Without a band.** Two or three buffers reach further back than a band, and store less.
-`fedmuon.privacy.mechanisms.buffered` defines their C, fitted to the steps of a run. Everything
-below also holds for this C.
+**Without a band.** Two or three buffers use the noise of more earlier steps than a band, and need
+less memory. `fedmuon.privacy.mechanisms.buffered` defines their C, fitted to the steps of a run.
+Everything below also holds for this C.
 
-Let s = beta / (1 + beta), or 0 without looking ahead. Then c = ((1 - s x) / (1 - beta x))^(1/2),
-whose derivative gives (j + 1) c_{j+1} = ((beta - s) / 2 + (beta + s) j) c_j - beta s (j - 1)
-c_{j-1}. It decreases and is not negative: for j >= 1, it is the integral of t^(j-1) over a positive
-measure on [s, beta].
+Let s = beta / (1 + beta) with Nesterov's look-ahead, and s = 0 without it. Then
+c = ((1 - s x) / (1 - beta x))^(1/2). Its derivative gives
+
+    (j + 1) c_{j+1} = ((beta - s) / 2 + (beta + s) j) c_j - beta s (j - 1) c_{j-1}.
+
+The coefficients decrease and are not negative: for j >= 1, c_j is the integral of t^(j-1) over a
+positive measure on [s, beta].
 
 **Sensitivity.** An example takes part in steps that are at least b apart, and adds vectors g_i of
 norm <= 1 in these steps. As C >= 0, ||C (G - G')||^2 = sum_{i, j} <C_i, C_j> <g_i, g_j> <=
@@ -58,14 +62,14 @@ decreasing. The l-th step of a pattern is at least l b (l = 0, 1, ...), and the 
 step are at least |m - l| b apart. No pattern therefore exceeds the pattern of the steps 0, b, 2b,
 ... (Kalinin, Lampert 2024, Theorem 2).
 
-**Adaptivity.** Let gradients depend on earlier releases. Given these, the means of row t of C G + Z
-for two neighbours differ by v_t. The bound above is valid for each path, so sum_t ||v_t||^2 <= S^2,
-whatever was released. An additional row, of norm^2 S^2 - sum_t ||v_t||^2, can only reveal more.
-With it, the log-likelihood ratio is sum_t <v_t, z_t> / s^2 +- S^2 / 2 s^2, where z_t is the noise
-of the row. Given the past, E exp(i x <v_t, z_t> + x^2 s^2 ||v_t||^2 / 2) = 1, so the product over t
-has mean 1, too. With the additional row, sum_t ||v_t||^2 = S^2 is a constant. Therefore,
-sum_t <v_t, z_t> is exactly N(0, s^2 S^2), and the loss is that of one Gaussian release of
-sensitivity S (cf. Denisov et al. 2022, Theorem 2.1).
+**Adaptivity.** Let gradients depend on earlier releases. Given these releases, the means of row t
+of C G + Z for two neighbours differ by v_t. The bound above is valid for each path, so sum_t
+||v_t||^2 <= S^2, whatever was released. An additional row, of norm^2 S^2 - sum_t ||v_t||^2, can
+only reveal more. With this row, the log-likelihood ratio is sum_t <v_t, z_t> / s^2 +- S^2 / 2 s^2,
+where z_t is the noise of the row. Given the past, E exp(i x <v_t, z_t> + x^2 s^2 ||v_t||^2 / 2) =
+1, so the product over t has mean 1, too. With the additional row, sum_t ||v_t||^2 = S^2 is a
+constant. Therefore, sum_t <v_t, z_t> is exactly N(0, s^2 S^2), and the privacy loss is that of one
+Gaussian release of sensitivity S (cf. Denisov et al. 2022, Theorem 2.1).
 """
 
 import math
@@ -101,7 +105,7 @@ def square_root(count: int, memory: float = 1.0, ahead: bool = False) -> np.ndar
 
     Args:
         count: Number of coefficients to return.
-        memory: The momentum coefficient beta. Use 1 for prefix sums.
+        memory: The momentum coefficient beta, or 1 for prefix sums.
         ahead: Whether the momentum has Nesterov's look-ahead.
     """
     shift = memory / (1 + memory) if ahead else 0.0
@@ -157,7 +161,7 @@ def noise_of_momentum(
             independent noise.
         steps: Number of steps in the run.
         apart: Minimum number of steps between two uses of the same example.
-        memory: The momentum coefficient beta. Use 1 for prefix sums.
+        memory: The momentum coefficient beta, or 1 for prefix sums.
         ahead: Whether the momentum has Nesterov's look-ahead.
     """
     a = weights_of(steps, memory, ahead)
@@ -330,7 +334,10 @@ class FixedOrderSampling:
         return sensitivity(self.coefficients(steps), steps, lots)
 
     def alike(self, steps: int, lots: int) -> float:
-        """Return the factor by which these steps need more noise than a single release."""
+        """Return the factor by which these steps need more noise than one release.
+
+        Both have the same epsilon.
+        """
         return self.sensitivity(steps, lots) * (1 + ROUNDING)
 
     def spent(

@@ -8,16 +8,15 @@ the clipping bound C_t in each step (Andrew, Thakkar, McMahan and Ramaswamy 2021
 
     C_{t+1} = C_t exp(-eta (b~_t - gamma)),   b~_t = (sum_i (b_i - 1/2) + N(0, s_b^2)) / lot + 1/2
 
-b_i measures how much of contribution i is not clipped at C_t. It is 1 if the norm is at most C_t,
-and otherwise 0; or it is the share of the contribution's m blocks that are not clipped. C_t then
-tends to the bound at which a share gamma is not clipped. C_t depends only on earlier releases, so a
-step may use C_t as its clipping bound. A contribution may be an example's gradient or a client's
-update.
+If contributions have a single block, b_i is 1 if the norm of contribution i is at most C_t, and
+otherwise 0. With m blocks, b_i is the share of the blocks that are not clipped at C_t. C_t tends to
+the bound at which a share gamma is not clipped. C_t depends only on earlier releases, so a step may
+use C_t as its clipping bound. A contribution may be an example's gradient or a client's update.
 
 *Account.* A step releases the sums, with noise s_g C_t, and the count, with noise s_b. A
-contribution adds to them a vector of norm at most C_t sqrt(m), and b_i - 1/2, which lies in
-[-1/2, 1/2]. Divided by the noise, this is a vector of squared norm at most
-m / s_g^2 + 1 / (4 s_b^2), whatever C_t is. If
+contribution adds a vector of norm at most C_t sqrt(m) to the sums, and b_i - 1/2 to the count. This
+number lies in [-1/2, 1/2]. Both additions, divided by the noise, form a vector of squared norm at
+most m / s_g^2 + 1 / (4 s_b^2), for every C_t. If
 
     s_g^-2 = s^-2 - (2 sqrt(m) s_b)^-2                                                         (1)
 
@@ -108,7 +107,7 @@ def release(
     The noise has the standard deviation sigma C', where C' = C (1 + slack) is slightly larger than
     the clipping bound C. The slack covers rounding errors of the computed norms
     (`fedmuon.tasks.per_example.clipping`). The sums of an empty lot are zero and get the same
-    noise. All m blocks are one release of sensitivity C sqrt(m), whose noise multiplier is
+    noise. All m blocks together are one release of sensitivity C sqrt(m), whose noise multiplier is
     sigma / sqrt(m).
 
     Args:

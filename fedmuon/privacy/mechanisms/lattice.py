@@ -1,15 +1,16 @@
 """Releases that are private in every bit: sums rounded to a lattice, plus exact discrete noise.
 
 Theorems prove the privacy of noise with real numbers, but not of noise with floating-point numbers.
-The possible outcomes depend on the sum to which the noise is added, and the last bits of a release
-reveal it (Mironov 2012). In this module, nothing is rounded after the noise is added. Let D be the
-number of entries of all tensors together, C' the maximum norm that an example adds to a block,
-sigma the noise multiplier, and g the spacing of the lattice. Then
+The possible outcomes depend on the sum to which the noise is added. The last bits of a release can
+therefore reveal this sum (Mironov 2012). In this module, nothing is rounded after the noise is
+added. Let D be the number of entries of all tensors together, C' the maximum norm that an example
+adds to a block, sigma the noise multiplier, and g the spacing of the lattice. The released value is
+g (z + Y) / lot, with
 
-    z = clamp(round(sum / g), +-2^52),   released g (z + Y) / lot,   Y ~ N_Z(0, s^2)^D,          (1)
+    z = clamp(round(sum / g), +-2^52),   Y ~ N_Z(0, s^2)^D,                                      (1)
     s = 2^32,   g = sigma (1 + 2^-40) Delta / s,   Delta = C' + 2 g sqrt(D).
 
-The release is a function of the integers z + Y alone, however the last division rounds. The
+The release depends only on the integers z + Y, for every rounding of the last division. The
 integers are stored as float64, which represents all integers up to 2^53 = 2^21 s. The probability
 that Y is larger, and is rounded, is below exp(-2^40), which is added to delta.
 
@@ -34,10 +35,10 @@ these are (epsilon, delta)-DP, the run is
     (epsilon + 2 T D eta, exp(T D eta) delta)-DP.                                                (4)
 
 With t = 64, sqrt(s^2 - t^2) > s (1 - 2^-52). The factor 1 + 2^-40 covers this and the roundings of
-g. As 3 h(64) < 10^-35000, the accountant's upper end for real Gaussian noise (PLD and RDP) is valid
-without change: the additional terms of (4) are too small for any number in its computation.
-Conversely, N_Z(v, s^2) plus N(0, t^2) is N(v, s^2 + t^2) up to the same error, so the lower end is
-also unchanged.
+g. As 3 h(64) < 10^-35000, the accountant's upper bound of epsilon for real Gaussian noise (PLD and
+RDP) is valid without change: the additional terms of (4) are too small for any number in its
+computation. Conversely, N_Z(v, s^2) plus N(0, t^2) is N(v, s^2 + t^2) up to the same error, so the
+lower bound is also unchanged.
 
 Two effects are not covered by the proof. The first effect is rounding before (1): the
 floating-point sums of two neighbouring lots may be rounded differently (Casacuberta et al. 2022).

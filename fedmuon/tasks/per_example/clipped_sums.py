@@ -240,8 +240,8 @@ def _add(total: Params, c: float, slopes: Params) -> Params:
 def _add_clipped(totals: Params, found: dict[str, PerExample], clipping: Clipping) -> None:
     """Add the clipped gradients sum_i factors_i G_i to the totals.
 
-    Examples whose gradient norm is not finite are left out. Otherwise, 0 times such a gradient
-    would make the whole sum NaN.
+    Examples whose gradient norm is not finite are left out. A factor of 0 is not enough, because 0
+    times such a gradient would make the whole sum NaN.
     """
     squares = {key: one.squares() for key, one in found.items()}
     finite = torch.stack([each.isfinite() for each in squares.values()]).all(0)

@@ -18,13 +18,13 @@ gradient is not finite contributes 0, whatever the other examples are. Squared n
 smallest normal number divided by eps are inaccurate. For such small norms, automatic rules
 contribute 0, and the other rules use the smallest norm that is accurate.
 
-**Error of norms.** A sum of n products in floating point, added in any order, fused or not, is
-within n/2 eps / (1 - n/2 eps) of sum |x_i y_i| <= ||x|| ||y|| (Higham 2002, section 3.1; u =
-eps/2). The order of addition in a matrix product depends on the processor and the shape: one
-processor adds running sums of 384 numbers, another of 8,192. For a single call, no better bound is
-therefore known. This module splits a product into pieces of about sqrt(n) numbers, so the bound is
-about sqrt(n) eps. Reduced precision of products (TF32, bfloat16) must be off, which is torch's
-default.
+**Error of norms.** Consider a sum of n products in floating point, added in any order, with or
+without fused multiply-add. The error is at most n/2 eps / (1 - n/2 eps) times sum |x_i y_i| <=
+||x|| ||y|| (Higham 2002, section 3.1, with u = eps/2). The order of addition in a matrix product
+depends on the processor and the shape: one processor adds running sums of 384 numbers, another of
+8,192. For a single call, no better bound is therefore known. This module splits a product into
+pieces of about sqrt(n) numbers, so the bound is about sqrt(n) eps. Reduced precision of products
+(TF32, bfloat16) must be off, which is torch's default.
 """
 
 import math
@@ -43,8 +43,9 @@ RULES = ("block", "flat", "automatic", "automatic-flat")
 def slack(dtype: torch.dtype) -> float:
     """Return the relative amount by which a clipped norm may exceed C because of rounding.
 
-    The amount is 4.9e-4 in float32 and 2.3e-10 in float64, for sums in any order. In float64, there
-    is no wider type for the sums. The noise is increased by the same amount.
+    The amount is 4.9e-4 in float32 and 2.3e-10 in float64, for sums in any order. In float64, the
+    amount is a larger multiple of eps, because the sums cannot use a wider type. The noise is
+    increased by the same amount.
     """
     return (2**20 if dtype == torch.float64 else 4096) * torch.finfo(dtype).eps
 
@@ -55,7 +56,7 @@ class Clipping:
 
     Attributes:
         rule: One of `RULES`.
-        bound: The clipping bound C > 0. If it is infinite, nothing is clipped.
+        bound: The clipping bound C > 0. With an infinite bound, nothing is clipped.
         joint_block: Names of tensors that together form one block. In DP-Muon, these are all
             parameters that Muon does not train.
     """

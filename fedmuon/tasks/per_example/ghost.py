@@ -154,8 +154,8 @@ def _telescope(
     """Rewrite b_1 a_1^T + b_2 a_2^T as b_1 (a_1 - a_2)^T + (b_1 + b_2) a_2^T, and so on.
 
     The points are close together, but their coefficients are large and have opposite signs. For
-    example, DiSK uses 18 and -17 for kappa = 0.1, gamma = 0.5. In the new form, a norm loses no
-    digits to cancellation.
+    example, DiSK uses the coefficients 18 and -17 for kappa = 0.1 and gamma = 0.5. In the new form,
+    a norm loses no digits to cancellation.
     """
     if len(reads) == 1:
         return reads, slopes
@@ -249,7 +249,7 @@ class LayerUse:
 
 @dataclass
 class Record:
-    """All uses of each layer in one call of a module, in order, by the name of the layer."""
+    """All uses of each layer in one call of a module, in the order of use, by layer name."""
 
     layers: dict[str, nn.Module]
     uses: dict[str, list[LayerUse]] = field(default_factory=dict)

@@ -6,8 +6,8 @@ the results to a total. The method `rows` returns the gradients of some examples
 `shape` is the shape of the total.
 
 A norm that is computed from inner products must be accurate up to `slack` (see `clipping.py`). If
-the terms of a gradient cancel too much for this, the full gradient is computed, and both the norm
-and the sum use this gradient. The clipped norm is therefore always the norm of the gradient that is
+cancellation makes a norm less accurate, the full gradient is computed. Both the norm and the sum
+then use the full gradient. The clipped norm is therefore always the norm of the gradient that is
 added.
 """
 
