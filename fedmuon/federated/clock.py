@@ -1,7 +1,7 @@
 """The virtual clock: simulate when devices are available, how long they take, and who replies.
 
-Time is simulated, not measured. It depends only on the config, the sizes of messages and the
-numbers of samples, and not on training results. `timetable` can therefore compute all rounds before
+Time is simulated, not measured. The times depend on the config, the sizes of messages and the
+numbers of samples, but not on training results. `timetable` can therefore compute all rounds before
 the first one, and all engines use the same times.
 """
 
@@ -36,11 +36,10 @@ class Timetable:
         seconds: The simulated time [R] at which each round ended.
         uniform: Whether each cohort is a uniform sample of all clients.
         versions: For each client in `answered`, the version of the model from which the client
-            started. Version r is the model after r rounds. Empty if every client starts from the
-            newest model.
+            started. Version r is the model after r rounds. The tuple is empty if every client
+            starts from the newest model.
         lost: For each round [R], the number of clients that received the model but are not in
-            `selected`. With FedBuff, the lost clients are counted. Otherwise, all clients of
-            attempts without a reply are counted.
+            `selected`. These are FedBuff's lost clients, or the clients of failed attempts.
     """
 
     selected: tuple[np.ndarray, ...]
@@ -55,7 +54,7 @@ class Timetable:
         return min((int(one.min()) for one in self.versions[round:]), default=round)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the timetable as arrays for a file. Short rounds are padded with -1."""
+        """Return the timetable as arrays, in which rows with fewer clients end with -1."""
         widest = max(map(len, self.selected))
 
         def table(rounds: Sequence[np.ndarray]) -> np.ndarray:
@@ -74,16 +73,16 @@ class Timetable:
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices of all clients: the duration of a client's round, and the times of availability.
+    """The devices of all clients: how long a round takes, and when each client is available.
 
     Attributes:
         seed: The seed of the run.
         needed: For each client [N], seconds from the server's message to the client's reply.
         dropout: Probability that a client is lost during a round.
         share: Probability that a client is available, or the available share of a day.
-        day: Length of a day, or of a trace, in seconds. A trace repeats after this time.
-        zones: The start of each client's day [N], as a share of the day. It is None without days.
-        spans: For each client, the sorted intervals [T, 2] in which the client is available. It is
+        day: Length in seconds of a day, or of a trace, which then repeats.
+        zones: The start of each client's day [N], as a share of the day, or None without days.
+        spans: For each client, the sorted intervals [T, 2] in which the client is available, or
             None without a trace.
     """
 
@@ -130,8 +129,8 @@ class Devices:
         wait until at least one is available.
 
         Returns:
-            The time after the wait, and the sorted clients. There may be no clients if availability
-                is random.
+            The time after the wait, and the sorted clients. With random availability, the second
+                array may be empty.
         """
         rng = generator(self.seed, Draw.SCHEDULE, round=round, step=attempt)
         if not barred and self.zones is None and self.spans is None and self.share == 1.0:
@@ -203,8 +202,8 @@ def buffered(devices: Devices, rounds: int, many: int, size: int) -> Timetable:
     """Simulate FedBuff: `many` clients work at a time, and a round ends after `size` replies.
 
     A client starts when another client has replied or is lost. Simultaneous replies arrive in the
-    order of the client numbers, and before any client starts. If a client's reply waits in the
-    buffer, the client does not start again, because it would repeat its random draws.
+    order of the client numbers, and before any client starts. A client does not start again while
+    its reply is in the buffer, because it would repeat its random draws.
     """
     now, starts, waiting = 0.0, 0, dict[int, int]()  # client -> the round in which it started
     least = 0  # number of attempts until the last update
@@ -367,7 +366,7 @@ def _require_all(path: str, seen: Mapping[int, object], clients: int) -> None:
 
 
 def _hardware_trace(path: str, clients: int) -> dict[str, np.ndarray]:
-    """Read a hardware trace, with one line per client. Return each column by name."""
+    """Read a hardware trace, with one line per client. Return a dictionary of the columns."""
     seen: dict[int, list[float]] = {}
     for line, client, values in _rows(path, "trace", ("client", *HARDWARE)):
         if client in seen:

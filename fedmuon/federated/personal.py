@@ -49,9 +49,9 @@ def fine_tuned(
 ) -> Iterator[Params]:
     """Fine-tune the server's model on each client's samples, and yield the clients' models.
 
-    Personal parameters start from the client's own values. Clients train in groups with the size of
-    a round. Random numbers are drawn as in an additional round after the last round. The step sizes
-    are the same as in the last round.
+    Personal parameters start from the client's own values. Each group of clients has at most the
+    size of a round's cohort. The random draws are those of an additional round after the last one.
+    The step sizes are the same as in the last round.
     """
     plan, memory = experiment.plan, experiment.client_states
     # A client's rule would turn the model into a reply, so it is left out.
@@ -75,7 +75,7 @@ def personal_means(
     """Return the mean test loss and the mean scores of each client that has test samples.
 
     Each client tests its personal model. With `fine_tune` > 0, each client instead tests the
-    server's model after this number of local steps.
+    server's model after `fine_tune` local steps on its own samples.
     """
     tests = experiment.shards.client_test
     assert tests is not None

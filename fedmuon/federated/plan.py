@@ -105,7 +105,7 @@ class RandomnessPlan:
     def forget(self, round: int) -> None:
         """Forget the secret cohort of this round, so that `participants` draws a new cohort.
 
-        If a round has already released something, a new attempt must use a new secret cohort.
+        Call this function before a round is repeated after a private release.
         """
         self._cohorts.pop(round, None)
 

@@ -117,8 +117,8 @@ class Round:
     Attributes:
         state: The server's state after the round.
         participants: The clients that were selected.
-        answered: The clients whose replies were used. If a selected client did not answer, the
-            stability bound does not hold.
+        answered: The clients whose replies were used. The stability bound requires a reply of every
+            selected client.
         loss: Mean loss of the clients that answered, per replica [S].
         faults: The failures during the round.
         clients: The measurements of each client that answered, if they were requested.
@@ -212,9 +212,9 @@ def as_read(
 
     With FedBuff, a reply is converted to a change of the newest model. This change is 1 / sqrt(1 +
     staleness) times the difference between the client's reply and the model that the client
-    received. A state that a client returns without receiving it, such as the change of SCAFFOLD's
-    control variate, is not weighted. Such a state is already a change. The server must add the
-    change in full, so that the server's state matches the clients' states.
+    received. Some returned states are already changes, such as the change of SCAFFOLD's control
+    variate. These states are not weighted, because the server's state must match the clients'
+    states.
     """
     found: list[Reply] = []
     exact = not recipe.codecs and (recipe.compression is None or not recipe.compression.down)
@@ -308,9 +308,9 @@ def client_update(
 
     This function does lines 4 to 11 of Algorithm 1 in the Stability note.
 
-    The tensors have the shape [K S, ...] for K clients with S replicas each. Each part of the
-    optimizer starts with a new state, unless the server sent a state or the client stored a state
-    in an earlier round. The stored states are in `own`. If `measured` is true, S must be 1, and the
+    The tensors have the shape [K S, ...] for K clients with S replicas each. A link continues with
+    the state that the server sent, or that the client stored in an earlier round (`own`). Without
+    such a state, the link starts with a new state. If `measured` is true, S must be 1, and the
     replies contain metrics.
     """
     numbers, count = [client for client, _ in clients], len(clients)
@@ -371,8 +371,8 @@ def server_update(
     Args:
         recipe: The optimizer, which defines the combined states and the server's rule.
         state: The state before the round.
-        replies: The replies, in any order. The sum is computed in the order of the clients, so that
-            every engine rounds in the same way.
+        replies: The replies, in any order. They are added in the order of the clients, so that all
+            engines have equal rounding errors.
         factor: The factor of the step sizes in this round.
     """
     with in_round(state.round):
@@ -421,7 +421,7 @@ def traffic(
     Args:
         recipe: The recipe.
         state: The state before the round.
-        asked: Number of clients that received the model. Repeated messages are not counted.
+        asked: Number of clients that received the model, without repeated messages.
         replies: The replies that the server used, in the form that the clients sent.
     """
     down = payload_bytes(*sent_like(recipe, state.params, state.states))
@@ -491,9 +491,9 @@ def client_updates(
 
     Each group is trained as one batch of limited size, and all clients of a group take the same
     number of steps. With client-level privacy, each client is trained alone. Otherwise, rounding
-    could make a client's result depend on other clients. A GPU may have to repeat a round with
-    checks (`fedmuon.core.device`). A round is not repeated if its noise is secret or correlated,
-    because the account would not count a second release.
+    could make a client's result depend on other clients. On a GPU, a failed round is repeated with
+    checks (`fedmuon.core.device`). A round with secret or correlated noise is not repeated, because
+    the privacy account would not count the second release.
 
     `sent` is the result of `read_broadcast`.
     """
@@ -663,8 +663,8 @@ def _context(
 ) -> Context:
     """Return the context for the links of the optimizer in one local step.
 
-    The context can compute mini-batch gradients or, in a private run, only releases. The first
-    gradient uses the running `statistics` and writes their next values into `after`.
+    In a private run, links can request only private releases, and no gradients. The first gradient
+    uses the running `statistics` of BatchNorm, and writes the next statistics into `after`.
     """
     round, step = now
     factor, mechanism = plan.factor_at(round), recipe.mechanism
@@ -825,7 +825,7 @@ def _combined(
 def run_neighbours(
     experiment: Experiment, neighbours: Neighbours, seed: int, engine: Engine = run_rounds
 ) -> Params:
-    """Train one model on each data set in `neighbours`. Return a stack of the final models."""
+    """Train one replica on each data set in `neighbours`, and return the final model."""
     shards = replace(experiment.shards, neighbours=neighbours)
     experiment = replace(experiment, shards=shards, client_states=ClientStates(), measured=False)
     fresh = begin(experiment.recipe, experiment.task, seed, len(neighbours.client))
@@ -907,7 +907,7 @@ def sums(
 
 
 def _pieces(rows: int, stack: int) -> list[slice]:
-    """Split the row numbers into ranges, each of which is evaluated at once."""
+    """Split the rows into ranges that are small enough to evaluate."""
     step = max(1, min(CHUNK // (16 * stack), max(LEAST, -(-rows // MOST))))
     return [slice(start, start + step) for start in range(0, rows, step)]
 

@@ -42,8 +42,7 @@ def require_room(
     Args:
         config: The config of the run.
         shape: Shape of a sample.
-        stored: Number of samples in the source. It is 0 if the source generates as many samples as
-            the config requests.
+        stored: Number of samples in the source, or 0 if the source generates samples.
         itemsize: Bytes of a stored number.
     """
     data, federation = config.data, config.federation
@@ -94,7 +93,7 @@ def require_room_for_model(
 
 
 def _of_parameters(config: Config, entries: int, size: int, replicas: int) -> int:
-    """Return the bytes of all copies of the parameters. Each reply needs two copies."""
+    """Return the bytes of all copies of the parameters. Each client's reply needs two copies."""
     return entries * replicas * size * (COPIES + 2 * config.federation.per_round)
 
 

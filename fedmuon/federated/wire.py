@@ -65,7 +65,7 @@ def unpack(tensors: Mapping[str, Tensor], params: Params, states: States) -> tup
 
 
 def received(arrays: Mapping[str, bytes], like: Params, states: States) -> tuple[Params, States]:
-    """Unpack the arrays of a received message. Never allocate more memory than expected."""
+    """Unpack a received message, but reject an unexpected size before memory is allocated."""
     wanted = named(like, states)
     known = {
         name: _read(data, wanted[name], name) for name, data in arrays.items() if name in wanted

@@ -56,7 +56,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import the public object with this name at its first use.
 
-    Schedules can therefore be imported without torch.
+    The import of schedules alone therefore does not load torch.
     """
     for module, names in _MODULES.items():
         if name in names:

@@ -7,9 +7,9 @@ anything between calls. The same function also combines the states that clients 
 
 If an aggregator needs a state that lasts from round to round, declare the state: `Aggregator(apply,
 init=init)`, with `init(params) -> state` and `apply(replies, state) -> (params, state)`. States are
-mappings of names to tensors. The server stores the state in every checkpoint. The aggregator has a
-separate state for each client state that it combines. The theory of the Stability note assumes the
-plain mean, so no other aggregator has a certificate.
+mappings of names to tensors. The server stores the state in every checkpoint. The model and each
+returned client state have a separate aggregator state. The stability bounds of the Stability note
+hold only for the plain mean.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,15 +35,14 @@ class Aggregator:
     """A function that combines the replies of a round.
 
     Attributes:
-        apply: Function that receives the replies and returns the parameters. With `init`, the
-            function receives `(replies, state)` and returns `(params, state)`.
+        apply: Function `(replies) -> params`, or with `init`, `(replies, state) -> (params,
+            state)`.
         stacked: Whether `apply` accepts the replies of all replicas `[replicas, ...]` at once.
         averages: Whether the aggregator is the plain mean, with weight 1/K per reply, as the theory
             assumes.
         shares: For a weighted mean, a function that receives the replies and returns one weight per
-            reply. The weights sum to 1.
-        init: Function that receives the parameters and returns the first state. Every checkpoint
-            stores the state.
+            reply, with sum 1.
+        init: Function that receives the parameters and returns the first state.
 
     Raises:
         InputError: If `apply`, `shares` or `init` is not a function, or a plain mean has a state.
@@ -83,8 +82,7 @@ class Aggregator:
         """Combine the replies of a stack of models, and validate the result.
 
         Args:
-            replies: Replies whose tensors have a leading replica axis `[replicas, ...]`. An
-                aggregator that is not `stacked` receives one replica at a time.
+            replies: Replies whose tensors have a leading replica axis `[replicas, ...]`.
             state: The aggregator's state `[replicas, ...]`, or None if the aggregator has no state.
 
         Returns:
@@ -164,8 +162,8 @@ def _check_result(found: Any, like: Params, what: str = "each parameter") -> Par
 def as_aggregator(found: Any, guard: Guard | None = None) -> Aggregator:
     """Convert a function of replies, or an `Aggregator`, to an aggregator.
 
-    If a function of the aggregator fails, the error names the object of the guard. With a guard, an
-    aggregator that stores something between calls is rejected.
+    With a guard, an error in the aggregator names the object of the guard, and an aggregator that
+    stores something between calls is rejected.
     """
     if not isinstance(found, Aggregator):
         if not callable(found):
@@ -220,7 +218,7 @@ def mean() -> Aggregator:
     Source: Stability note, eqs. (4) and (5).
 
     Returns:
-        The plain mean, which is the only aggregator with a certificate.
+        The aggregator for which the bounds of the Stability note hold.
 
     Example:
         >>> from fedmuon import aggregators
@@ -275,7 +273,7 @@ def by_samples() -> Aggregator:
 
 @AGGREGATORS.add("median")
 def median() -> Aggregator:
-    """Return the aggregator for the median of every entry.
+    """Return the aggregator that computes the median of each model entry over the replies.
 
     With an even number of replies, the median is the mean of the two middle values.
 
@@ -300,9 +298,9 @@ def median() -> Aggregator:
 
 @AGGREGATORS.add("trimmed-mean")
 def trimmed_mean(trim: float = 0.2) -> Aggregator:
-    """Return the aggregator for the trimmed mean of every entry (Yin et al. 2018).
+    """Return the aggregator for the trimmed mean of each model entry (Yin et al. 2018).
 
-    The trimmed mean leaves out the smallest and the largest values of the entry.
+    For each entry, the trimmed mean leaves out the smallest and the largest values.
 
     Args:
         trim: The share of the K values to leave out at each end, at least 0 and below 0.5. The
@@ -343,8 +341,7 @@ def krum(faulty: int = 1) -> Aggregator:
     replies.
 
     Args:
-        faulty: Number of faulty clients to tolerate. A round then needs at least faulty + 3
-            replies.
+        faulty: Number of faulty clients to tolerate. A round needs at least faulty + 3 replies.
 
     Returns:
         The aggregator.

@@ -2,9 +2,9 @@
 
     init(params) -> state            update(direction, state, context) -> (direction, state)
 
-A local step starts without a direction. The first link requests a gradient from the context, and
-the other links transform it into an update. `Chain.step` adds the last direction to the parameters.
-To add an optimizer, you write a link or a chain of links; the training loop stays the same.
+In each local step, the first link requests a gradient from the context, and the other links
+transform this gradient into an update. `Chain.step` adds the update to the parameters. To add an
+optimizer, you write a link or a chain of links; the training loop stays the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,19 +39,18 @@ class Context:
 
     Tensors contain K blocks of S replicas `[K S, ...]`, one block per client. The replicas of a
     client share the same random draws, and different clients have different draws. Links of a
-    private chain cannot compute a gradient. They call `released` instead.
+    private chain call `released` instead of `gradient`.
 
     Attributes:
         params: The model X.
         gradient: Function that receives a model, and returns the losses `[K S]` of the batch and
             the gradient.
-        draws: A list of functions, one per client. `draws[k](what, block=...)` returns a random
+        draws: A list of functions, one per client: `draws[k](what, block=...)` returns a random
             generator of client k for this step.
-        released: Function that receives points, and returns a private release of the lot's
-            gradients at these points. With quantile clipping, the function also accepts clipping
-            bounds `[K S]`.
+        released: Function that receives points, and returns the lot's noisy clipped gradient at
+            these points. For quantile clipping, the function also accepts clipping bounds `[K S]`.
         factor: Factor that multiplies all step sizes in this round.
-        clients: Numbers of the K clients. Only links with `knows_client` receive these numbers.
+        clients: Numbers of the K clients, only for links with `knows_client`.
         received: The model that the client received at the start of the round.
 
     Example:
@@ -81,11 +80,11 @@ class Link:
         name: The name of the link and of its state, without a dot.
         init: Function that receives the parameters and returns the first state.
         update: Function that receives `(direction, state, context)` and returns `(direction,
-            state)`. The function must return new tensors.
+            state)`, with new tensors.
         lasting: Whether the next round should continue with this state.
-        averaged: Only for a link that tracks how averaging reduces noise. This function receives
-            the mean of the clients' states and the sum of the clients' squared weights, and returns
-            the server's state.
+        averaged: For a link that tracks how averaging reduces noise: function that receives the
+            mean of the clients' states and the sum of the clients' squared weights, and returns the
+            server's state.
         knows_client: Whether the link receives `context.clients`.
 
     Raises:
@@ -135,8 +134,8 @@ class Chain:
     `momentum` is called `momentum-2`.
 
     Attributes:
-        links: The links. The first link computes a gradient. The last link returns the update,
-            which is added to the model.
+        links: The links, from the link that computes a gradient to the link that returns the update
+            of the model.
 
     Raises:
         InputError: If an element is not a link.
@@ -244,7 +243,7 @@ def zeros(params: Params) -> State:
 
 
 def forbidden_gradient(at: Params) -> tuple[Tensor, Params]:
-    """Raise an error, because links of a private chain must not read the gradient itself."""
+    """Raise an error, because links of a private chain must not read the exact gradient."""
     raise AssertionError(
         "a link of a private chain calls context.gradient, but links of a private chain may use "
         "only private releases. Call context.released instead."
@@ -252,10 +251,10 @@ def forbidden_gradient(at: Params) -> tuple[Tensor, Params]:
 
 
 def per_client(number: Number, template: Tensor) -> Number:
-    """Repeat the values of the S replicas for each of K clients, in the order of the template.
+    """Repeat the S values of `number` for each of the K clients of the template.
 
-    `number` contains one value per replica, and the template is a tensor [K S, ...]. If `number` is
-    a single number, it is returned as a float.
+    `number` [S] has one value per replica, and the template is a tensor [K S, ...]. A single number
+    is returned as a float.
     """
     if isinstance(number, float | int):
         return float(number)

@@ -1,10 +1,10 @@
-"""Compressors, which write a client's update in a message with fewer bytes.
+"""Compressors, which reduce the bytes of a message.
 
 A `Compressor` converts one tensor to the small tensors of a message, and back. C(x) is the tensor
-that the receiver decodes. All compressors except `identity` lose information. A contractive
-compressor satisfies E||C(x) - x||^2 <= e ||x||^2 with e < 1. An unbiased compressor satisfies E
-C(x) = x. `Compression` defines the compressors of the clients and of the server in a run. It also
-defines the feedback with which clients correct for lost information.
+that the receiver decodes. All compressors except `identity` lose information. For a contractive
+compressor, E||C(x) - x||^2 <= e ||x||^2 with e < 1. For an unbiased compressor, the expectation of
+C(x) is x. `Compression` defines the compressors of the clients and of the server in a run.
+`Compression` also defines how clients later correct for the lost information (feedback).
 
 Tensors have a leading axis of replicas [S, ...]. Each replica is compressed separately. All
 replicas share the random draws, which come from the generator passed to the compressor.
@@ -49,8 +49,8 @@ class Compressor:
         error: Function that receives a tensor, and returns the bound e on E||C(x) - x||^2 / ||x||^2
             for tensors of this shape.
         unbiased: Whether the mean of C(x) equals x.
-        kept: Name of the part that a sender stores for its next message. The name is empty if no
-            part is stored.
+        kept: Name of the part that a sender stores for its next message, or "" if no part is
+            stored.
     """
 
     name: str
@@ -77,7 +77,7 @@ def identity() -> Compressor:
 
 
 def _count(share: float, size: int) -> int:
-    """Return the number of entries or rows to send: this share of `size`, and at least 1."""
+    """Return how many of `size` entries or rows to send: the given share, and at least 1."""
     return max(1, min(size, round(share * size)))
 
 
@@ -87,7 +87,7 @@ def _index_type(size: int) -> torch.dtype:
 
 
 def _pays(like: Tensor, taken: int, of: int) -> bool:
-    """Return whether some entries or rows need fewer bytes than all entries or rows.
+    """Return whether sending `taken` entries or rows needs fewer bytes than sending all.
 
     Args:
         like: The tensor to send.
@@ -120,8 +120,7 @@ def _require_share(name: str, share: float) -> None:
 def _largest(sizes: Tensor, count: int) -> Tensor:
     """Return the positions of the `count` largest sizes of each replica, in ascending order.
 
-    Among equal sizes, the first positions are chosen. Every machine therefore chooses the same
-    positions.
+    Among equal sizes, the first positions are chosen, so that all machines agree.
     """
     order = sizes.sort(dim=1, descending=True, stable=True).indices
     return order[:, :count].sort(dim=1).values
@@ -136,7 +135,8 @@ def _sparse(
 ) -> Compressor:
     """Make a compressor that sends some entries of a tensor together with their positions.
 
-    The compressor sends the whole tensor if the whole tensor needs no more bytes.
+    The whole tensor is sent if the selected entries and their positions need at least as many
+    bytes.
     """
     _require_share(name, share)
 
@@ -171,8 +171,8 @@ def top_k(share: float) -> Compressor:
     """Return a compressor that sends the entries with the largest absolute values.
 
     The message contains these entries and their positions. `share` is the number of sent entries
-    divided by the number of all entries. The compressor sends the whole tensor if the whole tensor
-    needs no more bytes.
+    divided by the number of all entries. The whole tensor is sent if the selected entries and their
+    positions need at least as many bytes.
     """
 
     def encode(value: Tensor, rng: np.random.Generator) -> Parts:
@@ -191,8 +191,7 @@ def random_k(share: float) -> Compressor:
 
     The entries are multiplied by d / k, where d is the number of all entries.
 
-    The message contains these entries and their positions. The compressor sends the whole tensor if
-    the whole tensor needs no more bytes.
+    The message contains these entries and their positions.
     """
 
     def encode(value: Tensor, rng: np.random.Generator) -> Parts:
@@ -218,9 +217,9 @@ def rows(share: float) -> Compressor:
 
     A tensor [S, m, ...] is a stack of matrices with m rows. The message contains the largest rows
     and their positions. `share` is the number of sent rows divided by m. Vectors are sent
-    uncompressed. A whole matrix is sent if it needs no more bytes. Dion2 (arXiv:2512.16928) selects
-    rows of the momentum in the same way, and keeps the other rows for later steps, as error
-    feedback does.
+    uncompressed. A matrix is sent whole if its largest rows and their positions need at least as
+    many bytes. Dion2 (arXiv:2512.16928) selects rows of the momentum in the same way, with error
+    feedback.
     """
     _require_share("rows", share)
 
@@ -321,10 +320,10 @@ def qsgd(levels: int) -> Compressor:
     """Return QSGD, a compressor that rounds each entry to one of a few levels at random.
 
     The compressor sends the norm of the tensor, and the sign and the level of each entry. For an
-    entry x_j, |x_j| / ||x|| lies between two multiples of 1/s. The compressor selects one of these
-    two multiples at random, so that the expected value is |x_j| / ||x|| (Alistarh et al. 2017,
-    section 3.1). An entry needs ceil(log2(2 s + 1)) bits. A norm that overflows is replaced by the
-    largest number of the dtype, which preserves the means.
+    entry x_j, |x_j| / ||x|| lies between two multiples of 1/s. The compressor draws one of these
+    two multiples, so that the expected value is |x_j| / ||x|| (Alistarh et al. 2017, section 3.1).
+    An entry needs ceil(log2(2 s + 1)) bits. If the norm overflows, the largest number of the dtype
+    is sent instead.
 
     Args:
         levels: The number s of levels.
@@ -377,7 +376,7 @@ def sign() -> Compressor:
 def svd(rank: int) -> Compressor:
     """Return a compressor that sends the nearest matrix of rank r as two factors.
 
-    Vectors, and matrices whose factors would not be smaller, are sent uncompressed.
+    Vectors are sent uncompressed, and so are matrices that have no more entries than their factors.
 
     Args:
         rank: The rank r.
@@ -397,11 +396,11 @@ def power(rank: int, iterations: int = 1) -> Compressor:
 
     The factors L and R are found by power iteration. One iteration computes L = orth(M R^T) and R =
     L^T M. The receiver computes L R, which is a projection of M. The iterations for a message start
-    with the R of the sender's last message. If a matrix changes little, L R therefore approaches
-    the nearest matrix of rank r from round to round (Vogels et al. 2019, arXiv:1905.13727). In the
-    first round, R is drawn from a normal distribution. Later, rows of R that are 0 up to rounding
-    are drawn again, because they contain no information about M. Vectors, and matrices whose
-    factors would not be smaller, are sent uncompressed.
+    with the matrix R of the sender's last message (Vogels et al. 2019, arXiv:1905.13727). If M
+    changes little between rounds, L R approaches the nearest matrix of rank r. In the first round,
+    R is drawn from a normal distribution. Later, rows of R that are 0 up to rounding are drawn
+    again, because they contain no information about M. Vectors are sent uncompressed, and so are
+    matrices that have no more entries than their factors.
 
     Args:
         rank: The rank r.
@@ -493,9 +492,9 @@ def encoded(
 ) -> dict[str, Params]:
     """Compress trees (a model and states) to the tensors of a message.
 
-    Only tensors with the names and shapes of `like` are compressed. All other tensors are sent
-    uncompressed, such as running statistics of BatchNorm, step counts and scalars. `memory`
-    contains the parts that the sender has stored from its last message.
+    Only tensors with the names and shapes of `like` are compressed. Other tensors, such as
+    BatchNorm statistics, step counts and scalars, are sent uncompressed. `memory` contains the
+    parts that the sender has stored from its last message.
     """
     found: dict[str, Params] = {}
     for number, (tree, held) in enumerate(sorted(trees.items())):
@@ -529,7 +528,7 @@ def decoded(compressor: Compressor, trees: Trees, like: Params) -> dict[str, Par
 
 
 def templates(compressor: Compressor, trees: Trees, like: Params) -> dict[str, Params]:
-    """Return tensors with the names and shapes of a message that contains trees like these."""
+    """Return tensors with the names and shapes of the message for the given model and states."""
     found: dict[str, Params] = {}
     for tree, held in trees.items():
         found[tree] = {}
@@ -540,7 +539,7 @@ def templates(compressor: Compressor, trees: Trees, like: Params) -> dict[str, P
 
 
 def compressible(value: Tensor, name: str, like: Params) -> bool:
-    """Return whether a tensor matches a learned parameter and is neither scalar nor empty."""
+    """Return whether a tensor is like a learned parameter, and neither scalar nor empty."""
     if name not in like or value.ndim < 2 or not value.numel():
         return False
     return value.shape == like[name].shape and value.dtype == like[name].dtype
@@ -560,11 +559,10 @@ def draws_of(seed: int, what: Draw, round: int, client: int = 0) -> DrawOf:
 class Compression:
     """How the messages of a run are compressed.
 
-    For the model, and for each state that is sent and returned, the update u of a client is the
-    returned tensor minus the received tensor. If a state is only returned, the update u is the
-    state itself. A client sends the compressed update C(u). The server adds C(u) to the tensor that
-    it has sent, and passes the sum to its rule. With feedback, a client stores a memory e with the
-    same shapes, which starts at 0:
+    A client's update u is the returned tensor minus the received tensor. If a client returns a
+    state that it did not receive, u is the state itself. A client sends the compressed update C(u).
+    The server adds C(u) to the tensor that was sent, and passes the sum to its rule. With feedback,
+    a client stores a memory e with the same shapes, which starts at 0:
 
     - "error" (EF14): the client sends c = C(u + e), and sets e <- u + e - c.
     - "ef21": the client sends c = C(u - e), and sets e <- e + c. The server stores g, the mean of e
@@ -584,8 +582,7 @@ class Compression:
         feedback: "none", "error" or "ef21".
         seed: Seed of the random draws.
         clients: The number N of all clients, which "ef21" needs.
-        direction: Whether clients return a direction instead of a model. The update u is then the
-            direction itself.
+        direction: Whether clients return a direction as u, instead of a model.
     """
 
     uplink: Compressor = field(default_factory=identity)
@@ -616,9 +613,9 @@ class Compression:
         return self.feedback == "ef21"
 
     def _base(self, sent: Trees, tree: str) -> Params:
-        """Return the tensors to which the receiver adds the updates in this tree.
+        """Return the tensors to which the receiver adds the updates.
 
-        The result is empty if the tree itself is an update.
+        The result is empty if clients return the update itself.
         """
         return {} if self.direction and tree == MODEL else sent.get(tree, {})
 
@@ -632,7 +629,8 @@ class Compression:
         Args:
             returned: The client's model and states at the end of its round.
             received: The model and states that the client received.
-            memory: The client's memory, by `tree.name` or `tree.name:part`. A missing entry is 0.
+            memory: The client's memory, with keys `tree.name` or `tree.name:part`. A missing entry
+                counts as 0.
             round: The round, for the random draws.
             client: The client, for the random draws.
         """
@@ -671,15 +669,13 @@ class Compression:
     def replies(
         self, messages: Sequence[Trees], sent: Trees, mean: Trees
     ) -> tuple[list[dict[str, Params]], dict[str, Params]]:
-        """Decompress the clients' messages, and return their models and states.
+        """Decompress messages. Return the clients' models and states, and the server's next g.
 
-        The server's g after the round is returned as well.
 
         Args:
             messages: The clients' messages, in the order of the clients.
             sent: The model and states that the clients received.
-            mean: The server's g before the round, for each tree. The mapping is empty without
-                feedback "ef21".
+            mean: The server's g before the round. The mapping is empty without feedback "ef21".
         """
         like = split_statistics(sent[MODEL])[0]
         share = len(messages) / self.clients if self.estimates else 1.0

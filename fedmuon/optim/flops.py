@@ -1,4 +1,4 @@
-"""Count the flop of one optimizer step: by published formulas, and as performed products.
+"""Count the flop of one optimizer step, by published formulas and by the products computed here.
 
 The formulas of Nesterov Muon (section 2.2), for a matrix with d1 >= d0 and q steps of degree 2
 (quintic):
@@ -6,14 +6,15 @@ The formulas of Nesterov Muon (section 2.2), for a matrix with d1 >= d0 and q st
     full        q (4 d1 d0^2 + 2 d0^3)
     randomized  (4 h + 6) m n l + q (4 n l^2 + 2 l^3)        l = rank + oversample
 
-With degree k, a step computes k - 1 products of Gram matrices, which take 2 (k - 1) d0^3. In the
-second formula, h is the number of power iterations. This formula does not include the QR
+A step of degree k computes k - 1 products of d0 x d0 Gram matrices, with 2 (k - 1) d0^3 flop. In
+the second formula, h is the number of power iterations. This formula does not include the QR
 factorization, which takes 2 m l^2 - 2/3 l^3 (Householder reflections, as in Table 2). A Kaczmarz
 sketch replaces the product of the sketch, 2 m n l, by column norms and a scaling, 2 m n + m l.
 
 This package performs fewer products. For a long matrix, Newton-Schulz iterates on the Gram matrix
-only. If l is at least the shorter side of the matrix, no sketch is used. Performed products count 2
-flop for each multiply-add of a matrix product, as torch.utils.flop_counter does, and nothing else.
+only. A sketch is used only if l is below the shorter side of the matrix. The count of performed
+products includes only matrix products, with 2 flop for each multiply-add, as in
+torch.utils.flop_counter.
 """
 
 import math
@@ -39,7 +40,7 @@ _MOMENTUM = ("sgd", "normalized-sgd", "muon")
 
 
 class Part(NamedTuple):
-    """A parameter, counted `copies` times. If Muon may update it, `matrices` is (count, m, n)."""
+    """A parameter that occurs `copies` times. For Muon, `matrices` is (count, m, n)."""
 
     name: str
     shape: tuple[int, ...]
@@ -148,10 +149,9 @@ def newton_schulz_flops(m: int, n: int, polynomials: Schedule) -> float:
 
 
 def randomized_flops(m: int, n: int, polynomials: Schedule, sketch: Sketch) -> float:
-    """Return the flop of Algorithms 1 and 2 by the paper's formula, without the factorization.
+    """Return the flop of the paper's Algorithms 1 and 2 by its formula, without the factorization.
 
-    These algorithms sketch the n columns. Q has k = min(m, l) columns. If l exceeds m, the formula
-    still counts all l columns of the sketch.
+    Both algorithms sketch the n columns. The sketch has l columns, and Q has min(m, l) columns.
     """
     width, kept = sketch.width, min(m, sketch.width)
     first = 2 * m * n * width if sketch.kind == "gaussian" else 2 * m * n + m * width
@@ -168,7 +168,7 @@ def factorization_flops(m: int, width: int) -> float:
 def performed_newton_schulz(m: int, n: int, polynomials: Schedule, dtype: torch.dtype) -> float:
     """Return the flop that `newton_schulz` performs on a matrix m x n, with its faster method.
 
-    The method is the iteration on the Gram matrix or on the matrix itself.
+    The iteration runs on the Gram matrix or on the matrix itself.
     """
     short, long = sorted((m, n))
     large, small = 2 * long * short**2, 2 * short**3
@@ -179,7 +179,7 @@ def performed_newton_schulz(m: int, n: int, polynomials: Schedule, dtype: torch.
 
 
 def _matrix(m: int, n: int, rule: Rule) -> tuple[float, float, float, float]:
-    """Return the flop for one orthogonalized matrix.
+    """Return four flop counts for one orthogonalized matrix.
 
     The result is the tuple (products, factorization, entries, performed).
     """

@@ -1,4 +1,4 @@
-"""The links of local chains. Each function returns a `Link`.
+"""The links of local chains. Each function returns a `Link`, a gradient transformation.
 
     links.gradient(), links.momentum(0.9), links.orthogonalize(map), links.descend(0.1)
 
@@ -60,7 +60,7 @@ ADJUSTMENTS: dict[str, Callable[[int, int], float]] = {
 
 
 def gradient() -> Link:
-    """Return the first link of most chains: the gradient of the batch at X.
+    """Return a link that computes the batch's gradient at X, usually the first link of a chain.
 
     Returns:
         A link whose state is the loss of the last step `[replicas]`.
@@ -79,7 +79,7 @@ def gradient() -> Link:
 
 
 def private_gradient() -> Link:
-    """Return the first link of a private chain: a private release of the lot's gradient.
+    """Return the first link of a private chain, which computes the lot's noisy clipped gradient.
 
     This link does not compute a loss.
     """
@@ -97,14 +97,13 @@ def disk_filter(gain: float, reach: float) -> Link:
         g~_t = (1 - kappa) g~_{t-1} + kappa g_t,   g~_{-1} = g_0
         d_t = x_{t+1} - x_t,   c = (1 - kappa) / (kappa gamma)
 
-    The two gradients of an example are combined first and then clipped once. A step therefore has
-    the same sensitivity as DP-SGD. With gamma = (1 - kappa) / kappa, a step needs only one
-    gradient.
+    Each example's two gradients are first combined and then clipped, so the sensitivity of a step
+    is that of DP-SGD. With gamma = (1 - kappa) / kappa, a step needs only one gradient.
 
     Args:
-        gain: The gain kappa of the filter. With 1, gradients are not filtered.
-        reach: The factor gamma. With infinity, all gradients are computed at x_t. The filter is
-            then a first-order low-pass filter, as in DOPPLER (DiSK, A.5).
+        gain: The gain kappa of the filter, where 1 means no filter.
+        reach: The factor gamma. Infinity means the low-pass filter of DOPPLER (DiSK, A.5), which
+            uses gradients at x_t only.
 
     Returns:
         The first link of a chain. The state of the link contains g~, the last x, and the number of
@@ -145,8 +144,8 @@ def disk_filter(gain: float, reach: float) -> Link:
 def adaptive_bound(link: Link, quantile: Quantile, bound: float) -> Link:
     """Return a first link whose clipping bound adapts to a quantile of the gradient norms.
 
-    The clipping bound starts at `bound`. The state of the link contains the logarithm of the bound
-    for each replica, so the server averages these logarithms over the clients.
+    The first clipping bound is `bound`. The link's state contains the logarithm of each replica's
+    bound. The server averages these logarithms over the clients.
     """
 
     def init(params: Params) -> State:
@@ -176,8 +175,8 @@ def adaptive_bound(link: Link, quantile: Quantile, bound: float) -> Link:
 def momentum(memory: Number, form: str = "ema") -> Link:
     """Return a link that accumulates the incoming directions G in a momentum C.
 
-    The table shows how each form computes the new C and the outgoing direction. FedMuon averages
-    the state C on the server.
+    The table shows the new C and the outgoing direction of each form. FedMuon averages the state C
+    on the server.
 
     | form         | state C               | direction             | used in                       |
     |--------------|-----------------------|-----------------------|-------------------------------|
@@ -187,9 +186,9 @@ def momentum(memory: Number, form: str = "ema") -> Link:
     | nesterov     | beta C + G            | beta C + G            | Nesterov Muon, Algorithm 3    |
 
     The paper Newton–Schulz convergence also uses `polyak`. In the column "direction", C is the new
-    state. If the first state is zero, `ema` equals (1 - beta) times `polyak`, and `ema-nesterov`
-    equals (1 - beta) times `nesterov`. An orthogonalizer that ignores scale therefore returns the
-    same step for both forms. An orthogonalizer with `lam` or `eps` does not ignore scale.
+    state. From a zero state, `ema` is (1 - beta) times `polyak`, and `ema-nesterov` is (1 - beta)
+    times `nesterov`. For an orthogonalizer that ignores scale, the two forms of a pair are
+    equivalent. An orthogonalizer with `lam` or `eps` depends on scale.
 
     Args:
         memory: The coefficient beta of the momentum. Pass one number, or a tensor `[replicas]` with
@@ -229,8 +228,8 @@ def adamw(decay: float = ADAM_DECAY) -> Link:
     """Return a link that computes the direction of AdamW from gradients.
 
     The direction is m / (sqrt(v) + eps) + decay X, where m and v are the bias-corrected moments and
-    X is the model. The next link, `descend`, multiplies this direction by -lr. The constants are
-    those of torch.optim.AdamW. Source: Loshchilov and Hutter 2019.
+    X is the model. The next link, `descend`, multiplies this direction by -lr. beta_1, beta_2 and
+    eps are the defaults of torch.optim.AdamW. Source: Loshchilov and Hutter 2019.
 
     Args:
         decay: Decoupled weight decay.
@@ -318,8 +317,8 @@ def personal_model(lr: Number, weight: float, decay: float = 0.0) -> Link:
     """Return the link of Ditto, which trains a client's own model v.
 
     Each step computes v <- v - lr (G(v) + weight (v - X) + decay v), where X is the model that the
-    client received, and G(v) is the gradient on the batch of this step. The link does not change
-    the direction.
+    client received, and G(v) is the gradient on the batch of this step. The direction passes
+    unchanged.
 
     Args:
         lr: Step size. Pass one number, or a tensor [replicas] with one step size per replica.
@@ -342,8 +341,8 @@ def personal_model(lr: Number, weight: float, decay: float = 0.0) -> Link:
 def shift(name: str, sign: float) -> Link:
     """Return a link that adds its state C, multiplied by `sign`, to the direction.
 
-    `name` is the name of the link and of its state. The link does not change C. The client rule and
-    the server rule of the recipe change C.
+    `name` is the name of the link and of its state. Only the client rule and the server rule of the
+    recipe change C.
     """
 
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
@@ -423,7 +422,7 @@ def descend(lr: Number, others: Mapping[str, Number] | None = None, decay: float
 
 
 def only(chosen: Callable[[str], bool], link: Link) -> Link:
-    """Return a link that applies another link to some parameters. Other parameters pass unchanged.
+    """Return a link that applies another link to some parameters, and does not change the others.
 
     Args:
         chosen: Function that receives a parameter name, and returns whether the link applies to
@@ -484,9 +483,9 @@ def orthogonalize(
             means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)), and
             "scion" means sqrt(m/n). "polargrad" means the inner product of M and Orth(M).
         routes: Mapping from a parameter name to the number of matrices in this parameter.
-            Parameters with 0 matrices, or without an entry, pass unchanged. A custom recipe that is
-            a function receives this mapping as its argument `routes`. By default, all parameters
-            with two or more axes are matrices.
+            Parameters with 0 matrices, or without an entry, pass unchanged. A recipe function
+            receives this mapping as its argument `routes`. By default, all parameters with two or
+            more axes are matrices.
         shards: Number of pieces into which each matrix is cut along its longer side. Each piece is
             orthogonalized separately (see `block_periodic`).
 
@@ -523,8 +522,8 @@ def map_matrices(
 ) -> Link:
     """Return a link that applies a map to every matrix and scales the result.
 
-    See Stability note, eq. (2). A parameter [S, out, ...] is a stack of S matrices of shape
-    [out, -1]. Each of these matrices may contain several matrices side by side.
+    See Stability note, eq. (2). A parameter [S, out, ...] is a stack of S matrices of shape [out,
+    -1].
 
     Args:
         apply: The map.
@@ -533,12 +532,12 @@ def map_matrices(
             (arXiv:2502.16982). "scion" is sqrt(m/n), the spectral ball of Scion (arXiv:2502.07529).
             "polargrad" is <M, Orth(M)> of the momentum M, which is the nuclear norm of M if Orth is
             exact (PolarGrad, arXiv:2505.21799, in the form that averages gradients first).
-        grouped: Whether the map may receive small matrices of equal shape as one stack. Use False
-            for a map with random draws, because every matrix has its own draws.
-        blocks: Mapping from a parameter name to the number of matrices in this parameter, if there
-            is more than one. The matrices lie side by side along the longer side.
-        shards: Number of pieces into which each matrix is cut along its longer side. The map is
-            applied to each piece separately.
+        grouped: Whether the map may receive small matrices of equal shape as one stack. A map with
+            random draws needs False.
+        blocks: Mapping from a parameter name to the number of matrices that the parameter contains
+            side by side, if more than one.
+        shards: Number of pieces, cut along the longer side of a matrix, to which the map is applied
+            separately.
     """
     counts = blocks or {}
 
@@ -576,9 +575,9 @@ def map_matrices(
 
 
 def _matrices(value: Tensor, count: int, shards: int = 1) -> tuple[int, list[Tensor]]:
-    """Cut a parameter into `count` stacks of matrices, each again into `shards` pieces.
+    """Cut a parameter into `count` stacks of matrices, and each stack into `shards` pieces.
 
-    The axis of the cuts is returned together with the pieces."""
+    Return the axis of the cuts, and the pieces."""
     axis = 1 if value.shape[1] >= value.shape[2:].numel() else 2
     whole = value.flatten(2).chunk(count, axis)
     if shards == 1:
@@ -587,25 +586,23 @@ def _matrices(value: Tensor, count: int, shards: int = 1) -> tuple[int, list[Ten
 
 
 def block_periodic(whole: Link, sharded: Link, period: int) -> Link:
-    """Return a link that orthogonalizes pieces of matrices, and sometimes whole matrices (MuonBP).
+    """Return the link of MuonBP, which orthogonalizes pieces of matrices, but sometimes whole ones.
 
-    The first step and every `period`-th step after the first use whole matrices. All other steps
-    use pieces. On model-parallel devices, only steps with whole matrices
-    need communication. In this package, all pieces are on one device, so this link shows only the
-    effect of MuonBP on training. The paper uses two step sizes that match root mean squares. To
-    follow the paper, pass adjust="match-rms" to both links.
+    Whole matrices are used in steps 1, 1 + P, 1 + 2 P and so on. On model-parallel devices, only
+    steps with whole matrices need communication. Here, all pieces are on one device, so this link
+    reproduces MuonBP's effect on training, not on communication. To use the step sizes of the
+    paper, pass adjust="match-rms" to both links.
 
     Source: MuonBP (arXiv:2510.16981), Algorithm 1.
 
     Args:
         whole: A link from `orthogonalize`.
         sharded: The same link with `shards` above 1.
-        period: The period P, an integer of at least 1. Every P-th step uses whole matrices. With 1,
-            all steps use whole matrices.
+        period: The period P, an integer of at least 1.
 
     Returns:
         A link whose state is the number of steps `[replicas]`. If a recipe does not send this
-            state, each round starts with a step that uses whole matrices.
+            state, every round starts with a step on whole matrices.
 
     Raises:
         InputError: If `period` is not an integer >= 1.
@@ -636,31 +633,30 @@ def block_periodic(whole: Link, sharded: Link, period: int) -> Link:
 def normalize_rows(
     orthogonal: Link, memory: float, blocks: Mapping[str, int] | None = None
 ) -> Link:
-    """Return a link that scales the rows of orthogonalized matrices to similar sizes (NorMuon).
+    """Return the link of NorMuon, which scales rows of orthogonalized matrices to similar sizes.
 
-    Each row, which belongs to one neuron, is divided by its running root mean square. With O, the
-    orthogonalized matrix, a step computes
+    A row belongs to one neuron, and is divided by its running root mean square. A step with the
+    orthogonalized matrix O computes
 
         v <- memory v + (1 - memory) mean of the squares of each row of O
         N = O / (sqrt(v) + 1e-10),   step = N ||O||_F / (||N||_F + 1e-10)
 
     A tensor [out, ...] has `out` rows. The step has the same Frobenius norm as O, as in the
-    authors' code. The paper instead sets the root mean square of the step to 0.2. Code and paper
-    agree for an exact orthogonalizer of full rank with the scale "match-rms".
+    authors' code. In the paper, the root mean square of the step is 0.2. Both are equal if Orth is
+    exact, O has full rank, and the scale is "match-rms".
 
-    Source: NorMuon (arXiv:2510.05491), Algorithm 1, without bias correction of v, because a common
-    factor of v cancels in the last equation.
+    Source: NorMuon (arXiv:2510.05491), Algorithm 1. A bias correction of v would cancel in the
+    step.
 
     Args:
-        orthogonal: The link that orthogonalizes. Its state is stored together with v.
+        orthogonal: The link that orthogonalizes.
         memory: The coefficient beta_2 in the update of v, at least 0 and below 1.
         blocks: Mapping from a parameter name to the number of matrices in this parameter, like
             `routes` of `orthogonalize`. Vectors and parameters with 0 matrices pass unchanged.
 
     Returns:
         A link whose state contains v `[replicas, matrices, rows, 1]` of every parameter. If a
-            recipe does not send this state, each round starts with v = 0, and all rows of the first
-            step have equal size.
+            recipe does not send this state, each round starts with v = 0.
 
     Raises:
         InputError: If `memory` is out of range.
@@ -713,7 +709,7 @@ def even_rows(matrices: Tensor, squares: Tensor) -> Tensor:
 
 
 def _stacks(pieces: Mapping[tuple[str, int], Tensor]) -> Iterator[list[tuple[str, int]]]:
-    """Yield groups of matrices of equal shape, small enough that stacking them saves time."""
+    """Yield groups of matrices of equal shape that are small enough to stack."""
     alike: dict[object, list[tuple[str, int]]] = {}
     for name, value in pieces.items():
         alike.setdefault((value.shape, value.device), []).append(name)
@@ -759,17 +755,17 @@ def bias_correction(
     average: bool = False,
     gain: float = 1.0,
 ) -> Link:
-    """Return a link that orthogonalizes a momentum and corrects the bias that noise causes.
+    """Return the link of DP-MuonBC: orthogonalize a momentum, and correct the bias due to noise.
 
-    The comment before this function explains the correction, which is that of DP-MuonBC.
+    The comment before this function explains the correction.
 
     Args:
-        orthogonal: The link that orthogonalizes. This link must not have a state.
-        probes: Number of random probes U_j that are averaged.
+        orthogonal: The link that orthogonalizes, without a state.
+        probes: Number of random probes U_j for the correction.
         noise: Standard deviation of the noise in each entry of a released gradient.
         memory: The momentum coefficient mu in M <- mu M + g~.
         average: Whether the incoming direction is (1 - mu) M instead of M.
-        gain: The gain kappa of the Kalman filter before the momentum. Use 1 if there is no filter.
+        gain: The gain kappa of the Kalman filter before the momentum, or 1 without a filter.
 
     Returns:
         A link whose state contains, for each replica, the number of steps and the moments of the
@@ -796,14 +792,14 @@ def bias_correction(
 def unbiased(
     orthogonal: Link, unit: Params, width: Tensor, context: Context, probes: int
 ) -> Params:
-    """Orthogonalize matrices, and correct the bias that noise causes.
+    """Orthogonalize noisy matrices, and correct the bias due to the noise.
 
     Args:
         orthogonal: The link that orthogonalizes.
         unit: The matrices M^, whose first axis numbers the replicas.
         width: For each replica, the standard deviation rho of the noise in each entry of M^.
         context: The context of the local step.
-        probes: Number of random probes that are averaged.
+        probes: Number of random probes for the correction.
     """
 
     def mapped(matrices: Params) -> Params:
@@ -825,17 +821,17 @@ def unbiased(
 
 
 def probe(matrix: Tensor, context: Context, block: int, number: int) -> Tensor:
-    """Draw a standard normal tensor, the probe with this number for this block."""
+    """Draw probe `number` of block `block`, a standard normal tensor."""
     return gaussian_like(matrix, context, Draw.PROBE, block * PROBES + number)
 
 
 def noise_moments(state: State, memory: float, gain: float) -> State:
-    """Return the state with the moments of the noise after one more local step of a client.
+    """Update the moments of the noise in a client's state after a local step.
 
     The moments are E f^2, E f m and E m^2, divided by the variance of w. The comment before
     `bias_correction` defines f, m and w. Without a filter, E m^2 of a single client after t steps
-    is (1 - mu^(2t)) / (1 - mu^2). The paper DP-Muon divides this number by s_t^2, and obtains
-    (1 - mu) / (1 + mu) (1 + mu^t) / (1 - mu^t).
+    is (1 - mu^(2t)) / (1 - mu^2). Divided by s_t^2, this is the paper's (1 - mu) / (1 + mu) (1 +
+    mu^t) / (1 - mu^t).
     """
     weight = 1 + has_stepped(state) * (gain - 1)
 
@@ -849,10 +845,10 @@ def noise_moments(state: State, memory: float, gain: float) -> State:
 
 
 def average_noise(state: State, squares: float) -> State:
-    """Return the state with the moments of the noise after the server has averaged the clients.
+    """Update the moments of the noise after the server has averaged the clients' states.
 
-    In the next round, all clients share the noise of the averaged state. `squares` is the sum of
-    the squared weights with which the server averages.
+    The noise of the averaged state is common to all clients of the next round. `squares` is the sum
+    of the squared weights with which the server averages.
     """
     common = state["common"] + squares * state["own"]
     return {**state, "common": common, "own": torch.zeros_like(common)}

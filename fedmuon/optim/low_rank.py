@@ -1,8 +1,7 @@
 """Codecs, which write the states of links in messages.
 
-A `Codec` converts the tensors of a state to the tensors of a message, and back. Every engine sends
-the result of `encode`, also within one process. All engines therefore compute with the values that
-a receiver can know.
+A `Codec` converts the tensors of a state to the tensors of a message, and back. Messages within one
+process are also encoded, so that all engines compute with the same values.
 """
 
 from collections.abc import Callable
@@ -49,7 +48,7 @@ def factors(matrices: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 def factors_fit(value: Tensor, rank: int) -> tuple[int, int] | None:
     """Return the shape (m, n) of the matrices in a tensor that is sent as factors.
 
-    The result is None if factors of this rank need no fewer entries than the tensor.
+    The result is None if the tensor has no more entries than its factors of this rank.
     """
     if value.ndim < 3:
         return None
@@ -61,7 +60,8 @@ def low_rank(rank: int) -> Codec:
     """Return a codec that sends each matrix of a state as two factors of the given rank.
 
     A tensor [S, m, ...] is a stack of matrices [S, m, n]. Vectors are sent uncompressed. A matrix
-    is also sent uncompressed if its factors would have at least as many entries: r (m + n) >= m n.
+    with m n <= r (m + n) is also sent uncompressed, because its factors have at least as many
+    entries.
     """
 
     if not isinstance(rank, int) or rank < 1:

@@ -4,15 +4,14 @@
     M  = (1 - mu) G + mu B            with Nesterov; else M = B
     X <- (1 - eta lambda) X - eta s(m, n) Orth(M)
 
-Stability note, eqs. (1)-(3), is the case M = B and s = 1 without decay. The paper Nesterov Muon
-uses sums instead of averages (`polyak`):
+In the Stability note, eqs. (1)-(3), M = B, s = 1 and lambda = 0. The paper Nesterov Muon replaces
+the average B by the sum C (`polyak`):
 
     C <- mu C + G
     M  = G + mu C                     with Nesterov; else M = C
 
-C is B / (1 - mu), and M differs by the same factor. If Orth ignores scale, both forms therefore
-take the same step. A regularized map (with lambda, or with eps above the norm of M) does not ignore
-scale.
+C and the second M are 1 / (1 - mu) times B and the first M. If Orth ignores scale, both forms take
+the same steps. A map with a regularization, or with eps above the norm of M, depends on scale.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -66,8 +65,7 @@ class PortableOptimizer(Optimizer):
     """An optimizer whose parameter groups may contain functions as options.
 
     Saved states do not contain these functions, and loading a state keeps the current functions.
-    Options that a saved group lacks keep their current values. You can therefore also load the
-    state of an optimizer with fewer options.
+    You can load a state that lacks some options. These options keep their current values.
     """
 
     @_disable_dynamo
@@ -94,7 +92,7 @@ class PortableOptimizer(Optimizer):
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, as in torch. A group that raises an error is not added.
+        """Add a parameter group, as in torch. After an error, the group is not added.
 
         Args:
             param_group: The parameters and their options.
@@ -137,13 +135,12 @@ class PortableOptimizer(Optimizer):
 
 
 class Muon(PortableOptimizer):
-    """torch.optim.Muon for tensors with two or more axes, and with any orthogonalizer.
+    """An extended torch.optim.Muon, for tensors with two or more axes and any orthogonalizer.
 
-    The first nine arguments, their defaults and the trajectory are those of torch.optim.Muon.
-    torch.optim.Muon iterates in bfloat16. To do the same, set `ns_dtype=torch.bfloat16`. A tensor
-    [out, ...] is the matrix [out, -1]. If a group has `blocks: k`, Muon cuts each matrix of the
-    group into k pieces along the longer side. `step` always runs uncompiled, also if torch.compile
-    compiles the model.
+    The first nine arguments and their defaults are those of torch.optim.Muon. With
+    `ns_dtype=torch.bfloat16`, the trajectory is also the same. A tensor [out, ...] is the matrix
+    [out, -1]. If a group has `blocks: k`, Muon cuts each matrix of the group into k pieces along
+    the longer side. Even with torch.compile, `step` runs uncompiled.
 
     On a CPU, NaN in a gradient raises an error. On a GPU, NaN in a gradient makes the parameters
     NaN, as with torch's optimizers, because a check would have to wait for the GPU.
@@ -166,7 +163,7 @@ class Muon(PortableOptimizer):
             `fedmuon.orthogonalize.newton_schulz`.
         orthogonalizer: Replacement for Newton–Schulz: a function on stacks `[B, m, n]`, or one of
             the names "newton-schulz", "smoothed-polar", "clipped-sign", "exact-sign" and
-            "randomized-polar". A function must not change its argument, which may be the momentum.
+            "randomized-polar". A function must not change its argument.
         momentum_form: "ema" averages the gradients, and "polyak" sums the gradients.
         row_memory: The coefficient beta_2 of NorMuon (arXiv:2510.05491), as in
             `fedmuon.links.normalize_rows`. With 0, rows are not scaled.
@@ -330,8 +327,7 @@ class Muon(PortableOptimizer):
 class MuonWithAux(PortableOptimizer):
     """Muon for hidden matrices and another optimizer for other parameters, as one torch optimizer.
 
-    Schedulers, GradScaler and state dictionaries treat MuonWithAux as one optimizer with all
-    groups.
+    For schedulers, GradScaler and state dictionaries, this is one optimizer with all groups.
 
     Args:
         groups: The result of `param_groups_for_muon(model)`, or your own groups. Groups with
@@ -374,9 +370,9 @@ class MuonWithAux(PortableOptimizer):
         super().__init__(own, {})
 
     def _accept(self, group: dict[str, Any]) -> None:
-        """Add the group, not a copy, to Muon or to the auxiliary optimizer.
+        """Add the group itself, not a copy, to Muon or to the auxiliary optimizer.
 
-        Both optimizers use the state of this object.
+        Both use the state of this object.
         """
         which = _for_muon(group)
         if which in self._parts:
@@ -467,8 +463,8 @@ def _randomized(stack: Tensor, group: Mapping[str, Any]) -> Tensor:
     """Orthogonalize with a sketch of the shorter side (Nesterov Muon, Algorithms 1 and 2).
 
     If the sketch is at least as wide as the shorter side, the function uses Newton–Schulz without a
-    sketch. The sketch depends on the seed, the step and the shape, but not on the grouping of
-    matrices. A resumed run therefore uses the same sketches.
+    sketch. The sketch depends only on the seed, the step and the shape. A resumed run therefore
+    uses the same sketches.
     """
     short, long = sorted(stack.shape[-2:])
     if group["rank"] + group["oversample"] >= short:
@@ -485,10 +481,10 @@ def _randomized(stack: Tensor, group: Mapping[str, Any]) -> Tensor:
 
 
 def _even_rows(found: Tensor, states: list[dict[str, Any]], memory: float) -> Tensor:
-    """Return NorMuon's step [B, m, n] from orthogonalized matrices O [B, m, n].
+    """Return NorMuon's step [B, m, n] for orthogonalized matrices O [B, m, n].
 
-    The step preserves the norm of each matrix. The matrices of one parameter are consecutive in the
-    stack. The state of a parameter contains the mean squares v [matrices, m, 1] of its rows.
+    The step preserves the norm of each matrix. Matrices of one parameter are consecutive. The
+    parameter's state contains the running mean squares v [matrices, m, 1] of their rows.
     """
     squares = found.square().mean(-1, keepdim=True)
     for state, seen in zip(states, squares.chunk(len(states)), strict=True):
@@ -549,7 +545,7 @@ def matrix_shape(shape: torch.Size, blocks: int = 1) -> tuple[int, int]:
 
 
 def as_matrices(tensor: Tensor, blocks: int = 1) -> Tensor:
-    """View a tensor as a stack of matrices: the matrix [out, -1] is cut along its longer side."""
+    """View a tensor [out, ...] as a stack of matrices, cut from [out, -1] along the longer side."""
     matrix = tensor.flatten(1)
     rows, columns = matrix.shape
     if rows >= columns:
@@ -558,7 +554,7 @@ def as_matrices(tensor: Tensor, blocks: int = 1) -> Tensor:
 
 
 def stack_matrices(tensors: list[Tensor], blocks: int) -> Tensor:
-    """Stack tensors of equal shape as matrices [B, m, n]. A single tensor is not copied."""
+    """Stack tensors of equal shape as matrices [B, m, n]."""
     if len(tensors) == 1:
         return as_matrices(tensors[0], blocks)
     if blocks == 1:
@@ -567,7 +563,7 @@ def stack_matrices(tensors: list[Tensor], blocks: int) -> Tensor:
 
 
 def group_by_shape(members: Iterable[Member], work: torch.dtype) -> Iterator[list[Member]]:
-    """Yield groups of members with equal shape, dtype and device, for products in `work`."""
+    """Yield groups of members with equal shape, dtype and device."""
     alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[Member]] = {}
     for one in members:
         alike.setdefault((one.param.shape, one.gradient.dtype, one.gradient.device), []).append(one)

@@ -1,8 +1,8 @@
-"""Orthogonalizers as values with a Lipschitz constant, such as `smoothed_polar(lam=0.1)`.
+"""Orthogonalizers that know their Lipschitz constant, such as `smoothed_polar(lam=0.1)`.
 
-A custom orthogonalizer is `Orthogonalizer(function, lipschitz)`. The first step of a run checks it
-on random matrices. The check rejects a constant that is visibly wrong, but the check is not a
-proof.
+A custom orthogonalizer is `Orthogonalizer(function, lipschitz)`. The first step of a run checks a
+custom orthogonalizer on random matrices. This check can reject a wrong constant, but cannot prove a
+constant.
 """
 
 import itertools
@@ -41,17 +41,15 @@ ROUNDING = 64  # allowed rounding error, in units in the last place of the image
 class Orthogonalizer:
     """Your own orthogonalizer, with an optional Lipschitz constant.
 
-    The first step of a run checks it on random matrices. The check rejects an orthogonalizer that
-    draws random numbers or mixes the matrices of a stack. The check also rejects an orthogonalizer
-    that increases the distance of two matrices by more than `lipschitz` allows. This check is not a
-    proof.
+    The first step of a run checks the orthogonalizer on random matrices. The check rejects an
+    orthogonalizer that draws random numbers, mixes the matrices of a stack, or violates
+    `lipschitz`. The check can reject a constant, but cannot prove it.
 
     Attributes:
-        apply: A function on stacks of matrices `[..., m, n]`. It maps each matrix separately, and
-            returns a stack of the same shape and dtype.
-        lipschitz: A constant L for which ||apply(M) - apply(M')||_F <= L ||M - M'||_F for all M and
-            M'. You must ensure that this inequality holds. With None, perturbations can be
-            measured, but bounds cannot be computed.
+        apply: A function that maps each matrix of a stack `[..., m, n]` separately, and returns a
+            stack of the same shape and dtype.
+        lipschitz: A constant L with ||apply(M) - apply(M')||_F <= L ||M - M'||_F for all M and M',
+            or None. A stability bound needs L.
 
     Raises:
         InputError: If `apply` cannot be called, or `lipschitz` is not a number >= 0.
@@ -89,7 +87,7 @@ class Orthogonalizer:
 def smoothed_polar(lam: float = 1e-4) -> Orthogonalizer:
     """Return the smoothed polar map, σ -> σ / sqrt(σ^2 + lam) (Stability note, Lemma D.1).
 
-    Its Lipschitz constant is L = 1/sqrt(lam).
+    The Lipschitz constant is L = 1/sqrt(lam).
 
     Args:
         lam: The smoothing λ, which must be positive.
@@ -126,12 +124,12 @@ def newton_schulz(
         eps: Positive lower bound of the divisor.
         normalization: The divisor: "plus", "max", "unit" or "aol", as for
             `fedmuon.orthogonalize.newton_schulz`.
-        products: The dtype of the matrix products, such as torch.bfloat16. With None, it is the
-            dtype of the input.
+        products: The dtype of the matrix products, such as torch.bfloat16. None means the dtype of
+            the input.
 
     Returns:
-        The orthogonalizer with the Lipschitz constant of the lemma. With "aol", or if `products` is
-            set, the orthogonalizer has no constant.
+        The orthogonalizer with the Lipschitz constant of the lemma. With `products`, or with
+            normalization "aol", no Lipschitz constant is known.
 
     Raises:
         InputError: If an option is out of range or a name is unknown.
@@ -155,7 +153,7 @@ def newton_schulz(
 def clipped_sign(gamma: float = 0.1) -> Orthogonalizer:
     """Return the clipped sign, σ -> min(σ / gamma, 1) (Stability note, Lemma D.9).
 
-    Its Lipschitz constant is L = 1/gamma.
+    The Lipschitz constant is L = 1/gamma.
 
     Args:
         gamma: The clipping level γ, which must be positive.
@@ -182,12 +180,11 @@ def clipped_sign(gamma: float = 0.1) -> Orthogonalizer:
 def map_of_table(
     table: OrthogonalizerTable, regularization: Number | None = None, centred: bool = False
 ) -> Map:
-    """Return the map that the config table [orthogonalizer] selects.
+    """Return the orthogonalizer that the config table [orthogonalizer] selects, for a named recipe.
 
     Args:
         table: Name and options of the map.
-        regularization: One value of lambda, or one value per replica, which replaces the value in
-            the table.
+        regularization: Replacement for lambda in the table: one value, or one per replica.
         centred: Whether the rows of all matrices sum to 0, up to rounding.
     """
     sign = maps.quotient_sign if centred else maps.exact_sign
@@ -223,8 +220,7 @@ def map_of_table(
 def value_of_table(table: OrthogonalizerTable) -> Orthogonalizer:
     """Return the orthogonalizer that the config table selects, for a custom recipe.
 
-    Maps that draw random numbers in each step are rejected, because a custom recipe cannot pass
-    random numbers to its orthogonalizer.
+    Randomized orthogonalizers are rejected, because a custom recipe cannot pass random numbers.
     """
     made: dict[str, Callable[[], Orthogonalizer]] = {
         "smoothed-polar": partial(smoothed_polar, table.lambda_),
@@ -267,7 +263,7 @@ def as_orthogonalizer(found: Any, guard: Guard | None = None) -> Orthogonalizer:
 
 
 def as_map(found: Any) -> Orthogonalizer:
-    """Convert a function on stacks to an orthogonalizer. Errors do not name the object."""
+    """Convert a function on stacks to an orthogonalizer, without a guard."""
     if isinstance(found, Orthogonalizer):
         return found
     mend = "a function on matrices [..., m, n], or a fedmuon.Orthogonalizer(apply, lipschitz)"
@@ -275,11 +271,10 @@ def as_map(found: Any) -> Orthogonalizer:
 
 
 def map_of_value(value: Orthogonalizer) -> Map:
-    """Return a map that calls an orthogonalizer and checks its results.
+    """Return a map that calls an orthogonalizer, and checks the results.
 
-    The orthogonalizer receives a copy of the matrices, because it may change them in place. Its
-    result must have the same shape and dtype. For each new shape, `require_sound` also checks the
-    orthogonalizer on random matrices.
+    The orthogonalizer receives a copy of the matrices, and must preserve their shape and dtype. For
+    each new shape of matrices, `require_sound` also checks the orthogonalizer.
     """
     checked: set[object] = set()
 
@@ -352,6 +347,6 @@ def same(one: Tensor, other: Any) -> bool:
 
 
 def differ(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors differ by more than rounding can explain."""
+    """Return whether the difference of two tensors is larger than rounding errors."""
     one, other = one.nan_to_num(), other.nan_to_num()
     return bool((one - other).norm() > MIXED * other.norm())

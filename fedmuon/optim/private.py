@@ -7,8 +7,8 @@
     private.epsilon(delta=1e-5)  # joint, with both ends of the bracket
 
 These optimizers clip, add noise and orthogonalize with the links of the simulator, so they follow
-the same trajectory as a simulated run. They do not use `.grad`, because gradients of single
-examples exist only inside a release.
+the same trajectory as a simulated run. `.grad` is not used, because gradients of single examples
+are clipped and noise is added before the optimizer sees them.
 """
 
 import secrets
@@ -70,9 +70,9 @@ class Private(Optimizer):
 
     Args:
         model: The module.
-        population: Number of examples from which lots are drawn. If `privacy` sets a public number
-            (`population` or `rate`), the guarantee covers adding and removing an example.
-            Otherwise, the guarantee covers changing the values of an example.
+        population: Number of examples from which lots are drawn. The guarantee covers a change of
+            one example, or with a public `population` or `rate` in `privacy`, the addition or
+            removal of one example.
         recipe: Name of a private optimizer, such as "dp-muon", "dp-adam" or "disk-muon".
         lr: Step size η.
         loss: Function from `(outputs, targets)` to one number per example `[examples]`.
@@ -83,8 +83,7 @@ class Private(Optimizer):
         seed: Seed of the lots, and of the noise if the noise is reproducible.
 
     Raises:
-        InputError: If an option has no effect in a custom loop, or is not supported by the privacy
-            accountant.
+        InputError: If a custom loop or the privacy accountant does not support an option.
 
     Example:
         >>> import torch
@@ -219,10 +218,9 @@ class Private(Optimizer):
                 self._parameters[name].copy_(value[0])
 
     def epsilon(self, delta: float) -> Answer:
-        """Return the privacy ε spent on all lots drawn so far.
+        """Return the privacy parameter ε of all lots drawn so far.
 
-        Each lot counts with the noise that was set when the lot was drawn, even if the lot was not
-        used.
+        Each drawn lot counts, even if it was not used, with the noise at the time of the draw.
 
         Args:
             delta: Privacy parameter δ.
@@ -250,9 +248,9 @@ class Private(Optimizer):
         return {**super().state_dict(), **held}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state, as in torch. This never lowers the privacy ε that was spent.
+        """Load a state, as in torch. The privacy spent by this object never decreases.
 
-        If this object has drawn more lots than the loaded state, these lots still count.
+        If this object has drawn more lots than the loaded state, the larger number still counts.
 
         Args:
             state_dict: The result of `state_dict()`.
@@ -300,7 +298,7 @@ def _is_whole(value: Any, least: int) -> bool:
 
 
 def _table(name: str, given: Any) -> Mapping[str, Any]:
-    """Check that a config table is a dictionary, and return it. None counts as an empty table."""
+    """Check that a config table is a dictionary, and return it. None means an empty table."""
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
@@ -312,7 +310,7 @@ def _table(name: str, given: Any) -> Mapping[str, Any]:
 
 
 def _require_sound(privacy: Privacy, local: Local, population: int) -> None:
-    """Reject options that the accountant does not support, or that need a run of known length."""
+    """Reject options that the accountant does not support, or that need a known number of steps."""
     problems = [*mechanism_problems(privacy, local)]
     if privacy.epsilon:
         problems.append(
@@ -381,9 +379,9 @@ class DPSGD(_Named):
 
     Args:
         model: The module.
-        population: Number of examples from which lots are drawn. If `privacy` sets a public number
-            (`population` or `rate`), the guarantee covers adding and removing an example.
-            Otherwise, the guarantee covers changing the values of an example.
+        population: Number of examples from which lots are drawn. The guarantee covers a change of
+            one example, or with a public `population` or `rate` in `privacy`, the addition or
+            removal of one example.
         lr: Step size η.
         loss: Function from `(outputs, targets)` to one number per example `[examples]`.
         local: Further keys of the config table `[local]`.
@@ -393,8 +391,7 @@ class DPSGD(_Named):
         seed: Seed of the lots, and of the noise if the noise is reproducible.
 
     Raises:
-        InputError: If an option has no effect in a custom loop, or is not supported by the privacy
-            accountant.
+        InputError: If a custom loop or the privacy accountant does not support an option.
 
     Example:
         >>> import torch
@@ -420,9 +417,9 @@ class DPAdam(_Named):
 
     Args:
         model: The module.
-        population: Number of examples from which lots are drawn. If `privacy` sets a public number
-            (`population` or `rate`), the guarantee covers adding and removing an example.
-            Otherwise, the guarantee covers changing the values of an example.
+        population: Number of examples from which lots are drawn. The guarantee covers a change of
+            one example, or with a public `population` or `rate` in `privacy`, the addition or
+            removal of one example.
         lr: Step size η.
         loss: Function from `(outputs, targets)` to one number per example `[examples]`.
         local: Further keys of the config table `[local]`.
@@ -432,8 +429,7 @@ class DPAdam(_Named):
         seed: Seed of the lots, and of the noise if the noise is reproducible.
 
     Raises:
-        InputError: If an option has no effect in a custom loop, or is not supported by the privacy
-            accountant.
+        InputError: If a custom loop or the privacy accountant does not support an option.
 
     Example:
         >>> import torch
@@ -459,9 +455,9 @@ class DPMuon(_Named):
 
     Args:
         model: The module.
-        population: Number of examples from which lots are drawn. If `privacy` sets a public number
-            (`population` or `rate`), the guarantee covers adding and removing an example.
-            Otherwise, the guarantee covers changing the values of an example.
+        population: Number of examples from which lots are drawn. The guarantee covers a change of
+            one example, or with a public `population` or `rate` in `privacy`, the addition or
+            removal of one example.
         lr: Step size η.
         loss: Function from `(outputs, targets)` to one number per example `[examples]`.
         local: Further keys of the config table `[local]`.
@@ -471,8 +467,7 @@ class DPMuon(_Named):
         seed: Seed of the lots, and of the noise if the noise is reproducible.
 
     Raises:
-        InputError: If an option has no effect in a custom loop, or is not supported by the privacy
-            accountant.
+        InputError: If a custom loop or the privacy accountant does not support an option.
 
     Example:
         >>> import torch
@@ -499,9 +494,9 @@ class DPMuonBC(_Named):
 
     Args:
         model: The module.
-        population: Number of examples from which lots are drawn. If `privacy` sets a public number
-            (`population` or `rate`), the guarantee covers adding and removing an example.
-            Otherwise, the guarantee covers changing the values of an example.
+        population: Number of examples from which lots are drawn. The guarantee covers a change of
+            one example, or with a public `population` or `rate` in `privacy`, the addition or
+            removal of one example.
         lr: Step size η.
         loss: Function from `(outputs, targets)` to one number per example `[examples]`.
         local: Further keys of the config table `[local]`.
@@ -511,8 +506,7 @@ class DPMuonBC(_Named):
         seed: Seed of the lots, and of the noise if the noise is reproducible.
 
     Raises:
-        InputError: If an option has no effect in a custom loop, or is not supported by the privacy
-            accountant.
+        InputError: If a custom loop or the privacy accountant does not support an option.
 
     Example:
         >>> import torch

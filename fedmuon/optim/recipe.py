@@ -1,10 +1,9 @@
 """A recipe: a chain of links for the clients, and a rule for the server.
 
-A recipe names three groups of link states. The server sends the states in `sent` to the clients.
-Clients return the states in `returned`, and the server averages them. A client stores the states in
-`persistent` until the client takes part again. The server's rule computes the next model from the
-old model. All other parts of a federated round are the same for all recipes. `recipes.py` defines
-the named recipes.
+Links have states. The server sends the states in `sent` to the clients. Clients return the states
+in `returned`, and the server averages them. Clients store the states in `persistent` between
+rounds. The server's rule computes the next model from the old model. Everything else in a federated
+round is the same for all recipes. `recipes.py` defines the named recipes.
 """
 
 import dataclasses
@@ -51,35 +50,31 @@ class Recipe:
         server: Function that receives `(old model, mean of the clients' models, states)` and
             returns `(next model, next states)`.
         sent: Names of the states that clients receive.
-        returned: Names of the states that clients return. The server averages them. If no link has
-            a state with a listed name, the rule `client` creates this state, with the shapes of the
-            model.
+        returned: Names of the states that clients return, and that the server averages. A state
+            that belongs to no link comes from the rule `client`, and has the shapes of the model.
         kept: Names of the states that the server stores between rounds.
-        mechanism: The privacy mechanism of a private chain. The chain can read the data only
-            through this mechanism.
+        mechanism: The privacy mechanism, through which a private chain reads the data.
         aggregate: The aggregator, which combines the replies.
-        scaled: Whether the rules also accept `factor`, the step-size factor of the round.
-        steps: The number of local steps that the server's rule assumes. With 0, the rule works with
-            any number of steps.
+        scaled: Whether both rules also accept `factor`, the step-size factor of the round.
+        steps: The number of local steps that the server's rule assumes, or 0 if any number is
+            possible.
         thread_safe: Whether several threads may train clients at once.
-        client_level: The client-level private release. It replaces the mean of the clients'
-            updates.
-        persistent: Names of the links whose state belongs to the client. The client stores this
-            state between the rounds in which it takes part, and never sends the state. The state of
-            a link named `personal` is the client's own model.
-        client: Function that runs at the end of a client's round. It receives `(received model,
-            model after the local steps, states, number of local steps)` and returns `(model to
-            return, states)`.
-        counted: Whether the server's rule also accepts the argument `answered`. This list contains,
-            for each reply, the weight in the mean and the number of local steps.
+        client_level: The client-level privacy mechanism, which replaces the mean of the clients'
+            updates by a noisy mean.
+        persistent: Names of the links whose state each client stores between rounds and never
+            sends. The state of a link named `personal` is the client's own model.
+        client: The client's rule, called at the end of the client's round: a function that receives
+            `(received model, model after the local steps, states, number of local steps)` and
+            returns `(model to return, states)`.
+        counted: Whether the server's rule also accepts `answered`, a list of each reply's weight in
+            the mean and number of local steps.
         initial: Mapping from a state name to a function that receives the model and returns the
-            server's first state. Other states start with zeros.
+            server's first state, in place of zeros.
         personal: Name patterns, such as `head.*`, of parameters that never leave the client.
-        codecs: Mapping from a state name to the codec that writes this state in messages. Other
-            states are sent uncompressed.
-        clients: The total number N of clients that the server's rule assumes. With 0, the rule
-            works with any number of clients.
-        compression: The compression of messages. The table `[compression]` sets it.
+        codecs: Mapping from a state name to the codec that compresses this state in messages.
+        clients: The total number N of clients that the server's rule assumes, or 0 if any number is
+            possible.
+        compression: The compression of messages, from the table `[compression]`.
         direction: Whether clients return a direction, with the shapes of the model, instead of a
             model.
 
@@ -123,8 +118,7 @@ class Recipe:
             states: Mapping of state name to state.
 
         Returns:
-            The states for the message. A state with an entry in `codecs` is encoded, and other
-                states are unchanged.
+            The states for the message, of which those with an entry in `codecs` are encoded.
         """
         if not self.codecs:
             return states
@@ -170,12 +164,12 @@ class Recipe:
 
     @property
     def private(self) -> bool:
-        """Whether the recipe has a privacy mechanism, whose releases an accountant counts."""
+        """Whether the recipe has a privacy mechanism."""
         return self.mechanism is not None or self.client_level is not None
 
     @property
     def masked(self) -> bool:
-        """Whether clients return masked integers, so that the server can read only their sum."""
+        """Whether clients return masked integers, of which the server can read only the sum."""
         return self.client_level is not None and self.client_level.shared
 
     def __post_init__(self) -> None:
@@ -336,8 +330,7 @@ def adaptive_step(
 def centralized(*links: Link) -> Recipe:
     """Return a recipe for centralized training with these links.
 
-    Every state that lasts between rounds continues in the next round. If there are several clients,
-    the server averages their states.
+    With several clients, the server averages their models and all states that last between rounds.
     """
     chain = Chain(links)
     lasting = tuple(link.name for link in chain.links if link.lasting)
@@ -365,9 +358,9 @@ def personal_part(recipe: Recipe, params: Params) -> Params:
 def initial_states(recipe: Recipe, params: Params) -> States:
     """Return the server's states before the first round.
 
-    These are the first states of the recipe's links, zeros for other states, and the state that the
-    aggregator declares. Running statistics, such as those of BatchNorm, have no gradient, so only
-    the aggregator receives them.
+    A state of a link starts with the link's first state, a state of the aggregator with the state
+    that `init` returns, and any other state with zeros. Only the aggregator has states for running
+    statistics, such as those of BatchNorm.
     """
     params = shared_part(recipe, params)
     learned, _ = split_statistics(params)
@@ -388,7 +381,7 @@ def initial_states(recipe: Recipe, params: Params) -> States:
 
 
 def _declared_state(aggregator: Aggregator, like: Params) -> Params:
-    """Return a copy of the first state that an aggregator declares for tensors like these."""
+    """Return a copy of the aggregator's first state for the given tensors."""
     assert aggregator.init is not None
 
     def declared(params: Params) -> dict[str, Tensor]:
@@ -433,11 +426,10 @@ def as_recipe(found: Any, guard: Guard | None = None) -> Recipe:
 
     Args:
         found: A `fedmuon.Recipe`, a `fedmuon.Chain`, or a sequence of links.
-        guard: A guard. If a function of the recipe fails, the error names the object of the guard.
+        guard: A guard, whose object is named in errors of the recipe's functions.
 
     Returns:
-        The recipe. A chain becomes a centralized optimizer, and the server averages its lasting
-            states.
+        The recipe. A chain becomes a centralized optimizer (`centralized`).
 
     Raises:
         InputError: If the object is not a recipe, a chain or a sequence of links.
@@ -474,7 +466,7 @@ def as_recipe(found: Any, guard: Guard | None = None) -> Recipe:
 
 @dataclass(frozen=True)
 class _Chain(Chain):
-    """A custom chain. Errors in the chain name the custom object."""
+    """A custom chain. A chain whose errors name the custom object."""
 
     guard: Guard = field(default_factory=lambda: Guard("recipe"))
 

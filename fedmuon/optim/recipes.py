@@ -1,11 +1,11 @@
-"""The named federated methods and optimizers. Each is a plain function that returns a `Recipe`.
+"""The named federated methods and optimizers, as functions that return a `Recipe`.
 
     fedmuon.recipes.fedmuon(lr=0.02, orthogonalizer=fedmuon.orthogonalizers.newton_schulz())
 
 Notation: X is the model, G is the gradient on a client's batch, M is the momentum, and Orth is the
-orthogonalizer. Where a client's model must be distinguished from the server's model X, it is called
-x. A client takes E local steps. Then the server averages over the K clients of the round. A step
-size is one number, or a tensor [replicas] with one number per replica.
+orthogonalizer. If a client's model differs from the server's model X, the client's model is called
+x. Each of the K clients of a round takes E local steps, and then the server averages. A step size
+is one number, or a tensor [replicas] with one number per replica.
 """
 
 import inspect
@@ -106,8 +106,8 @@ def fedavg(lr: Number = 1.0, weight_decay: float = 0.0) -> Recipe:
 
     A local step is X <- X - lr G. The next model is the mean of the clients' models.
 
-    State: none. Guarantee: the stability recursion holds with L = 1 and beta = 0.
-    Source: McMahan et al. 2017.
+    State: none. Guarantee: the recursion of the Stability note holds with the Lipschitz constant L
+    = 1 and beta = 0. Source: McMahan et al. 2017.
 
     Args:
         lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
@@ -137,8 +137,8 @@ def fedavgm(lr: Number = 1.0, server_momentum: float = 0.9, weight_decay: float 
 
         v <- server_momentum v + D,   X <- X + v.
 
-    State: the server stores v. Guarantee: the stability recursion holds with L = 1 and with v as an
-    additional state. Source: Hsu et al. 2019.
+    State: the server stores v. Guarantee: the recursion of the Stability note holds with the
+    Lipschitz constant L = 1 and the additional state v. Source: Hsu et al. 2019.
 
     Args:
         lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
@@ -181,9 +181,8 @@ def local_muon(
 
         M <- momentum M + (1 - momentum) G,   X <- X - lr Orth(M).
 
-    State: none between rounds. Guarantee: as for `fedmuon`, with a perturbation of M that is 0 at
-    the start of each round.
-    Source: Stability note.
+    State: none between rounds. Guarantee: as for `fedmuon`, but the perturbation of M is 0 at the
+    start of each round. Source: Stability note.
 
     Args:
         lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
@@ -304,15 +303,15 @@ def fedmuon_aligned(
 ) -> Recipe:
     """FedMuon with local-global alignment (Stability note, Remark 3.2).
 
-    Clients mix their own step with the global direction D of the last round:
+    The global direction D is the mean direction of the last round. A local step computes
 
         X <- X - lr ((1 - alignment) Orth(M) + alignment D).
 
-    D is the last change of the server's model, divided by -lr and by the number of local steps.
+    D is the last change of the server's model, divided by -lr E.
 
     State: the server sends M and D to the clients. The server averages the momenta M that the
-    clients return. Guarantee: the stability recursion holds with D as a third state, and with
-    constants that hold for all models. Source: Stability note, Remark 3.2.
+    clients return. Guarantee: the stability recursion holds with the additional state D, and with
+    constants for all models. Source: Stability note, Remark 3.2.
 
     Args:
         lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
@@ -322,7 +321,7 @@ def fedmuon_aligned(
             or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
             1e-4.
         alignment: The weight alpha of the global direction D, from 0 to 1.
-        steps: The number E of local steps in a round. The server's rule divides by this number.
+        steps: The number E of local steps in a round.
         momentum_form: Form of the momentum. "ema" is M <- momentum M + (1 - momentum) G, and
             "polyak" is M <- momentum M + G. "ema-nesterov" and "nesterov" are the same two forms
             with Nesterov's look-ahead.
@@ -375,7 +374,7 @@ def fedprox(lr: Number = 1.0, proximal: float = 0.01, weight_decay: float = 0.0)
 
     The server averages the clients' models.
 
-    State: none. Guarantee: no certificate is known. Source: Li et al. 2020 (arXiv:1812.06127).
+    State: none. Guarantee: no stability bound is known. Source: Li et al. 2020 (arXiv:1812.06127).
 
     Args:
         lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
@@ -402,7 +401,7 @@ def fedprox(lr: Number = 1.0, proximal: float = 0.01, weight_decay: float = 0.0)
 
 @_recipe
 def fedper(lr: Number = 1.0, personal: str = "", weight_decay: float = 0.0) -> Recipe:
-    """FedPer: FedAvg for the shared part of the model, while each client has a personal part.
+    """FedPer: FedAvg for the shared part of the model, with a personal part for each client.
 
     Client i trains the shared part x and its personal part z_i together:
 
@@ -410,16 +409,16 @@ def fedper(lr: Number = 1.0, personal: str = "", weight_decay: float = 0.0) -> R
 
     The next shared model X is the mean of the clients' shared parts x.
 
-    State: client i stores z_i, which starts from the first model. With `data.client-test`, each
-    client tests its own (X, z_i). Guarantee: no certificate is known. Source: Arivazhagan et al.
+    State: client i stores z_i, which starts from the first model. With `data.client-test`, client i
+    tests the model (X, z_i). Guarantee: no stability bound is known. Source: Arivazhagan et al.
     2019 (arXiv:1912.00818).
 
     Args:
         lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
             size per replica.
         personal: Name patterns of the personal part z, such as "head.*", separated by commas.
-            Without patterns, this is FedAvg. If the patterns match all parameters and running
-            statistics of the BatchNorm layers, this is FedBN (arXiv:2102.07623).
+            Without patterns, the method is FedAvg. With all parameters and running statistics of
+            BatchNorm layers, the method is FedBN (arXiv:2102.07623).
         weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
             from the model x.
 
@@ -441,7 +440,7 @@ def fedper(lr: Number = 1.0, personal: str = "", weight_decay: float = 0.0) -> R
 
 @_recipe
 def ditto(lr: Number = 1.0, personal_weight: float = 0.1, weight_decay: float = 0.0) -> Recipe:
-    """Ditto: FedAvg, while each client also trains its own model near the server's model.
+    """Ditto: FedAvg, and each client also trains its own model near the server's model.
 
     A client trains a copy x of the server's model X and its own model v_i. Each local step computes
 
@@ -450,8 +449,8 @@ def ditto(lr: Number = 1.0, personal_weight: float = 0.1, weight_decay: float = 
     The next X is the mean of the clients' models x.
 
     State: client i stores v_i, which starts from the first model. v_i takes the same number of
-    steps as x, with the same batches. With `data.client-test`, each client tests its v_i.
-    Guarantee: no certificate is known. Source: Li et al. 2021 (arXiv:2012.04221), Algorithm 1.
+    steps as x, with the same batches. With `data.client-test`, client i tests v_i. Guarantee: no
+    stability bound is known. Source: Li et al. 2021 (arXiv:2012.04221), Algorithm 1.
 
     Args:
         lr: Step size η of both models, one number or one per replica `[replicas]`.
@@ -511,8 +510,8 @@ def fedadam(
         v <- server_memory v + (1 - server_memory) D^2,
         X <- X + server_lr m / (sqrt(v) + tau).
 
-    State: the server stores m and v. Guarantee: no certificate is known.
-    Source: Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2, without bias correction.
+    State: the server stores m and v. Guarantee: no stability bound is known. Source: Reddi et al.
+    2021 (arXiv:2003.00295), Algorithm 2, without bias correction.
 
     Args:
         lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
@@ -520,8 +519,8 @@ def fedadam(
         server_lr: Step size of the server. With 0, the step size is 0.1.
         server_momentum: The momentum coefficient of m.
         server_memory: The coefficient beta_2 of the second moment v.
-        tau: A constant that is added to sqrt(v), and limits the step where v is small. v starts at
-            tau^2.
+        tau: A constant in the divisor sqrt(v) + tau, which limits the step where v is small. v
+            starts at tau^2.
         weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
             from the model x.
 
@@ -556,8 +555,9 @@ def fedyogi(
         v <- v - (1 - server_memory) D^2 sign(v - D^2),
         X <- X + server_lr m / (sqrt(v) + tau).
 
-    State: the server stores m and v. In each round, v changes by at most (1 - server_memory) D^2.
-    Guarantee: no certificate is known. Source: Reddi et al. 2021 (arXiv:2003.00295), Algorithm 2.
+    State: the server stores m and v. In each round, no entry of v changes by more than (1 -
+    server_memory) D^2. Guarantee: no stability bound is known. Source: Reddi et al. 2021
+    (arXiv:2003.00295), Algorithm 2.
 
     Args:
         lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
@@ -565,8 +565,8 @@ def fedyogi(
         server_lr: Step size of the server. With 0, the step size is 0.1.
         server_momentum: The momentum coefficient of m.
         server_memory: The coefficient beta_2 of the second moment v.
-        tau: A constant that is added to sqrt(v), and limits the step where v is small. v starts at
-            tau^2.
+        tau: A constant in the divisor sqrt(v) + tau, which limits the step where v is small. v
+            starts at tau^2.
         weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
             from the model x.
 
@@ -597,15 +597,15 @@ def fedadagrad(
 
         v <- v + D^2,   X <- X + server_lr D / (sqrt(v) + tau).
 
-    State: the server stores v and the last D. Guarantee: no certificate is known. Source: Reddi et
-    al. 2021 (arXiv:2003.00295), Algorithm 2.
+    State: the server stores v and the last D. Guarantee: no stability bound is known. Source: Reddi
+    et al. 2021 (arXiv:2003.00295), Algorithm 2.
 
     Args:
         lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
             size per replica.
         server_lr: Step size of the server. With 0, the step size is 0.1.
-        tau: A constant that is added to sqrt(v), and limits the step where v is small. v starts at
-            tau^2.
+        tau: A constant in the divisor sqrt(v) + tau, which limits the step where v is small. v
+            starts at tau^2.
         weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
             from the model x.
 
@@ -632,10 +632,10 @@ def fednova(lr: Number = 1.0, weight_decay: float = 0.0) -> Recipe:
         X <- X + t mean_i[(x_i - X) / t_i],   where t = mean_i t_i.
 
     Both means use the weights of the aggregator. With `[local] epochs`, clients with more samples
-    take more steps. FedAvg would then favour these clients, and FedNova does not.
+    take more steps. These steps increase a client's influence in FedAvg, but not in FedNova.
 
-    State: none. Guarantee: no certificate is known. Source: Wang et al. 2020 (arXiv:2007.07481),
-    for SGD without momentum.
+    State: none. Guarantee: no stability bound is known. Source: Wang et al. 2020
+    (arXiv:2007.07481), for SGD without momentum.
 
     Args:
         lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
@@ -701,9 +701,8 @@ def scaffold(
 
         X <- X + server_lr (mean(x) - X),   c <- c + (K / N) mean(c_i+ - c_i).
 
-    State: Each client stores its c_i. The server sends c, and clients return c_i+ - c_i.
-    Guarantee: no certificate is known.
-    Source: Karimireddy et al. 2020 (arXiv:1910.06378), option II.
+    State: Each client stores its c_i. The server sends c, and clients return c_i+ - c_i. Guarantee:
+    no stability bound is known. Source: Karimireddy et al. 2020 (arXiv:1910.06378), option II.
 
     Args:
         lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
@@ -782,21 +781,21 @@ def fedmuon_corrected(
     aux: str = "sgd",
     aux_lr: float = 0.0,
 ) -> Recipe:
-    """FedMuon with bias correction: clients orthogonalize an estimate of the common momentum.
+    """FedMuon with bias correction: clients orthogonalize a corrected momentum.
 
-    Client i has a momentum M_i, and stores the last momentum that it reported as C_i. The server
-    stores the mean C of all C_i. Each local step computes
+    Client i stores its momentum M_i, and the value C_i that M_i had at the end of the client's last
+    round. The server stores C, the mean of all C_i. Each local step computes
 
         M_i <- momentum M_i + (1 - momentum) G,   x <- x - lr Orth(M_i - C_i + C).
 
-    After its last step, client i returns M_i - C_i and x_i, and sets C_i <- M_i. With the sums over
-    the K clients of the round, the server computes
+    After its last step, client i returns M_i - C_i and x_i, and sets C_i <- M_i. With sums over the
+    K clients of the round, the server computes
 
         C <- C + (1/N) sum_i (M_i - C_i),   X <- (1 - K/N) X + (1/N) sum_i x_i.
 
-    State: client i stores M_i and C_i, and the server stores C. Guarantee: no certificate is known.
-    Source: FedMuon with bias-corrected LMO (arXiv:2509.26337), which claims convergence for any
-    number of Newton-Schulz steps.
+    State: client i stores M_i and C_i, and the server stores C. Guarantee: no stability bound is
+    known. Source: FedMuon with bias-corrected LMO (arXiv:2509.26337). This paper claims convergence
+    for any number of Newton-Schulz steps.
 
     Args:
         lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
@@ -897,9 +896,9 @@ def fedmuon_svd(
     L = U_r S_r and R = V_r^T of the r largest singular values. The receiver uses L R as M.
 
     State: the server sends M as factors, clients return M as factors, and the server averages M.
-    Clients do not correct for the part of M that the factors leave out. Guarantee: no certificate
-    is known. Source: Liu et al. 2025 (arXiv:2510.27403). The method `fedmuon-aligned` implements
-    the alignment of that paper.
+    The rest of M is lost, because clients use no error feedback. Guarantee: no stability bound is
+    known. Source: Liu et al. 2025 (arXiv:2510.27403). The method `fedmuon-aligned` implements the
+    alignment of that paper.
 
     Args:
         lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
@@ -970,10 +969,10 @@ def ef21_muon(
     The config table [compression] with feedback = "ef21" defines the compressor C and the memories
     g_i. Without this feedback, g is the mean of the momenta M_i of this round. The gradients of all
     E local steps are computed at X, and the paper uses E = 1. With `aux="adamw"`, the server takes
-    the AdamW step with the mean gradient.
+    an AdamW step on the mean gradient.
 
-    State: client i stores M_i, and the server stores the states of its own step.
-    Guarantee: no certificate is known. Source: Gruntkowska et al. 2025 (arXiv:2510.00643).
+    State: client i stores M_i, and the server stores the states of its own step. Guarantee: no
+    stability bound is known. Source: Gruntkowska et al. 2025 (arXiv:2510.00643).
 
     Args:
         lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
@@ -1060,7 +1059,8 @@ def local_adamw(lr: Number = 0.001, weight_decay: float = 0.0) -> Recipe:
         m <- 0.9 m + 0.1 G,   v <- 0.999 v + 0.001 G^2,
         x <- x - lr (m / (1 - 0.9^k)) / (sqrt(v / (1 - 0.999^k)) + 1e-8).
 
-    State: none between rounds. Guarantee: no certificate is known. Source: Loshchilov, Hutter 2019.
+    State: none between rounds. Guarantee: no stability bound is known. Source: Loshchilov, Hutter
+    2019.
 
     Args:
         lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
@@ -1096,9 +1096,9 @@ def diloco(
 
         v <- server_momentum v + D,   X <- X + server_lr (D + server_momentum v).
 
-    State: the server stores v. The clients' moments start at 0 in every round. In the paper, there
-    are few clients, and each client stores its moments between rounds. Guarantee: no certificate is
-    known. Source: Douillard et al. 2023 (arXiv:2311.08105).
+    State: the server stores v. The clients' moments start at 0 in every round. In the paper, the
+    few clients store their moments between rounds. Guarantee: no stability bound is known. Source:
+    Douillard et al. 2023 (arXiv:2311.08105).
 
     Args:
         lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
@@ -1146,7 +1146,7 @@ def muloco(
         v <- server_momentum v + D,   X <- X + server_lr (D + server_momentum v).
 
     State: the server stores v. The clients' momenta start at 0 in every round. Guarantee: no
-    certificate is known. Source: arXiv:2505.23725.
+    stability bound is known. Source: arXiv:2505.23725.
 
     Args:
         lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
@@ -1211,8 +1211,8 @@ def sgd(
     This is an optimizer for centralized training. With several clients, the server averages the
     models and the momenta M.
 
-    State: the server averages the momenta M of the clients. Guarantee: the stability recursion
-    holds with L = 1.
+    State: the server averages the momenta M of the clients. Guarantee: the recursion of the
+    Stability note holds with the Lipschitz constant L = 1.
 
     Args:
         lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
@@ -1252,8 +1252,8 @@ def normalized_sgd(
     This is an optimizer for centralized training. With several clients, the server averages the
     models and the momenta M.
 
-    State: the server averages the momenta M of the clients. Guarantee: none, because M / ||M|| is
-    not continuous at M = 0.
+    State: the server averages the momenta M of the clients. Guarantee: no stability bound, because
+    M / ||M|| is not continuous at M = 0.
 
     Args:
         lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
@@ -1284,11 +1284,11 @@ def normalized_sgd(
 def adamw(lr: Number = 1.0, weight_decay: float = 0.0) -> Recipe:
     """AdamW with the constants of torch.optim.AdamW (Loshchilov, Hutter 2019).
 
-    This is an optimizer for centralized training. With several clients, the server averages the
+    This is an optimizer for centralized training. With several clients, the server averages their
     models and both moments.
 
-    State: the server averages both moments. Guarantee: none, because the stability recursion does
-    not cover second moments.
+    State: the server averages both moments. Guarantee: no stability bound, because the stability
+    recursion does not cover second moments.
 
     Args:
         lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
@@ -1325,11 +1325,11 @@ def muon(
 ) -> Recipe:
     """Muon: X <- X - lr Orth(M).
 
-    This is an optimizer for centralized training. With several clients, the server averages the
+    This is an optimizer for centralized training. With several clients, the server averages their
     models and all states that last between rounds.
 
-    State: the server averages all states that last between rounds. Guarantee: with one client, as
-    for FedMuon. Source: Jordan et al. 2024; Nesterov Muon.
+    State: the server averages all states that last between rounds. Guarantee: that of `fedmuon`,
+    for one client. Source: Jordan et al. 2024; Nesterov Muon.
 
     Args:
         lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
@@ -1429,14 +1429,14 @@ def make_recipe(
         routed: Mapping from a parameter name of a network to the number of matrices in this
             parameter. A parameter with 0 matrices takes the auxiliary step. By default, every
             parameter is one matrix.
-        privacy: The privacy mechanism, if the recipe is private.
+        privacy: The table [privacy], if the recipe is private.
         custom_map: A custom orthogonalizer, which replaces the one in the table.
         centred: Whether the rows of every gradient sum to 0.
         clients: The total number N of clients, for recipes that need this number.
         joint_block: Names of the parameters that a private recipe clips together as one block. By
             default, these are the parameters that take the auxiliary step.
-        turns: The number of steps in the run, and the number of lots in an epoch. The buffers of
-            correlated noise are optimized for these two numbers.
+        turns: The number of steps in the run, and the number of lots in an epoch. They determine
+            the optimal correlated noise.
     """
     if custom_map:
         apply = map_of_value(custom_map)
@@ -1464,11 +1464,10 @@ def _private(
     local: Local, privacy: Privacy, lr: Number, of_map: dict[str, Any],
     joint_block: frozenset[str] | None = None, turns: tuple[int, int] = (1, 1),
 ) -> Recipe:  # fmt: skip
-    """Return the recipe dp-BASE or disk-BASE: a base optimizer that reads only private releases.
+    """Return the recipe dp-BASE or disk-BASE: a base optimizer on noisy clipped gradients.
 
-    The released gradient is plain (DP-Muon, Algorithms 1 and 2) or filtered (DiSK, Algorithm 2).
-    The auxiliary parameters are clipped as one block. Guarantee: the epsilon of the privacy
-    mechanism.
+    Recipes disk-BASE filter the noisy gradients (DiSK, Algorithm 2). Recipes dp-BASE do not
+    (DP-Muon, Algorithms 1 and 2). The auxiliary parameters are clipped as one block.
     """
     first, base = local.recipe.split("-")
     routed = of_map["routes"] or {}
@@ -1544,11 +1543,11 @@ def _muon_links(
     aux: str,
     aux_lr: float,
 ) -> tuple[Link, ...]:
-    """Return the links that compute the momentum, orthogonalize it, and descend.
+    """Return the links that orthogonalize the momentum and descend.
 
-    The argument for the orthogonalizer may already be a link. Parameters that are not
-    orthogonalized take a step along M or an AdamW step. Federated recipes do not send the moments
-    of AdamW, so these moments start again in every round.
+    `orthogonalizer` may also be a link. Parameters that are not orthogonalized take a step along M
+    or an AdamW step. Federated recipes do not send the moments of AdamW, so these moments start
+    again in every round.
     """
     if type(orthogonalizer) is Link:  # isinstance may run the object's own code, which may raise
         orthogonal = orthogonalizer

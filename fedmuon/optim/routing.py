@@ -1,12 +1,12 @@
-"""Choose the parameters that Muon updates, by a rule, and show the result as a table.
+"""Choose the parameters that Muon updates, and show the choice as a table.
 
 A tensor [out, ...] counts as the matrix [out, -1]. Muon updates the hidden matrices. The auxiliary
 optimizer updates vectors and scalars (biases, norms, and tensors with one row or one column),
 embeddings, normalizations, and the first and the last layer. The first and the last layer are the
-first and last modules, in order of registration, that own a matrix. A tensor [1, ..., n] outside a
-convolution contains tokens or positions, so it counts as an embedding. If a model has no hidden
-matrix, such as a network with two layers, Muon updates the largest matrix. A parameter with several
-names (tied weights) is hidden only if it is hidden under every name.
+first and the last registered module with a matrix. A tensor [1, ..., n] outside a convolution
+counts as an embedding of tokens or positions. If a model has no hidden matrix, such as a network
+with two layers, Muon updates the largest matrix. A parameter with several names (tied weights) must
+be a hidden matrix under every name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ class Route(NamedTuple):
         name: Name of the parameter.
         shape: Shape of the parameter.
         matrices: A tuple (count, m, n), if Muon updates the parameter as `count` matrices of shape
-            m x n. Otherwise, None.
+            m x n, else None.
         optimizer: "muon" or "aux".
         reason: The reason, such as "hidden", "vector", "first layer" or "embedding".
         param: The parameter itself.
@@ -100,15 +100,15 @@ def routing_table(
 
     Args:
         model: The model. Parameters with `requires_grad=False` are left out.
-        to_muon: Name patterns, such as "blocks.*.weight", that override the rule.
-        to_aux: Name patterns for the auxiliary optimizer, which also override the rule.
-        fused: Mapping from a part of a parameter name to a number k. If the name of a matrix [k d,
-            d] or [d, k d] contains this part, the matrix is cut into k square matrices.
-        ends: Whether the first and the last layer go to the auxiliary optimizer. Set this to False
-            for a part of a network, such as one block.
+        to_muon: Name patterns, such as "blocks.*.weight", of parameters that Muon must update.
+        to_aux: Name patterns of parameters that the auxiliary optimizer must update.
+        fused: Mapping from a part of a parameter name to a number k. A matrix [k d, d] or [d, k d]
+            with this part in its name is cut into k square matrices.
+        ends: Whether the first and the last layer go to the auxiliary optimizer. Use False for a
+            part of a network, such as one block.
 
     Returns:
-        One route per parameter. Print it to see the table.
+        A tuple with one route per parameter, which prints as a table.
 
     Raises:
         InputError: If a pattern matches no name, or `model` is not a module.
@@ -174,10 +174,10 @@ def param_groups_for_muon(
 
     Args:
         model: The model. Parameters with `requires_grad=False` are left out.
-        to_muon: Name patterns, such as "blocks.*.weight", that override the rule.
-        to_aux: Name patterns for the auxiliary optimizer, which also override the rule.
-        fused: Mapping from a part of a parameter name to a number k. If the name of a matrix [k d,
-            d] or [d, k d] contains this part, the matrix is cut into k square matrices.
+        to_muon: Name patterns, such as "blocks.*.weight", of parameters that Muon must update.
+        to_aux: Name patterns of parameters that the auxiliary optimizer must update.
+        fused: Mapping from a part of a parameter name to a number k. A matrix [k d, d] or [d, k d]
+            with this part in its name is cut into k square matrices.
 
     Returns:
         One group with `use_muon: True` for each value of `blocks` (1, or k for fused matrices), and
@@ -210,18 +210,18 @@ def groups(
 
     Muon updates the hidden matrices. A filter [out, in, kh, kw] is the matrix [out, in kh kw]. The
     auxiliary optimizer, AdamW by default, updates embeddings, class tokens, the first and the last
-    layer, norms and vectors. The first and the last layer are found in the order in which the model
-    declares its layers. If the model calls its layers in another order, name them in `to_muon` and
-    `to_aux`. If no matrix is left for Muon, Muon updates the largest matrix.
+    layer, norms and vectors. The first and the last layer are those that the model declares first
+    and last. If the model calls other layers first or last, use `to_muon` and `to_aux`. If no
+    matrix is left for Muon, Muon updates the largest matrix.
 
     Args:
         model: The model. Parameters with `requires_grad=False` are left out.
-        split_qkv: Whether query, key and value projections that share one parameter are
-            orthogonalized as three matrices. Otherwise, they are one matrix.
-        ends: Whether the first and the last layer go to the auxiliary optimizer. Set this to False
-            for a part of a network, such as one encoder layer.
-        to_muon: Name patterns, such as "blocks.*.weight", that override the rule.
-        to_aux: Name patterns for the auxiliary optimizer, which also override the rule.
+        split_qkv: Whether a parameter that contains the query, key and value projections counts as
+            three matrices instead of one.
+        ends: Whether the first and the last layer go to the auxiliary optimizer. Use False for a
+            part of a network, such as one encoder layer.
+        to_muon: Name patterns, such as "blocks.*.weight", of parameters that Muon must update.
+        to_aux: Name patterns of parameters that the auxiliary optimizer must update.
         show: Whether to print the table.
 
     Returns:
@@ -290,7 +290,7 @@ def _reason(param: Tensor, name: str, module: nn.Module, end: str | None) -> str
 
 
 def _largest(reasons: Mapping[Tensor, str]) -> Tensor | None:
-    """Return the largest matrix that no name pattern matches. Embeddings are the last choice."""
+    """Return the largest matrix that no name pattern matches, if possible not an embedding."""
     matrices = [
         param
         for param, reason in reasons.items()

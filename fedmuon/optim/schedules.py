@@ -1,7 +1,7 @@
-"""Step sizes by round: the factor of [local] lr in rounds r = 0, 1, ...
+"""Schedules: the factor that multiplies the step size [local] lr in each round r = 0, 1, ...
 
 A schedule depends only on the round, not on the data. The recursion of the Stability note therefore
-also holds with a schedule. Its matrix A_t then varies from round to round.
+also holds with a schedule, with a different matrix A_t in each round.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ SCHEDULES: Registry[Schedule] = Registry()
 
 
 def as_factor(found: Any) -> float | str:
-    """Convert a number, or an array of one number, to a float. Return any other value as text."""
+    """Convert a number, or an array of one number, to a float, and any other value to text."""
     held = found.detach() if hasattr(found, "detach") else found
     with contextlib.suppress(TypeError, ValueError, RuntimeError, OverflowError):  # not one number
         if isinstance(held, SupportsFloat):
@@ -29,10 +29,10 @@ def as_factor(found: Any) -> float | str:
 
 @SCHEDULES.add("cosine")
 def cosine(rounds: int, floor: float = 0.0, warm: int = 0) -> Schedule:
-    """Return a factor that falls from 1 to `floor` along half a cosine.
+    """Return a schedule whose factor falls from 1 to `floor` along half a cosine.
 
-    The factor would reach `floor` one round after the last round. DiSK (C.1) sets `warm` to one
-    twentieth of all rounds.
+    The factor is still above `floor` in the last round. DiSK (C.1) sets `warm` to one twentieth of
+    all rounds.
 
     Args:
         rounds: Number of rounds of the run.
@@ -69,10 +69,10 @@ def cosine(rounds: int, floor: float = 0.0, warm: int = 0) -> Schedule:
 
 @SCHEDULES.add("step")
 def step(every: int = 10, factor: float = 0.5) -> Schedule:
-    """Return a factor that is multiplied by `factor` after every `every` rounds.
+    """Return a schedule that multiplies the step size by `factor` after every `every` rounds.
 
     Args:
-        every: Number of rounds between two changes.
+        every: Number of rounds between two changes of the step size.
         factor: The multiplier.
 
     Returns:
@@ -94,7 +94,7 @@ def step(every: int = 10, factor: float = 0.5) -> Schedule:
 
 @SCHEDULES.add("warm-up")
 def warm_up(warm: int = 5) -> Schedule:
-    """Return a factor that rises to 1: 1/(warm + 1), 2/(warm + 1), ..., and then stays at 1.
+    """Return a schedule of rising factors: 1/(warm + 1), 2/(warm + 1), ..., and then 1.
 
     Args:
         warm: Number of rounds with a factor below 1.
@@ -117,7 +117,7 @@ def warm_up(warm: int = 5) -> Schedule:
 
 
 def heavy_tailed(steps: int, tail_index: float | None = None) -> tuple[float, float]:
-    """Return (eta, beta) for gradient noise with a moment of order alpha in (1, 2].
+    """Return the step size eta and the momentum beta for heavy-tailed gradient noise.
 
         eta = K^(-(2 alpha - 1) / (3 alpha - 2))        beta = 1 - K^(-alpha / (3 alpha - 2))
 
@@ -125,8 +125,8 @@ def heavy_tailed(steps: int, tail_index: float | None = None) -> tuple[float, fl
 
     Args:
         steps: K, the number of local steps of the whole run.
-        tail_index: alpha. The default is alpha = 2, with the exponents -3/4 for eta and -1/2 for
-            1 - beta (Theorem 3.5).
+        tail_index: The order alpha in (1, 2] of a finite moment of the noise, by default 2 (Theorem
+            3.5).
 
     Returns:
         Step size eta and momentum beta.
