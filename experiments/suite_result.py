@@ -77,7 +77,7 @@ class SuiteResult:
             table: A name in `tables`. The default is the table of claims.
 
         Returns:
-            The DataFrame. Its columns are the names in the rows.
+            A DataFrame with the columns of the table.
 
         Raises:
             InputError: If there is no such table, or pandas is not installed.
@@ -97,8 +97,8 @@ class SuiteResult:
             table: A name in `tables`. The default is the table of claims.
             caption: Caption of the table, in LaTeX.
             label: Label for `\\ref`, such as "tab:suite".
-            columns: Names of the columns to show, in this order. The default is all columns except
-                columns that contain lists.
+            columns: Names of the columns, in the order in which they are shown. The default is all
+                columns except columns that contain lists.
 
         Returns:
             A `table` environment, or only a `tabular` if there is neither caption nor label.

@@ -37,12 +37,12 @@ Facts = Iterable[tuple[str, object]]
 
 
 class Fitting(Table):
-    """A table that shows one line per cell if it is wider than the terminal."""
+    """A table that becomes a list, with one line per cell, if the terminal is too narrow."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the table if it fits.
 
-        Otherwise, yield one line per cell that begins with the name of the column.
+        Otherwise, yield one line per cell. A line begins with the name of the column.
         """
         if self.fits(console, options):
             yield from super().__rich_console__(console, options)
@@ -78,8 +78,8 @@ def facts(title: str, rows: Facts, count: int = 6) -> Table:
     Args:
         title: The title, as plain text.
         rows: Names and values.
-        count: The number of significant digits of a float. Use six for constants and four for
-            measurements.
+        count: The number of significant digits of a float. Use six digits for constants and four
+            for measurements.
     """
     shown = Table("", "", title=escape(title), title_justify="left", show_header=False)
     for name, value in rows:
@@ -99,8 +99,8 @@ def columns(
 ) -> Fitting:
     """Return rows of markup as a table with column heads.
 
-    The first `left` columns are text, which may be broken. The others are numbers, which are not
-    broken.
+    The first `left` columns contain text, whose lines can be wrapped. The others contain numbers,
+    whose lines are never wrapped.
     """
     shown = Fitting(title=title, title_justify="left")
     for place, name in enumerate(head):
@@ -141,8 +141,8 @@ def spelled(name: str) -> str:
 def adjacency_of(private: Mapping[str, Any]) -> str:
     """Return the adjacency of the epsilon in a summary.
 
-    Early versions wrote add-remove, although their rates were lot / n_i. Summaries of these
-    versions have no entry `rate_from`.
+    Early versions wrote add-remove, but their sampling rate lot / n_i needs zero-out. Summaries of
+    these versions have no entry `rate_from`.
     """
     return private["adjacency"] if "rate_from" in private else "zero-out"
 
@@ -177,9 +177,9 @@ def spent_words(summary: Mapping[str, Any]) -> list[str]:
 
 
 def standing(private: Mapping[str, Any]) -> str:
-    """Return a text that says to what the epsilon of a summary refers.
+    """Return the conditions of the epsilon in a summary, as text.
 
-    The text names the adjacency, the sampling, the unit and the noise.
+    The conditions are the adjacency, the sampling, the unit and the noise.
     """
     held = f"{private['mode']}, {adjacency_of(private)}, {released_by(private)}"
     if "trust" in private:
@@ -192,7 +192,7 @@ def standing(private: Mapping[str, Any]) -> str:
 
 
 def released_by(private: Mapping[str, Any]) -> str:
-    """Return what a release uses as text: a lot of examples, or a cohort of whole clients."""
+    """Return the kind of samples in a release as text, such as `poisson lots`."""
     if "trust" in private:
         return "poisson cohorts" if private["sampling"] == "poisson" else "public cohorts"
     return f"{private['sampling']} lots"

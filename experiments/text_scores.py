@@ -78,9 +78,9 @@ def meteor(written: Sentences, references: References) -> float:
     Each sentence is scored with its best reference.
 
     Words match exactly or by their stems (Porter). Synonyms do not match, because WordNet is not
-    used. The constants are those of 2007 (0.9, 3, 0.5). METEOR 1.5 of the E2E challenge also
-    matches synonyms and paraphrases, gives function words less weight, and uses other constants, so
-    the values of METEOR 1.5 differ.
+    used. The constants alpha = 0.9, beta = 3 and gamma = 0.5 are those of METEOR in 2007. The
+    values differ from METEOR 1.5 of the E2E challenge. METEOR 1.5 also matches synonyms and
+    paraphrases, gives function words less weight, and uses other constants.
     """
     try:  # optional dependency
         from nltk.translate.meteor_score import meteor_score
@@ -98,9 +98,8 @@ def meteor(written: Sentences, references: References) -> float:
 def nist(written: Sentences, references: References) -> float:
     """Return the NIST score of the whole corpus, as computed by mteval-v13a without regard to case.
 
-    The weight of a matched n-gram is its information in the references: log2 of the count of its
-    first n - 1 words divided by the count of the n-gram. A sentence of fewer than n words has no
-    n-gram.
+    A matched n-gram has the weight log2(a / b). Here, b counts the n-gram in the references, and a
+    counts its first n - 1 words. A sentence of fewer than n words has no n-gram.
     """
     counts: list[Counter[Words]] = [Counter() for _ in range(NIST_WORDS + 1)]
     found, total, length = [Counter[Words]() for _ in range(NIST_WORDS)], [0] * NIST_WORDS, 0.0
@@ -130,8 +129,7 @@ def nist(written: Sentences, references: References) -> float:
 def _brevity(ratio: float) -> float:
     """Return the brevity factor for a length ratio.
 
-    The factor is 1 for ratios of at least 1, and falls for smaller ratios. It is 1/2 for the ratio
-    2/3.
+    The factor is 1 for ratios of at least 1, 1/2 for the ratio 2/3, and smaller for smaller ratios.
     """
     if ratio <= 0:
         return 0.0
@@ -142,8 +140,8 @@ def cider(written: Sentences, references: References) -> float:
     """Return the mean CIDEr-D score, from 0 to 10, as computed by pycocoevalcap.
 
     The score of a sentence is the mean cosine of its n-gram counts and those of its references, for
-    n-grams of 1 to 4 words. Rare n-grams have more weight. An n-gram in the references of every
-    sentence has weight 0, so the score of a single sentence is 0.
+    n-grams of 1 to 4 words. Rare n-grams have more weight. An n-gram that occurs in the references
+    of every sentence has weight 0. A single sentence therefore has the score 0.
     """
     theirs = [[_counts(one) for one in several] for several in references]
     sentences = Counter(gram for several in theirs for gram in set(chain(*several)))
@@ -165,9 +163,9 @@ def _counts(sentence: str) -> Counter[Words]:
 def _likeness(
     one: Counter[Words], other: Counter[Words], weights: Mapping[Words, float], rare: float
 ) -> float:
-    """Return the mean cosine of weighted n-gram counts.
+    """Return the mean cosine of the weighted n-gram counts of two sentences.
 
-    It is reduced if the sentences differ in length.
+    A factor reduces the mean if the sentences differ in length.
     """
     total = 0.0
     for n in range(1, CIDER_WORDS + 1):

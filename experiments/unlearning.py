@@ -2,10 +2,11 @@
 
 The certificate bounds how far the samples can move the model, and determines the noise. The run is
 also repeated without the samples, which shows how far the model actually moves. The accuracy loss
-from noise is measured for each kind of certificate. Only the noisy model may be published, and only
-once: averaging several releases removes noise, and their epsilons and deltas add up. Do not publish
-the record, because it was computed from the samples to be forgotten. Certificates that are computed
-after the run (`realized`) depend on the samples, so they do not determine the noise.
+from noise is measured for each kind of certificate. Publish only the noisy model, and only one
+noisy model of a run. Averaging several of them removes noise, and their epsilons and deltas add up.
+Do not publish the record, because it was computed from the samples to be forgotten. Certificates
+that are computed after the run (`realized`) depend on the samples, so they do not determine the
+noise.
 """
 
 import dataclasses
@@ -48,7 +49,10 @@ def execute(
     out: Path,
     given: UserObjects = NOTHING,
 ) -> Record:
-    """Write a noisy model to `out`. The noise hides the samples up to (epsilon, delta)."""
+    """Write a noisy model to `out`.
+
+    The noise hides whether the samples were used, with the guarantee (epsilon, delta).
+    """
     if any((out / one).exists() for one in (MODEL, EVIDENCE)):
         raise InputError(f"{out} already contains an unlearned model. Choose another folder.")
     multiplier = theory.noise_multiplier(epsilon, delta)
@@ -102,9 +106,9 @@ def execute(
 def sensitivities(
     folder: Path, samples: Sequence[int], given: UserObjects = NOTHING
 ) -> dict[str, float]:
-    """Return the sensitivity for each kind of constants.
+    """Return how far removing the samples can move the model, for each kind of constants.
 
-    If the run has no certificate, an error is raised.
+    Raise an error if the run has no certificate.
     """
     case = finished_run.from_directory(folder, given=given)
     _require_covered(case)
@@ -134,7 +138,7 @@ def sensitivities(
 
 
 def _require_covered(case: certificates.CertifiedSetting) -> None:
-    """Raise an error if a certificate for replacing samples does not cover removing samples."""
+    """Raise an error if the run's certificate covers replaced samples, but not removed samples."""
     if case.config.local.batch:
         raise InputError(
             "removal is certified only for full batches, because the choice of samples in a "

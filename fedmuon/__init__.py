@@ -111,7 +111,7 @@ class _PublicModules(MetaPathFinder, Loader):
         return found
 
     def exec_module(self, module: ModuleType) -> None:
-        """Restore the module's own import specification. The module's code has already run."""
+        """Restore the module's own import specification. Do not run the module's code again."""
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state
 

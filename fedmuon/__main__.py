@@ -23,7 +23,10 @@ SPELLED = {
 
 
 def main() -> Any:
-    """The command; Ctrl-C ends it in a sentence, too, while its libraries are still being read."""
+    """Run the command.
+
+    During the import of libraries, Ctrl-C ends the program with one sentence.
+    """
     reading = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if reading:  # a background process ignores it
         signal.signal(signal.SIGINT, _stop)
@@ -39,8 +42,10 @@ def main() -> Any:
 
 
 def require_room() -> None:
-    """Ignore sizes of a terminal, COLUMNS and LINES, in which nothing can be read; consoles look at
-    them from the moment they are made."""
+    """Correct values of COLUMNS and LINES that are unusable for output.
+
+    Consoles read these variables when they are created.
+    """
     for name in ("COLUMNS", "LINES"):
         said = os.environ.get(name, "")
         size = int(said) if re.fullmatch("[0-9]{1,9}", said) else 0
@@ -51,7 +56,7 @@ def require_room() -> None:
 
 
 def print_anywhere() -> None:
-    """Spell characters that the encoding of the output lacks with those that it has."""
+    """Replace characters that the encoding of the output does not contain by similar characters."""
     codecs.register_error("fedmuon.spelled", _spelled)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -65,7 +70,7 @@ def _spelled(error: UnicodeError) -> tuple[str, int]:
 
 
 def _in_ascii(sign: str) -> str:
-    """A character in ASCII: of those that make up pictures one alone, of others what they mean."""
+    """Return the ASCII text for a character: `*` or `+` in pictures, otherwise its meaning."""
     if sign in SPELLED:
         return SPELLED[sign]
     name, kind = unicodedata.name(sign, ""), unicodedata.decomposition(sign)
@@ -81,11 +86,11 @@ def _in_ascii(sign: str) -> str:
 
 
 def set_thread_defaults() -> None:
-    """Set what numpy and torch read when they are imported, unless the user has set it.
+    """Set environment variables that numpy and torch read at import, unless the user has set them.
 
-    OpenBLAS uses AVX-512 on AMD processors, where it would choose a narrower kernel. Threads of
-    torch sleep after waiting for about 20 us for each other. By default they spin for milliseconds,
-    and on a busy machine take the processor from the thread they wait for.
+    On AMD processors with AVX-512, OpenBLAS uses AVX-512 instead of a narrower kernel. Threads of
+    torch that wait for each other sleep after about 20 us. By default, they would spin for
+    milliseconds. On a busy machine, they would then block the thread for which they wait.
     """
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")

@@ -34,7 +34,10 @@ TABLE_2 = ("gap_within_bound", "mean_gap", "mean_bound", "mean_perturbation")
 
 
 def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
-    """Return the findings of a suite folder of this kind. `about` is its suite.json."""
+    """Return the findings of a suite folder of this kind.
+
+    `about` is the content of its suite.json.
+    """
     tables.require(about, KEYS, folder / "suite.json")
     runs = tables.read_csv(folder / "runs.csv", tables.RUNS, tables.ASIDE)
     neighbours = tables.read_csv(folder / "neighbours.csv", tables.NEIGHBOURS)
@@ -69,10 +72,7 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
 
 
 def _every(runs: Columns) -> Titled:
-    """Return a table of all runs.
-
-    It shows the varied keys, the final measures, the gap and the bound.
-    """
+    """Return a table of all runs: the varied keys, the final measures, the gap and the bound."""
     factors = (*varying(runs), "seed")
     names = [k for k in ("accuracy", "train_loss", "test_loss") if k in runs]
     share = runs["bound"] / runs.get("range", np.ones(len(runs["bound"])))
@@ -90,9 +90,9 @@ def _every(runs: Columns) -> Titled:
 
 
 def _beside(runs: Columns, published: Mapping[str, Any] | None) -> tuple[tuple[str, ...], Rows]:
-    """Return the head and the rows of a table like Table 2.
+    """Return the head and the rows of the table that compares our means with published means.
 
-    The rows are our row and, if it exists, the published row.
+    If the paper has no value for this suite, the table shows only our means.
     """
     measured = {
         "runs": str(len(runs["gap"])),
@@ -123,10 +123,11 @@ QUANTITIES = ("bound", "mean_perturbation")
 
 @style.styled
 def phase(runs: Columns, narrow: bool = False) -> Figure:
-    """Draw mean bound and perturbation over (eta, 1/sqrt(lambda)) (Stability note, Figure 2).
+    """Draw heat maps of the mean bound and the mean perturbation.
 
-    Means are over all other keys. `runs` has the columns of runs.csv. A cell of the heat map
-    without a run is white.
+    The axes are eta and 1/sqrt(lambda), as in the Stability note, Figure 2. Means are taken over
+    the values of all other keys. `runs` has the columns of runs.csv. A cell of the heat map without
+    a run is white.
     """
     figure, panels = style.canvas(2, narrow, 2.7)
     lrs, lambdas = np.unique(runs["lr"]), np.unique(runs["lambda"])[::-1]
@@ -200,11 +201,11 @@ def _series(axes: Axes, x: np.ndarray, y: np.ndarray, label: str) -> None:
 
 @style.styled
 def exposure(neighbours: Columns, narrow: bool = False) -> Figure:
-    """Draw exposure per sample Y_i(C)/n_i against perturbation (Stability note, Figure 3c).
+    """Draw perturbation against exposure per sample Y_i(C)/n_i (Stability note, Figure 3c).
 
-    Each neighbour is a point. A log axis cannot show 0, so neighbours with the value 0 are drawn
-    below all others, with a separate mark and their number. Neighbours whose exposure overflowed
-    are only counted.
+    A point is one neighbouring data set. Values of 0 have a separate mark at the edge of the
+    figure, because a log axis cannot show 0. Neighbouring data sets with infinite exposure are not
+    drawn, but the legend counts them.
     """
     figure, (axes,) = style.canvas(1, narrow, 3.6)
     x, y = neighbours["exposure"] / neighbours["size"], neighbours["perturbation"]
@@ -247,10 +248,10 @@ def _floor(values: np.ndarray) -> float:
 
 @style.styled
 def gap_and_bound(runs: Columns, narrow: bool = False) -> Figure:
-    """Draw the gap with its 95% interval and two bounds for every run.
+    """Draw the gap with its 95% interval, the bound, and the bound with C_hp = 1, for every run.
 
-    The second bound has C_hp = 1. The runs are sorted by their bound. If the bounds are much larger
-    than the gaps, the axis is linear around zero and logarithmic above.
+    The runs are sorted by their bound. If the bounds are much larger than the gaps, the axis is
+    linear around zero and logarithmic above.
     """
     figure, (axes,) = style.canvas(1, narrow, 3.2)
     order = np.argsort(runs["bound"], kind="stable")

@@ -1,8 +1,8 @@
-"""Numerical studies (suites that compute numbers), and functions that the studies share.
+"""Numerical studies, which are suites that compute numbers, and functions that studies share.
 
-A study is one file. From top to bottom, the file defines the settings of its TOML file, the
-measurements of its cells, its claims, and its figures. Its last line lists these parts in `STUDY`.
-The titles and captions of the figures are in `captions.toml` of the report's assets.
+A study is one file. The file first defines the keys of the study's TOML file, and then the
+measurements, the claims and the figures. The last line of the file creates the object `STUDY` from
+these parts. The titles and captions of the figures are in `captions.toml` of the report's assets.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -52,9 +52,9 @@ class Study:
     Attributes:
         kind: The value of `kind` in the suite's TOML file.
         settings: The schema of the TOML file, without `kind`, `title`, `note` and `data`.
-        cells: A function that makes the cells from the settings and the request. The record of a
-            cell maps names to lists of rows. The rows of all cells under the same NAME become
-            NAME.csv.
+        cells: A function that makes the cells from the settings and the request. A cell's record
+            maps table names to lists of rows. The file NAME.csv contains the rows of the table NAME
+            from all cells.
         claims: A function that makes the claims from the columns of `tables`.
         numbers: A function that makes a table for the report from the same columns. The first row
             contains the column names.
@@ -132,7 +132,7 @@ class RunStudy:
 
 @dataclass(frozen=True)
 class StudyWork(Work):
-    """A study with its settings, as a suite that can be computed."""
+    """A suite of one study with the settings of a TOML file."""
 
     study: Study
     settings: Table
@@ -140,13 +140,13 @@ class StudyWork(Work):
 
     @property
     def decisive(self) -> list[Any]:
-        """The request, the settings and the names of the cells. They determine the results."""
+        """The values that determine the results: the request, the settings and the cells' names."""
         request, settings = self.request, self.settings.model_dump(by_alias=True)
         cells = [one.name for one in self.cells]
         return [request.stem, self.kind, request.data, request.scale, settings, cells]
 
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
-        """Return the rows of NAME.csv for each NAME: the lists of all records, joined."""
+        """Return the rows of NAME.csv for each NAME: the rows of all cells, one after the other."""
         names = [name for name, held in records[0].items() if isinstance(held, list)]
         return {name: [row for one in records for row in one[name]] for name in names}
 
@@ -181,10 +181,9 @@ def run_chain(
 
 
 def _released(gradient: Callable[[Params], tuple[Tensor, Params]], points: Points) -> Released:
-    """Return a weighted average of noisy gradients, the sum of c_k times the noisy gradient at X_k.
+    """Return the weighted average of the noisy gradients at the points X_k, with weights c_k.
 
-    The weights c_k sum to 1 and all gradients have the same noise, so the average contains the
-    noise exactly once.
+    The weights sum to 1 and the noise of all gradients is the same, so the average has this noise.
     """
     found = [(share, gradient(at)[1]) for share, at in points]
     return Released(
@@ -227,7 +226,7 @@ def slopes_claim(
 ) -> Claim:
     """Return a claim about log-log slopes.
 
-    Its details begin with `before` and end with `after`, and list all slopes.
+    The details of the claim are `before`, the list of slopes, and `after`.
     """
     effect = Effect.between("log-log slope", slopes, unit="slope")
     return Claim(sentence, effect, rule, before + in_words(slopes) + after)

@@ -205,10 +205,7 @@ def _written(value: Scalar) -> str:
 
 @dataclass(frozen=True)
 class Metric:
-    """A number by which the points of a sweep are compared.
-
-    Every run records it for its final model.
-    """
+    """A measure of the final model, by which the points of a sweep are compared."""
 
     name: str
     rising: bool  # whether larger values are better
@@ -258,7 +255,7 @@ class Metric:
         return spelled(self.name).replace("-", " ")
 
     def better(self, one: float, other: float) -> bool:
-        """Return whether the mean `one` is better than the mean `other`.
+        """Return whether the mean `one` of this metric is better than the mean `other`.
 
         A mean that is nan is worse than every number.
         """
@@ -332,9 +329,9 @@ class GridSearch(WorkOfRuns):
     noun: ClassVar[str] = "sweep"  # also for runs without a grid
 
     def joined(self, lock: bytes) -> bytes | None:
-        """Return this sweep's lock if the folder contains a part of these runs, otherwise None.
+        """Return this sweep's lock if all runs in the folder belong to this sweep, otherwise None.
 
-        The user can therefore add values and seeds to a finished sweep.
+        A user can therefore add values and seeds to a finished sweep.
         """
         return self.lock if super().joined(lock) == self.lock else None
 
@@ -364,10 +361,9 @@ class GridSearch(WorkOfRuns):
         return dict.fromkeys(self.grid, "") | dict(cell.point)
 
     def over_seeds(self, cells: Sequence[Record]) -> list[Record]:
-        """Return rows with means over seeds and their intervals.
+        """Return one row for each point of the grid, with means over seeds and their intervals.
 
-        There is one row for each point of the grid. Without a grid, there is only one point, and
-        the rows are its metrics.
+        If only seeds vary, return one row for each metric.
         """
         names = list(cells[0])[len(self.grid) + 2 : -1] if cells else []
         if not self.grid:
@@ -391,7 +387,10 @@ class GridSearch(WorkOfRuns):
         return found
 
     def best(self, points: Sequence[Record]) -> dict[str, Record]:
-        """Return the best point of each recipe. Recipes whose points all diverged are missing."""
+        """Return the best point of each recipe.
+
+        A recipe is left out if all of its runs diverged.
+        """
         found: dict[str, Record] = {}
         assert self.metric is not None
         for row in points:
@@ -446,16 +445,16 @@ class GridSearch(WorkOfRuns):
 
     @property
     def private(self) -> bool:
-        """Whether some runs spend privacy."""
+        """Whether a run of the sweep is private."""
         return any(
             one.config.local.recipe in PRIVATE or one.config.privacy.level == "client"
             for one in self.cells
         )
 
     def beside(self, row: Record, key: str, points: Sequence[Record]) -> list[Record]:
-        """Return the neighbours of a point of the grid.
+        """Return the points with the next lower and the next higher value of a numeric key.
 
-        They have the next lower or the next higher value of a numeric key.
+        The values of all other keys are the same.
         """
         others = {name: row[name] for name in self.grid if name != key}
         line = [one for one in points if not isinstance(one[key], str | bool)
@@ -510,7 +509,7 @@ class GridSearch(WorkOfRuns):
 def _is_limit(key: str, value: Any) -> bool:
     """Return whether the value is an end of the range that the key allows.
 
-    The value 0 always counts as an end, because it may stand for a default.
+    The value 0 always counts as an end, because 0 stands for a default in some keys.
     """
     table, _, name = key.partition(".")
     field = FIELDS.get(table, {}).get(name)
@@ -556,7 +555,7 @@ def grid_search(
     command: str = "",
     given: UserObjects = NOTHING,
 ) -> GridSearch:
-    """Return a sweep. All of its runs are checked before any run starts.
+    """Return a sweep whose runs have all been checked before any run starts.
 
     Args:
         base: The config's tables, with the changes of --set.

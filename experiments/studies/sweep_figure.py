@@ -1,6 +1,6 @@
 """Figures of a sweep.
 
-They show the metric against one numeric key, or as a heat map over two numeric keys.
+The figures show the metric against one numeric key, or as a heat map over two numeric keys.
 """
 
 import math

@@ -61,16 +61,19 @@ UNITS = {BYTES: (1e6, "MB sent up"), SECONDS: (1.0, "simulated seconds")}
 class Wanted(Ordered):
     """A claim that compares the methods `better` and `than`.
 
-    It says that `better` has a lower cost to the target than `than`, or is at least as accurate.
+    The claim is that `better` has a lower cost to the target than `than`, or is at least as
+    accurate.
     """
 
     kind: Literal["cheaper", "accurate"] = "cheaper"
 
 
 class Part(Model):
-    """Methods that are compared. One of them is the `baseline` of the cost ratios.
+    """A part of the study: methods that are compared, and claims about them.
 
-    The claims about this part contain the text `words`, such as "on slow links".
+    Cost ratios are relative to the method `baseline`.
+
+    The text `words`, such as "on slow links", is added to the claims.
     """
 
     words: str = ""
@@ -178,11 +181,11 @@ def costs_to_target(rows: Columns, curves: Columns, part: str, method: str) -> d
 
 
 def ratio(spent: Mapping[int, float], other: Mapping[int, float]) -> Slope | None:
-    """Return the ratio of two methods' costs. It is a geometric mean over seeds with its interval.
+    """Return the ratio of two methods' costs: the geometric mean over seeds, and its interval.
 
-    If all runs of one method and no run of the other reached the target, the ratio is 0 or
-    infinite. If only some runs reached the target, the result is None. A single seed has no
-    interval.
+    If only one of the two methods reached the target, in all of its runs, the ratio is 0 or
+    infinite. In all other cases with a run that did not reach the target, the result is None. With
+    a single seed, there is no interval.
     """
     pairs = [(spent[seed], other[seed]) for seed in spent if seed in other]
     reached = np.isfinite(np.array(pairs, dtype=float).reshape(-1, 2))
@@ -260,10 +263,7 @@ def _settings(tables: Mapping[str, Mapping[str, Any]]) -> str:
 def claims(
     parts: Mapping[str, Any], rows: Columns, tuning: Columns, curves: Columns
 ) -> Sequence[Claim]:
-    """Return the claims of the suite's file, and a claim about the grids of step sizes.
-
-    The last claim says that the grids were wide enough.
-    """
+    """Return the claims of the suite's file, and the claim that step-size grids are wide enough."""
     found = []
     for name, part in parts.items():
         for one in part["claims"]:
@@ -331,7 +331,7 @@ def alike(found: Slope) -> bool:
 def numbers(parts: Mapping[str, Any], rows: Columns, tuning: Columns, curves: Columns) -> Rows:
     """Return the rows of the report's table, one for each method of each part.
 
-    A row contains the cost, and its ratio to the cost of the baseline.
+    A row contains the method's cost, and the ratio of this cost to the baseline's cost.
     """
     head = (
         "method", "step sizes", "final accuracy", "rounds to target", "cost to target", "ratio"
@@ -385,8 +385,8 @@ def accuracy_against(
 
     A panel with few lines also has bands from the minimum to the maximum over seeds. The name of a
     method is `ALGORITHM, HOW`, and HOW determines the colour of its line. If the name has a second
-    comma, the line is dotted. `rows` may contain parts that are not in `curves`. A HOW then has the
-    same colour in the figures of all these parts.
+    comma, the line is dotted. All parts in `rows` get colours, even if they are not drawn.
+    Therefore, the same HOW has the same colour in several figures.
     """
     drawn = [name for name in distinct(curves, "model") if cost_of(curves, name) == cost]
     methods = [
@@ -427,10 +427,9 @@ def accuracy_against(
 
 
 def _hows(rows: Columns, drawn: Sequence[str]) -> list[str]:
-    """Return the HOW texts that need a colour.
+    """Return the second part of the method names, HOW, for all methods that need a colour.
 
-    They are the HOW texts of the drawn parts, and those of other parts that have a HOW text in
-    common with them.
+    These are the methods of the drawn parts, and of other parts that share a HOW with them.
     """
     of = {
         part: [one.split(", ")[1] for one in distinct(where(rows, model=part), "method")

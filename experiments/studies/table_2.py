@@ -1,6 +1,7 @@
 """Study `table-2`: compare all suites of the Stability note, Table 2, with published means.
 
-A cell is one stack of runs of one suite, such as A1. `fedmuon suite A1` has the same cells.
+A cell computes a batch of runs of one suite, such as A1. The command `fedmuon suite A1` computes
+the same cells.
 """
 
 import itertools
@@ -50,7 +51,7 @@ class Settings(Table):
 
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
-    """Return a cell for each stack of each suite."""
+    """Return a cell for each batch of runs of each suite."""
     found = []
     for name in settings.suites:
         content = contents.at(contents.read(name), request.data, request.scale)
@@ -75,7 +76,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 
 def measure(head: Record, stack: stability.Stack) -> Record:
-    """Return a row for each run of the stack."""
+    """Return a row for each run of the batch."""
     runs = stack.compute()["runs"]
     return {"rows": [head | {name: run[name] for name in KEPT} for run in runs]}
 
@@ -110,7 +111,7 @@ def printed(rows: Columns, suite: str, column: str) -> float:
 def claims(rows: Columns) -> Sequence[Claim]:
     """Return the claims of the study.
 
-    They are about gaps, bounds, the published order of the suites, and the published signs.
+    The claims are about gaps, bounds, the published order of the suites, and the published signs.
     """
     return [*(_within(rows, one) for one in distinct(rows, "suite")),
             *(_ordered(rows, one) for one in ("bound", "mean_perturbation")),
@@ -170,7 +171,7 @@ def _reach(one: Slope) -> str:
 def numbers(rows: Columns) -> Rows:
     """Return the rows of the report's table.
 
-    They contain measured means with intervals over seeds, and the published means.
+    The rows contain measured means with intervals over seeds, and the published means.
     """
     lines: Rows = [("", "runs", *WORDS.values())]
     for suite in distinct(rows, "suite"):

@@ -1,7 +1,7 @@
 """Kind `training`: runs of several variants with several seeds, and optionally a swept key.
 
 The suite's file lists variants, a sweep, claims and published numbers. Every cell is a run with its
-own folder below runs/, which can be resumed and replayed.
+own folder in runs/, which you can resume and replay.
 """
 
 import contextlib
@@ -105,8 +105,8 @@ class Times(Table):
 class Suite(Table):
     """The keys that the suite's TOML file may contain.
 
-    `published` contains numbers by data set and variant, and `source` names the paper they are
-    from. `also` is a text that is added to every verdict.
+    `published` contains published numbers by data set and variant. `source` names their paper.
+    `also` is a text that is added to every verdict.
     """
 
     title: str
@@ -297,11 +297,14 @@ class WorkOfRuns(Work):
 
     @property
     def decisive(self) -> list[Any]:
-        """The kind, the suite, the scale, and every run's config."""
+        """The values that determine the results: kind, suite, scale, and every run's config."""
         return self._marked([_settings(one) for one in self.cells])
 
     def seal(self, cell: Cell) -> str:
-        """Return a text that identifies the run. It does not depend on the number of seeds."""
+        """Return a text that identifies the run.
+
+        The text does not depend on the number of seeds.
+        """
         assert isinstance(cell, TrainingRun)
         return files.digest(json.dumps(self._marked(_settings(cell))).encode())
 
@@ -354,7 +357,7 @@ class Training(WorkOfRuns):
         """Return the rows of curves.csv, runs.csv and summary.csv.
 
         A variant that does not depend on the sweep gets the same rows for every value of the sweep.
-        In a suite without a sweep, the value is nan.
+        In a suite without a sweep, the tables contain nan as the value of the sweep.
         """
         placed = [
             one | {"head": one["head"] | {"x": x}}

@@ -104,9 +104,9 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
 
 
 def _pending(folder: Path, about: Mapping[str, Any]) -> str:
-    """Return a note if more seeds were requested than the tables contain.
+    """Return a note if more seeds were requested than the tables contain, otherwise "".
 
-    The note contains the command that adds them. Otherwise, the result is "".
+    The note contains the command that computes the missing runs.
     """
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # --resume reports them
         cells = json.loads(read_text(folder / "suite.lock"))[-1]
@@ -202,8 +202,8 @@ def _numbers(runs: Columns, about: Mapping[str, Any]) -> tuple[tuple[str, ...], 
 def _pictures(curves: Columns, runs: Columns, about: Mapping[str, Any]) -> list[Picture]:
     """Return figures of final values along the sweep, and of curves by round and by seconds.
 
-    In a suite with a sweep, the curves show a single value of the sweep. There may be another
-    figure that shows every value, for one variant.
+    In a suite with a sweep, the curves show a single value of the sweep. In addition, one figure
+    may show every value of the sweep for one variant.
     """
     variants, sweep, at = about["variants"], about["sweep"], _drawn_at(about)
     rows = {name: column[at_level(curves, at)] for name, column in curves.items()}
@@ -252,7 +252,10 @@ APART = 2.5  # points between the bars of two variants at one value
 
 @dataclass(frozen=True)
 class Look:
-    """Colour and style of a variant. `added` is True for a variant `A + B` of a variant `A`."""
+    """Colour and style of a variant.
+
+    `added` is True if the variant's name is `A + B` and another variant has the name `A`.
+    """
 
     colour: str
     marker: str
@@ -279,10 +282,10 @@ def draw_curves(
 ) -> Figure:
     """Draw held-out loss, train loss and accuracy against rounds or seconds of training.
 
-    Held-out loss is a solid line and train loss is a dashed line. For a variant "A + B" of a
-    variant "A", the lines are dotted and dash-dotted. A line is the mean over seeds, and its band
-    is the range from minimum to maximum. With more than `MOST` variants, there are no bands and no
-    train losses. `x` is a value of the sweep.
+    Held-out loss is a solid line and train loss is a dashed line. If the variants "A" and "A + B"
+    exist, the lines of "A + B" are dotted and dash-dotted. A line is the mean over seeds, and its
+    band is the range from minimum to maximum. If there are more than four variants, the figure has
+    no bands and no train losses. The curves are those at the value `x` of the sweep.
     """
     figure, (loss, accuracy) = style.canvas(2, narrow, 2.9)
     few = len(variants) <= MOST
@@ -454,7 +457,7 @@ def by_epsilon(runs: Columns, variants: Sequence[str], narrow: bool = False) -> 
 
 
 def _ends(runs: Columns, variant: str, values: np.ndarray, measure: str) -> np.ndarray:
-    """Return the end measure for each value of the sweep.
+    """Return the final measure for each value of the sweep.
 
     The columns are the value of the sweep and the mean, minimum and maximum of the measure over
     seeds.

@@ -6,8 +6,8 @@ computations in float32: an SVD followed by U V^T, Newton–Schulz steps of degr
 two square matrices with the longer side. The three computations alternate, and are repeated several
 times. Times are geometric means over the repetitions. The ratio of two times has Student's interval
 for paired differences of logarithms. The predictions use Lemma 11 with the measured speeds of the
-product and of the SVD. One prediction counts the products of Newton–Schulz as the paper does. The
-other prediction counts the products that fedmuon computes, which are fewer.
+product and of the SVD. One prediction uses the paper's number of matrix products in Newton–Schulz.
+The other prediction uses fedmuon's number of matrix products, which is smaller.
 """
 
 import math
@@ -100,9 +100,9 @@ def printed_rows(name: str, table: Printed) -> Record:
 def measure(settings: Settings, shape: tuple[int, int]) -> Record:
     """Return a row for each number of steps.
 
-    `to_svd` and `to_product` define intervals of ratios. The ratio is the time of the steps divided
-    by the time of an SVD (or of a product). Its interval is from ratio / factor to ratio * factor,
-    where the factor is `to_svd` (or `to_product`).
+    For each row, two ratios are known: the time of the steps divided by the time of an SVD, and
+    divided by the time of a product. Each ratio has an interval from ratio / factor to ratio *
+    factor. The factors are `to_svd` and `to_product`.
     """
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     square = torch.randn(max(shape), max(shape), generator=torch.Generator().manual_seed(1))
@@ -132,9 +132,10 @@ def measure(settings: Settings, shape: tuple[int, int]) -> Record:
 
 
 def in_turn(calls: Sequence[Callable[[], object]], repeats: int) -> np.ndarray:
-    """Measure the seconds of each call, `repeats` times after one warm-up [repeats, calls].
+    """Return the seconds of each call, measured `repeats` times, as an array [repeats, calls].
 
-    The calls alternate, so that a period in which the machine is slow affects all of them.
+    The calls alternate, so that a slow period of the machine affects all calls. The first
+    measurement of each call is dropped.
     """
     found = np.empty((repeats + 1, len(calls)))
     for row in found:
@@ -167,9 +168,9 @@ def claims(rows: Columns, times: Columns) -> Sequence[Claim]:
 def _time_claims(times: Columns) -> Sequence[Claim]:
     """Return the claims that Lemma 11 predicts the measured ratio of times up to a factor.
 
-    The predicted ratio divided by the measured ratio does not depend on the time of the SVD. It is
-    the time of q Newton–Schulz steps divided by the time of a product with the same number of
-    operations.
+    The measured time of the SVD cancels in the predicted ratio divided by the measured ratio. The
+    quotient is the time of q Newton–Schulz steps divided by the time of a product with the same
+    number of operations.
     """
     measured = times["svd_seconds"] / times["seconds"]
     off, lemma, fast = times["made"] / measured, times["lemma"] / measured, times["efficiency"]
@@ -255,9 +256,9 @@ def _table_claims(rows: Columns) -> Sequence[Claim]:
 
 
 def slowdown(table: Columns) -> tuple[float, bool]:
-    """Return how many times longer SVD takes to reach its last loss than q = 3 steps take.
+    """Return an SVD's time to reach its last loss, divided by the time of q = 3 steps to this loss.
 
-    The second value is True if q = 3 has reached this loss before the first second of the table.
+    The second value is True if q = 3 has at most this loss at the first time of the table.
     """
     seconds, losses, goal = table["seconds"], table["q3"], table["svd"][-1]
     if losses[0] <= goal:
@@ -271,7 +272,7 @@ def slowdown(table: Columns) -> tuple[float, bool]:
 def numbers(rows: Columns, times: Columns) -> Rows:
     """Return the rows of the report's table.
 
-    There is a row for each shape, and then a row for each published table.
+    The table has a row for each measurement, and then a row for each published table.
     """
     counts = "Lemma 11, our counts", "Lemma 11, its counts"
     lines: Rows = [("shape or table", "q", "SVD / NS", *counts)]

@@ -1,4 +1,4 @@
-"""Read a suite's TOML file, for a data set and a scale."""
+"""Read a suite's TOML file, with its settings for one data set and one scale."""
 
 import contextlib
 import itertools
@@ -49,7 +49,7 @@ class SuiteRequest:
 
     @property
     def stem(self) -> str:
-        """The suite's name. If the user passed the path of a file, the name of this file."""
+        """The suite's name. For a path, this is the name of the file."""
         return Path(self.name).stem
 
     @property
@@ -81,7 +81,7 @@ def told(name: str) -> str:
 
 
 def _likes(name: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return the suite, the suite that its key `like` names, and so on, with their contents."""
+    """Return the name and content of the suite, and of all suites that its key `like` leads to."""
     found: list[tuple[str, dict[str, Any]]] = []
     after: Any = name
     while after is not None:
@@ -146,7 +146,7 @@ def at(content: Mapping[str, Any], data: str, scale: str) -> dict[str, Any]:
 
 
 def _table(content: dict[str, Any], name: str, above: str = "") -> dict[str, Any]:
-    """Remove the table of that name from the content and return it."""
+    """Remove the table with this name from the content, and return the table."""
     held, name = content.pop(name, {}), above + name
     if not isinstance(held, Mapping):
         raise InputError(
@@ -165,7 +165,10 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def locked(config: Config) -> dict[str, Any]:
-    """Return the config's tables without keys of later versions that have their default values."""
+    """Return the config's tables without new keys that have their default values.
+
+    New keys are those that earlier versions did not have.
+    """
     tables = config.model_dump(by_alias=True)
     for table, key in LATER:
         if is_default(f"{table}.{key}", tables[table][key]):
@@ -176,8 +179,8 @@ def locked(config: Config) -> dict[str, Any]:
 def cell(*layers: Tables) -> Config:
     """Merge the given tables into the config of a cell. Later tables override earlier tables.
 
-    Keys that have no effect on this cell are removed. Therefore, cells with different recipes can
-    share a base.
+    Keys that have no effect on this cell are removed. Cells with different recipes can therefore
+    use the same table `base`.
     """
     return parse(only_read(reduce(merged, layers, {})))
 
@@ -193,9 +196,9 @@ def require_read(place: str, tables: Tables, cells: Sequence[Config]) -> None:
 
 
 def require_free(place: str, changes: Tables, settled: Mapping[str, str]) -> None:
-    """Raise InputError if `changes` contains a key that the suite sets elsewhere.
+    """Raise InputError if `changes` contains a key that the suite already sets.
 
-    `settled` maps such a `table.key` to the place where the suite sets it.
+    `settled` maps each `table.key` of the suite to the place where the suite sets the key.
     """
     for table, keys in changes.items():
         for key in keys:
@@ -253,9 +256,7 @@ def slug(name: str) -> str:
 
 
 def guess(source: Source, config: Config) -> dict[str, tuple[int, int]]:
-    """Return the number of classes and the number of held-out samples.
-
-    They determine which accuracy random guesses can achieve.
+    """Return the numbers of classes and held-out samples, to compute the accuracy of guessing.
 
     The result is empty for text, because its labels are not classes to predict.
     """

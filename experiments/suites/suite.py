@@ -2,8 +2,8 @@
 
 A cell is an independent part of a suite, such as one run. Every finished cell is stored in one
 file, so a suite can be resumed. Cells can be computed in this process, in worker processes or as
-Ray tasks. The tables are made only from the files. The `kind` of the suite determines its cells
-(see `find`).
+Ray tasks. The tables are computed from these files alone. The `kind` of the suite determines its
+cells (see `find`).
 """
 
 import csv
@@ -37,9 +37,9 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 class Cell(Protocol):
-    """An independent part of a suite. A cell can be pickled, and its result is the same anywhere.
+    """An independent part of a suite.
 
-    `name` is also the name of its file. `size` is its weight in the progress bar.
+    A cell can be pickled. Its result does not depend on the process that computes it.
     """
 
     @property
@@ -81,18 +81,24 @@ class Work(ABC):
 
     @property
     def lock(self) -> bytes:
-        """The bytes of `decisive`. A folder stores the lock of its suite."""
+        """The bytes of `decisive`.
+
+        A suite's folder stores the lock, so that no other suite continues in the folder.
+        """
         return (json.dumps(self.decisive, indent=1) + "\n").encode()
 
     def seal(self, cell: Cell) -> str:
-        """Return a text that identifies the cell and its suite. The cell's file contains it."""
+        """Return a text that identifies the cell and its suite.
+
+        The cell's file contains this text.
+        """
         return f"{files.digest(self.lock)} {cell.name}"
 
     def joined(self, lock: bytes) -> bytes | None:
-        """Return the lock to write if this suite may use a folder, or None if it may not.
+        """Return the lock to write if this suite may continue in a folder, or None if it may not.
 
         Args:
-            lock: The lock that the folder has now.
+            lock: The lock that is stored in the folder.
         """
         return lock if lock == self.lock else None
 
@@ -119,7 +125,7 @@ class Work(ABC):
         ]
 
     def require_sound(self, cells: Sequence[Cell]) -> None:
-        """Raise InputError if a finished cell has damaged files in addition to its record."""
+        """Raise InputError if a finished cell has a damaged file other than its record."""
         return
 
 
@@ -148,7 +154,7 @@ def execute(
 
     Args:
         work: The suite.
-        out: The folder. It must be new, or with `resume` belong to the same suite.
+        out: The folder. The folder must be new or, with `resume`, contain cells of the same suite.
         resume: Whether to continue the suite in `out`.
         by: A function that computes cells, in this process or elsewhere.
         on_round_end: A function that is called after each cell with the progress.

@@ -1,8 +1,8 @@
-"""Worker processes on this machine. Each worker computes many cells.
+"""Worker processes on this machine.
 
 The parent starts this module as a program, which imports torch while the parent checks the input.
 Then the program forks the workers, so that libraries are loaded only once. Each worker computes one
-cell after the other. Only the parent receives signals. It forwards them to the workers, so that a
+cell after the other. Only the parent receives signals, and forwards them to the workers, so that a
 run can save a checkpoint. The workers end when their parent ends, even with kill -9.
 """
 
@@ -75,7 +75,10 @@ class Workers:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the workers. After an error, wait until they have saved their finished rounds."""
+        """End the workers.
+
+        After an error, wait until the workers have saved their finished rounds.
+        """
         assert self._nursery is not None and self._nursery.stdin is not None
         for ours in self._pipes:
             ours.close()
@@ -96,7 +99,7 @@ class Workers:
     def __call__(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, Record]]:
         """Yield every cell with its record, in the order in which the cells finish.
 
-        The longest cells start first, so that no long cell is left alone at the end.
+        The longest cells start first, so that all workers finish at about the same time.
         """
         from fedmuon.experiments.suites.suite import cost  # imports torch
 
@@ -113,7 +116,7 @@ class Workers:
                 yield cell, answer
 
     def _hand(self, ours: Connection, waiting: list[Cell], busy: dict[Connection, Cell]) -> None:
-        """Send the longest waiting cell to a free worker."""
+        """Send the waiting cell with the highest cost to a free worker."""
         if not waiting:
             return
         busy[ours] = cell = waiting.pop()

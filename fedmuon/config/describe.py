@@ -70,7 +70,7 @@ def describe(table: str, name: str) -> Key:
 def keys(table: str) -> list[Key]:
     """Return the descriptions of all keys of a table, in order.
 
-    The table of options is left out.
+    The key `options` is left out.
     """
     return [describe(table, name) for name in KEYS[table]]
 

@@ -161,7 +161,7 @@ def _compression_problems(config: Config) -> Iterator[str]:
 
 
 def _step_problems(config: Config) -> Iterator[str]:
-    """Yield errors for settings that exclude NorMuon, MuonBP, bfloat16, or Muon on the server."""
+    """Yield errors for settings that NorMuon, MuonBP, bfloat16 or Muon on the server exclude."""
     table, local, privacy = config.orthogonalizer, config.local, config.privacy
     drawn = table.name in ("gaussian-smoothed-sign", "randomized-polar")
     if local.recipe == "ef21-muon" and drawn:
@@ -358,7 +358,7 @@ def missing_noise(config: Config) -> Iterator[str]:
 
 
 def noise_advice(config: Config) -> str:
-    """Return the error that a private run needs noise or a target epsilon."""
+    """Return the error for a private run without noise: set noise or a target epsilon."""
     named = f"[local] recipe = '{config.local.recipe}'"
     named = "[privacy] level = 'client'" if config.privacy.level == "client" else named
     return (
@@ -435,10 +435,7 @@ def mechanism_problems(privacy: Any, local: Any) -> Iterator[str]:
 
 
 def in_turns(lot: float, public_rate: float, adjacency: str) -> str:
-    """Return why lots cannot be cut from a fixed order of the samples.
-
-    Return an empty text if this is possible.
-    """
+    """Return why lots cannot be cut from a shuffled or cyclic order of the samples, or ""."""
     if adjacency == "add-remove" and not public_rate:
         return MOVED
     if lot != int(lot):
@@ -482,7 +479,7 @@ def _lot_problems(privacy: Any) -> Iterator[str]:
 
 
 def _noise_problems(privacy: Any, recipe: str) -> Iterator[str]:
-    """Yield errors for correlated noise, and for a clipping bound that adapts to a quantile."""
+    """Yield errors for settings that exclude a clipping bound that adapts to a quantile."""
     if privacy.arithmetic == "grid" and (privacy.quantile or privacy.noise_correlation != "none"):
         yield OF_REALS
     if not privacy.quantile:

@@ -148,8 +148,8 @@ class Config(Table):
     def _normalized(cls, tables: Any) -> Any:
         """Set the defaults that depend on other keys.
 
-        `normalize = auto` is replaced by the scaling that the task needs. If there are few clients,
-        all clients take part in each round.
+        `normalize = auto` is replaced by the scaling that the task needs. If there are fewer
+        clients than the default of `per-round`, all clients take part in each round.
         """
         if not isinstance(tables, Mapping):
             return tables
@@ -197,8 +197,7 @@ def parse(tables: Mapping[str, Any], own_recipe: bool = False) -> Config:
 def only_read(tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return nested tables without the keys that have no effect.
 
-    Several configs can therefore use the same settings, although some keys affect only some of the
-    configs.
+    Several configs can therefore share settings that affect only some of these configs.
     """
     left_out = unread(validate(Config, tables, UNFINISHED))
     return {
@@ -232,8 +231,8 @@ def to_resume(folder: Path) -> Path:
 def read(path: Path) -> dict[str, Any]:
     """Read a TOML file as nested tables.
 
-    If the TOML file names an object in `./file.py`, this Python file is searched in the folder of
-    the TOML file, and then in the current folder.
+    A custom object can have the name `./file.py:object`. Its file is then searched in the folder of
+    the TOML file, and after this in the current folder.
     """
     held = read_toml(path)
     for table, key in NAMING:

@@ -6,10 +6,10 @@ an effect in a config, and writes the error for a key without effect. A config t
 without effect is rejected, because the setting would mislead. An example is `epsilon = 8` with an
 optimizer that is not private.
 
-The checks of a config, `fedmuon config explain`, completion, the reference page and Flower's table
-are all derived from these tables. Values are single numbers, strings or booleans, because Flower's
-run config cannot contain lists. Therefore a config contains only the name of a set of coefficients,
-not the numbers.
+Many parts are derived from these tables: the checks of a config, `fedmuon config explain`,
+completion, the reference page, and the config keys of the Flower app. Values are single numbers,
+strings or booleans, because Flower's run config cannot contain lists. Therefore a config contains
+only the name of a set of coefficients, not the numbers.
 """
 
 import math
@@ -89,7 +89,8 @@ class ReadIf:
         holds: The values of `key` that meet the condition, or a function that returns whether a
             value meets the condition. If values are listed, a custom object also meets the
             condition, because it is not yet known which keys the object uses.
-        readers: What uses the other keys, with the verb "use". In errors, the text follows "Only".
+        readers: The parts that use the other keys, followed by the verb, such as "clipping by
+            blocks uses". Errors begin with "Only" and this text.
         fix: The advice in an error, in lower case. By default, the advice is to set `key` to one of
             the listed values.
         unless: Another condition that is also sufficient.
@@ -123,7 +124,7 @@ def key(
         default: The default value.
         what: The description.
         read_if: The conditions that must all be met for the key to have an effect. If a condition
-            checks a second key, the conditions of the second key come first.
+            checks a key that has conditions itself, list the conditions of that key first.
         values: The possible values in words, if the type does not define them.
         symbol: The symbol for the key in the papers.
     """
@@ -865,13 +866,14 @@ class OrthogonalizerTable(Table):
 class Privacy(Table):
     """Differential privacy, per example or per client.
 
-    Optimizers dp-* and disk-* protect single examples within each client. Each example's gradient
-    is clipped to `bound` in every matrix block (all other parameters form one block), clipped in
-    one norm (flat), or scaled to the bound (automatic). The mean of a lot is the sum divided by
+    Optimizers dp-* and disk-* protect single examples within each client. By default, each
+    example's gradient is clipped to `bound` in every matrix block, and all other parameters form
+    one block. With `flat`, all parameters are clipped as one vector. With `automatic`, gradients
+    are scaled to the bound. The mean of a lot is the sum of its bounded gradients, divided by
     `lot`. Every entry of the mean has noise of standard deviation `noise * bound / lot`. A client's
     sampling rate is `lot / n_i`, `lot / population` with a public `population`, or a public `rate`.
 
-    Level `client` protects whole clients: `bound` is then the clipping bound of a client's whole
+    Level `client` protects whole clients. Then `bound` is the clipping bound of a client's whole
     update, and the sum of a round has noise of standard deviation `noise * bound`.
     """
 
@@ -1224,7 +1226,8 @@ class Devices(Table):
     """Simulated devices with a virtual clock.
 
     The simulated seconds of a client in a round are: latency + bytes / bandwidth-down + steps ·
-    batch · cost / speed + bytes / bandwidth-up. They are the same on every machine and engine.
+    batch · cost / speed + bytes / bandwidth-up. These seconds are the same on every machine and
+    engine.
     """
 
     mode: Literal["none", "synchronous", "deadline", "fedbuff"] = key(
@@ -1359,7 +1362,7 @@ C_HP = ("explicit", "sharp", "variance")
 
 
 def _constant(value: float | str) -> float | str:
-    """Check a value of the constant C_hp. It is a positive number, or the name of a proved form."""
+    """Check that the constant C_hp is a positive number or the name of a proved form."""
     known = value in C_HP if isinstance(value, str) else 0 < value < math.inf
     if not known:
         raise ValueError(
@@ -1571,8 +1574,8 @@ def refusal(config: Config, name: str, value: Any = None) -> str:
 def unread_by_own_recipe(config: Config, private: bool) -> Iterator[str]:
     """Yield errors for keys that only built-in private recipes use, if the recipe is custom.
 
-    `private` tells whether the custom recipe has a privacy mechanism. A privacy mechanism already
-    contains these settings. Only the key `delta` then has an effect, in the privacy accountant.
+    `private` tells whether the custom recipe has a privacy mechanism, which sets clipping, noise
+    and lots. Of the keys in [privacy], only `delta` then has an effect, in the privacy accountant.
     """
     if private:
         why = "the mechanism of your optimizer already sets clipping, noise and lots"

@@ -2,7 +2,7 @@
 
 A custom object is the value itself, or a function that returns the value. The function receives
 arguments by the names of its parameters. Possible arguments are keys of the object's table, options
-(such as `[local.options]`), and facts such as the shape of a sample.
+(such as `[local.options]`), and facts about the run, such as the shape of a sample.
 """
 
 import contextlib
@@ -106,8 +106,8 @@ def make_named(
         kind: The kind of the value, a key of `NAMED`.
         ours: Functions that create built-in values, by name.
         values: Types of custom objects that are values themselves, so that they are not called.
-        facts: Further arguments by name. The object can take them in addition to its keys and
-            options.
+        facts: Further arguments by name. A custom object can have parameters for them, in addition
+            to parameters for keys and options.
 
     Returns:
         The custom object, or the value that it returns. If there is no custom object, the built-in
@@ -129,7 +129,7 @@ def make_named(
 
 
 def guard(config: Config, kind: str) -> Guard:
-    """Return the guard that surrounds calls of the custom object of this kind."""
+    """Return the guard, which turns errors of the custom object of this kind into `OwnError`."""
     table, key = NAMED[kind]
     name, given = getattr(getattr(config, table), key), getattr(config.given, kind)
     if kind == "task" and not is_own(name):

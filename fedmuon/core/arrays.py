@@ -1,7 +1,8 @@
 """Conversion of arrays and tensors to files that cannot contain code: .npz, .npy, safetensors.
 
-A tensor on the CPU is written from its own memory, as a NumPy array. Torch and NumPy are imported
-only by the functions that need them. Commands that only show a run therefore start fast.
+A tensor on the CPU is written without a copy, as a NumPy array in the same memory. Torch and NumPy
+are imported only by the functions that need them. Commands that only show a run therefore start
+fast.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def to_numpy(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
 
 
 def digest_of_arrays(arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> str:
-    """Return one SHA-256 of all arrays (name, torch dtype, shape, bytes) and of the metadata."""
+    """Return one SHA-256 of the metadata and of all arrays, with their names, dtypes and shapes."""
     found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for name, value in sorted(arrays.items()):
         found.update(f"{name} torch.{value.dtype} {value.shape}".encode())

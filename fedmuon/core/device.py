@@ -67,7 +67,7 @@ def at_hand(device: torch.device) -> bool:
 
 @contextmanager
 def without_checks() -> Iterator[None]:
-    """Assume within this context that all conditions on a GPU hold, as torch's optimizers do.
+    """Within this context, skip all checks of conditions on a GPU, as torch's optimizers do.
 
     A NaN then stays a NaN and raises no error.
     """
@@ -108,7 +108,7 @@ def holds(condition: Tensor) -> bool:
 def is_finite(number: Tensor) -> bool:
     """Return whether a number (a scalar tensor) is finite.
 
-    On a GPU, see `holds` for the time of the check.
+    On a GPU, the check may come later, as in `holds`.
     """
     if at_hand(number.device):
         return math.isfinite(float(number))
@@ -119,9 +119,8 @@ def with_deferred_checks(device: torch.device, work: Callable[[], Found]) -> Fou
     """Call the function `work`, and check all conditions of this call together at its end.
 
     If a condition does not hold, `work` is called again, and each condition is checked immediately.
-    The numbers of both calls are the same. Later rounds also check immediately, until all
-    conditions of one round hold. Within another `with_deferred_checks`, the function only calls
-    `work`.
+    Both calls compute the same numbers. Later rounds also check immediately, until all conditions
+    of one round hold. Within another `with_deferred_checks`, the function only calls `work`.
     """
     if device.type in AT_HAND or _round.get() is not None:
         return work()
@@ -156,8 +155,8 @@ def _collecting(of: _Round) -> Iterator[_Round]:
 def to_device(values: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """Copy a tensor from the CPU to a device without waiting for the device.
 
-    The tensor is first pinned in memory. From unpinned memory, CUDA would copy only after all of
-    its queued work.
+    The tensor is first pinned in memory. A copy from unpinned memory would wait for all queued work
+    of the GPU.
     """
     values = values if dtype is None else values.to(dtype)
     if device.type == "cuda" and values.device.type == "cpu":

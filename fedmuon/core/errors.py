@@ -31,7 +31,7 @@ LONG = 120  # maximum characters of a value in a message
 
 
 class InputError(ValueError):
-    """The error for an input that cannot be used. Its message says what is wrong, and what to do.
+    """The error for an input that cannot be used. The message says what is wrong, and what to do.
 
     `InputError` is a subclass of `ValueError`.
 
@@ -221,7 +221,7 @@ class Guard:
     ) -> Callable[..., Any]:
         """Return the function wrapped in this guard.
 
-        If `read` is set, it converts the result of the function.
+        The function `read`, if set, converts the results.
         """
         return _Guarded(self, function, read)
 
@@ -257,7 +257,7 @@ def mapping(found: Any) -> dict[str, Any]:
 def object_name(found: Any) -> str:
     """Return a readable name of a custom object: its own name, or the name of its class.
 
-    This never raises an error, even if an attribute of the object does.
+    No error is raised, even if the object's attributes raise errors.
     """
     try:
         for within in ("apply", "module"):  # inside an Orthogonalizer, Aggregator or Task

@@ -187,8 +187,8 @@ def remove_drafts(folder: Path) -> None:
 def sealed(record: Record, home: str = "") -> str:
     """Format a record as one line of JSON with a checksum.
 
-    The last key, `check`, is the CRC-32 of `home` followed by the rest of the line. `unsealed`
-    therefore rejects a line that was written with another `home`.
+    The last key, `check`, is the CRC-32 of the text `home` and of the rest of the line. `home`
+    names the owner of the line, such as a run. Lines of another owner are rejected by `unsealed`.
     """
     body = json.dumps(record)[:-1]
     return f'{body}, "check": "{crc(home + body):08x}"}}\n'

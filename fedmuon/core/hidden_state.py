@@ -77,8 +77,7 @@ def _walk(found: Any, name: str, deep: int) -> Iterator[tuple[str, Any]]:
 def _parts(found: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Yield (place, part) for the parts of an object that may contain state.
 
-    For a dict or list, only arrays and tensors count. Numbers in a list or dict may be a harmless
-    log of calls.
+    Numbers in a dict or list are ignored, because they may be a harmless log of calls.
     """
     if isinstance(found, MethodType):
         yield name, found.__self__

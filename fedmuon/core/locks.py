@@ -31,8 +31,8 @@ _handles: dict[tuple[Path, int], int] = {}  # (lock file, thread) -> open handle
 def held(folder: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None]:
     """Hold the lock of a folder within this context. A missing folder is created.
 
-    A thread can take a lock again that this thread already holds. If another thread or process
-    holds the lock for longer than `patience` seconds, an error names that process.
+    A thread that holds the lock can take it again. If another thread or process holds the lock for
+    longer than `patience` seconds, an error names that process.
     """
     with mendable(folder, "create"):
         file = Path(os.path.realpath(folder), name)  # `resolve` fails for circular links

@@ -235,9 +235,9 @@ def _read_module(path: Path) -> ModuleType:
         sys.path.append(str(path.parent))
 
     def load(name: str, *given: Any, **named: Any) -> Any:
-        """Import a module for this file.
+        """Import a module, or import it again if it is a local file that has changed.
 
-        Replaces `__import__`, also in functions that are called later.
+        This function replaces `__import__` in the user's file, also after the file was imported.
         """
         if name not in local_imports(path):
             return builtins.__import__(name, *given, **named)
@@ -301,7 +301,7 @@ def _file_of(module: ModuleType) -> Path | None:
 
 
 class Filled(partial):
-    """A custom function whose parameters named after facts, such as `seed`, are already set."""
+    """A custom function with some arguments already set, namely facts such as `seed`."""
 
 
 def make(found: Any, known: Mapping[str, Any], values: tuple[type, ...] = ()) -> Any:
@@ -384,9 +384,9 @@ def require_callable(found: Any, kind: str, wanted: str) -> Any:
 
 
 def unfit(found: Any, kind: str, wanted: str) -> InputError:
-    """Return an error which says that an object cannot be used as a certain kind of object.
+    """Return the error that an object cannot be used as the given kind, such as `schedule`.
 
-    `kind` is the name of the kind, such as `schedule`. The error advises to pass `wanted` instead.
+    The error advises to pass `wanted` instead.
     """
     if isinstance(found, Filled):  # the function needs more arguments than the facts
         said = getattr(found.func, "__name__", "") or type(found.func).__name__

@@ -1,4 +1,4 @@
-"""Random draws, each with a key that includes its purpose.
+"""Random draws, each with its own key.
 
 The key of a draw is (seed, what, round, client, step, block), and nothing else affects the draw.
 The engine, the process, the order of clients and the number of workers have no effect. Training on

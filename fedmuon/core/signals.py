@@ -20,8 +20,8 @@ def interruptible() -> Iterator[None]:
     """Within this context, the first Ctrl-C, SIGTERM or SIGHUP raises `Interrupted`.
 
     `Interrupted` is raised in the main thread. A second signal ends the program at once, in case
-    saving hangs. This damages no file, because files are written completely or not at all. An
-    `interruptible` inside another has no effect. Under nohup, SIGHUP stays ignored.
+    saving hangs. Even then, no file is damaged, because files are written completely or not at all.
+    An `interruptible` inside another has no effect. Under nohup, SIGHUP stays ignored.
     """
     nested = signal.getsignal(signal.SIGINT) is _unwind
     if nested or threading.current_thread() is not threading.main_thread():
@@ -33,7 +33,7 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _sent_again() -> Iterator[None]:
-    """Within this context, send a signal again if Python dropped the exception that it raised.
+    """Within this context, send a signal again if Python dropped the signal's exception.
 
     Python drops exceptions that occur in callbacks of weak references and in `__del__`.
     """
@@ -113,7 +113,10 @@ def told(hear: Hearer, unless: Sequence[int] = ()) -> Iterator[None]:
 
 
 def _ours() -> list[signal.Signals]:
-    """Return the signals that end a program. If nohup ignores SIGHUP, it is left out."""
+    """Return the signals that end a program.
+
+    SIGHUP is left out if the program ignores SIGHUP, as under nohup.
+    """
     nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [end for end in ENDS if not (nohup and end == signal.SIGHUP)]
 

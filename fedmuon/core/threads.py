@@ -31,7 +31,7 @@ def spread(pieces: Sequence[Callable[[], Found]], apart: bool = True) -> list[Fo
 
     Args:
         pieces: Functions without arguments. They run with the torch settings of this thread (see
-            `_Job`), except that each function must itself set whether torch records gradients.
+            `_Job`). However, each function must itself set whether torch records gradients.
         apart: If false, the functions are called one after the other, and each can use all threads
             of torch or a GPU.
 
@@ -79,7 +79,7 @@ class Turns:
     def of(self, number: int) -> Iterator[Callable[[], None]]:
         """Yield a function that waits until the piece with this number may add its result.
 
-        The turn of the piece ends with this context.
+        The next piece can add its result when this context ends.
         """
         turn = partial(self._wait, number)
         try:
@@ -119,7 +119,10 @@ class PerThread(Generic[Found]):
 
 @dataclass(frozen=True)
 class _Crew:
-    """The helper threads of one thread. They also help with pieces that are divided again."""
+    """The helper threads of one thread.
+
+    If a piece is divided again, the same helper threads compute the new pieces.
+    """
 
     size: int
     others: threading.Semaphore
@@ -209,8 +212,8 @@ class _Job:
     def results(self) -> list[Any]:
         """Return the results of all pieces, or raise an error.
 
-        If there are several errors, a request to stop is raised first. Other errors follow the
-        order of the pieces.
+        If there are several errors, a request to stop has priority. Otherwise, the error of the
+        first piece is raised.
         """
         with self._change:
             self._change.wait_for(lambda: self._ended == self._taken)

@@ -1,7 +1,7 @@
 """The training samples of all clients in one array, and the held-out samples.
 
-The samples of one client are consecutive rows of the array. The memory grows with the number of
-samples, plus one number per client, so a million clients are possible.
+The samples of one client are consecutive rows of the array. Memory contains the samples and one
+number per client, so a million clients are possible.
 """
 
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ class FederatedData:
     """The normalized training samples of N clients, and the held-out samples.
 
     Attributes:
-        inputs: Train samples [n, d], sorted by client. The samples of one client are in the same
-            order as in `train_index`.
+        inputs: Train samples [n, d], sorted by client. The samples of one client have the order of
+            `train_index`.
         labels: Labels [n] of the train samples.
         offsets: Row numbers [N + 1]. The rows of client i are offsets[i] to offsets[i + 1] - 1.
         test_inputs: Test samples [m, d].
@@ -147,8 +147,8 @@ def federate(
         source: The source of the samples.
         dealt: The samples chosen for training, with their clients, and the held-out samples.
         normalize: Name of the normalization, see `flat_rows`.
-        clients: The number of clients N. Set it if the last clients may have no samples. The
-            default is the largest client number plus 1.
+        clients: The number of clients N. Set this number if the last clients may have no samples.
+            The default is the largest client number plus 1.
     """
     order, sizes = np.argsort(dealt.client, kind="stable"), np.bincount(dealt.client)
     clients = max(clients or 0, len(sizes))
@@ -196,11 +196,11 @@ def split(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draw train, test and validation samples without overlap, as indices in the source.
 
-    If the source has a large enough official test part, test samples come from this part, and train
-    samples come from the samples before this part. Otherwise, both are drawn from the whole source.
-    With the same seed, a larger `train` only adds train samples and does not change the test
-    samples, and vice versa. Validation samples are drawn after the train samples, so `validation`
-    changes neither train nor test samples.
+    If the official test part of the source is large enough, test samples come from this part, and
+    train samples come from the samples before it. Otherwise, test and train samples are drawn from
+    the whole source. With the same seed, a larger `train` only adds train samples, and a larger
+    `test` only adds test samples. Validation samples are drawn after the train samples, so
+    `validation` changes neither train nor test samples.
 
     Args:
         source_labels: Labels of all samples.

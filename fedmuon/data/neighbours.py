@@ -103,8 +103,8 @@ def census(data: FederatedData, source: Source, seed: int) -> np.ndarray:
     """Return one neighbour for each of the n samples: neighbour t replaces row t of `data`.
 
     The result is an array [n, 3] with rows (client, position, replacement). Replacements are drawn
-    as in `draw` and depend only on (seed, t). They use a separate random stream, so the
-    replacements are independent of the draws of `draw`.
+    as in `draw` and depend only on (seed, t). The random stream differs from that of `draw`, so
+    both draws are independent.
     """
     pool, client = _pool(data, source), np.repeat(np.arange(len(data.sizes)), data.sizes)
     drawn = np.empty((len(client), 3), np.int64)

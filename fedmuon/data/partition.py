@@ -28,8 +28,8 @@ def dirichlet(alpha: float, minimum: int) -> Partition:
     evenly.
 
     Raises:
-        InputError: If an option is out of range, or there are too few samples. The error is raised
-            when the partition is applied.
+        InputError: When the partition is applied, if an option is out of range or there are too few
+            samples.
     """
 
     def deal(labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
@@ -226,14 +226,14 @@ def _deal_evenly(labels: np.ndarray, clients: int, rng: np.random.Generator) -> 
 def _counts(total: int, clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
     """Draw one count per client, in random proportions from Dir(alpha 1_N). The sum is `total`.
 
-    A Dirichlet draw needs Gamma(alpha) variables. For small alpha, these underflow, and all of them
-    may be 0. The code therefore uses logarithms: log Gamma(alpha) = log Gamma(alpha + 1) -
-    Exponential / alpha. The code computes alpha times this logarithm, which does not overflow even
-    for alpha = 1e-300.
+    A Dirichlet draw needs Gamma(alpha) variables. For small alpha, these variables underflow, and
+    all of them may be 0. The code therefore uses logarithms: log Gamma(alpha) = log Gamma(alpha +
+    1) - Exponential / alpha. The code computes alpha times this logarithm, which does not overflow
+    even for alpha = 1e-300.
 
     The counts are rounded with one shared uniform offset (systematic sampling). Each count is
-    therefore unbiased, and differs from its exact share by less than one. Ordinary rounding of
-    nearly equal shares would give the few samples of each class always to the same clients.
+    therefore unbiased, and differs from its exact share by less than one. With ordinary rounding of
+    nearly equal shares, the same clients would always get the remaining samples of a class.
     """
     if alpha >= 1:
         gamma = rng.standard_gamma(alpha, clients)
@@ -343,5 +343,8 @@ def by_partitioner(partitioner: Any, labels: np.ndarray, clients: int) -> list[n
 
 
 def one_line(error: Exception) -> str:
-    """Return the message of an error on one line. If it is empty, return the error's type."""
+    """Return the message of an error on one line.
+
+    If the message is empty, return the error's type.
+    """
     return " ".join(str(error).split())[:200] or type(error).__name__

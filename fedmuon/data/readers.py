@@ -347,7 +347,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _plain(value: Any) -> Any:
-    """Convert a pair (text, "latin1"), in which Python 3 pickles bytes, to bytes."""
+    """Convert a pair (text, "latin1") to bytes. Python 3 stores bytes in pickles as such pairs."""
     if isinstance(value, _Inert) and value.given[1:] == ("latin1",):
         with contextlib.suppress(AttributeError, UnicodeEncodeError):  # the value is not bytes
             return value.given[0].encode("latin1")
@@ -423,10 +423,10 @@ def load(name: str, *, normalize: str = "unit", **options: Any) -> tuple[np.ndar
 
 
 def available() -> list[tuple[str, bool, str]]:
-    """List all data sources, and where each source is on this machine or how to get it.
+    """Return (name, present, place) for each data source.
 
-    An entry is (name, whether the source is on this machine, its place or advice to get it). Data
-    files are not opened.
+    `present` is True if this machine has the samples. Otherwise, `place` is advice to get them.
+    Data files are not opened.
     """
     found: list[tuple[str, bool, str]] = [("synthetic", True, "generated")]
     for name, there, package in (

@@ -58,7 +58,7 @@ class Source:
         These `count` samples count as public and are removed from the source.
 
         Raises:
-            InputError: If the source has no official test part, or it has too few samples.
+            InputError: If the official test part is missing or has too few samples.
         """
         held = 0 if self.official_test is None else len(self.labels) - self.official_test
         if count >= held:
@@ -133,8 +133,8 @@ def flat_rows(
 
     Each row is scaled independently of the others. `pixels` divides uint8 images by 255, in
     float32, and leaves other values unchanged. `tokens` converts to float32, which represents
-    integers below 2^24 exactly. For other values of `normalize`, see `unit_rows`. The vector
-    `center` [d] is subtracted first. Its scale is the same as that of the result of `pixels`.
+    integers below 2^24 exactly. For other values of `normalize`, see `unit_rows`. Before this, the
+    vector `center` [d] is subtracted. It has the scale of the values that `pixels` returns.
     """
     if normalize not in (PIXELS, TOKENS):
         return unit_rows(raw, normalize, chosen, center)

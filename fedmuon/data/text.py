@@ -149,7 +149,7 @@ class Tokens:
     def prompt(self, table: str) -> list[int]:
         """Return the tokens of a table, followed by END.
 
-        The sentence about the table comes next.
+        A model continues these tokens with a sentence about the table.
         """
         return [*self.encode(table), self.end]
 

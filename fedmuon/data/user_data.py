@@ -38,7 +38,8 @@ def pair_of(
         name: Name of the argument `data` in error messages.
         target: The table column or dict key that contains the labels. For dicts, it may be empty if
             one key has a common name, such as label.
-        like: The names that named inputs must have. The inputs are returned in this order.
+        like: The names that named inputs must have. The inputs are returned in the order of these
+            names.
 
     Raises:
         InputError: If the samples are not in one of these forms.
@@ -125,7 +126,7 @@ def _is_pair(found: Any) -> bool:
 def _is_sequence(data: Any) -> bool:
     """Return whether this is a sequence of samples.
 
-    A list of two entries may be (inputs, labels).
+    A list with two arrays is not a sequence of samples, because it may be (inputs, labels).
     """
     if isinstance(data, tuple | list):
         shown = data[:2] if len(data) == 2 else data[:1]
@@ -487,7 +488,7 @@ def npz(
 
 
 def comma_separated(folder: str = "", label: str = "label", client: str = "") -> Source:
-    """Read a .csv file whose first line names the columns: one of labels, others of inputs.
+    """Read a .csv file with a column of labels and columns of inputs, named in the first line.
 
     If `client` is set, it is the name of the column with the owner of each sample.
     """
@@ -566,10 +567,7 @@ def _file(folder: str, suffix: str) -> Path:
 
 
 def _numbers(column: tuple[str, ...]) -> np.ndarray:
-    """Convert a column of text to integers or, if this fails, to floats.
-
-    Otherwise, keep the text.
-    """
+    """Convert a column of text to integers or floats, or keep the text if this is not possible."""
     for kind in (np.int64, np.float64):
         try:
             return np.array(column).astype(kind)

@@ -8,10 +8,10 @@ the protected unit, which is an example or a client:
   public probability. The schedule of clients is public, so it does not amplify privacy.
 - `PerClient`: A round makes one release, which protects each whole client. In Poisson cohorts, all
   clients are sampled with the same probability K / N, so one account, `EVERYONE`, is valid for
-  every client. This account contains one release per round. With a public schedule, and with local
-  or distributed trust, each client has its own account. The client's account contains one release,
-  with sampling probability 1, for each of the client's rounds. With distributed trust, only the
-  noise shares of the clients assumed to be honest count.
+  every client. This account contains one release per round. In all other cases (a public schedule,
+  local trust, distributed trust), each client has its own account. The client's account contains
+  one release, with sampling probability 1, for each of the client's rounds. With distributed trust,
+  only the noise shares of the clients assumed to be honest count.
 
 A round is written to the ledger before it starts.
 """
@@ -138,10 +138,7 @@ class PerExample:
                 raise InputError(ONE_CLIENT)
 
     def cut(self) -> float:
-        """Return a bound of the probability that at least one lot of a client exceeds max-lot.
-
-        The bound is an upper bound, and is valid for every client.
-        """
+        """Return an upper bound, for all clients, of the probability that a lot exceeds max-lot."""
         mechanism, steps = self.released, self.experiment.plan.steps
         if not mechanism.max_lot:
             return 0.0
@@ -493,7 +490,7 @@ def client_name(client: int) -> int | str:
 
 @dataclass(frozen=True)
 class RunAccountant:
-    """The privacy account of a run. Open the account before the first release."""
+    """The privacy account of a run. Call `open` before the first release."""
 
     unit: PerExample | PerClient
     ledger: Ledger
@@ -546,7 +543,7 @@ class RunAccountant:
             yield next(rounds)
 
     def summary(self, stopped: bool = False) -> Record:
-        """Return the table "privacy" of summary.json, for the client that has spent most.
+        """Return the table "privacy" of summary.json, for the client with the largest epsilon.
 
         Args:
             stopped: Whether a callback ended the run early.

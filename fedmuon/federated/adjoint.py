@@ -156,10 +156,9 @@ def _of_matrix(weight: Tensor, towards: Tensor, batch: Weighted) -> tuple[Params
 def _of_network(
     what: Differentiable, params: Params, towards: Params, batch: Weighted
 ) -> tuple[Params, Tensor]:
-    """Differentiate the scalar product of a client's gradient and the direction `towards`.
+    """Return the derivatives of the scalar product of a client's gradient and `towards`.
 
-    Return the derivatives with respect to the parameters, and with respect to the n + P weights of
-    the samples and candidates.
+    They are with respect to the parameters, and to the weights of the n samples and P candidates.
     """
     task = what.task
     assert isinstance(task, NetworkTask)

@@ -83,7 +83,7 @@ def resolve(config: Config, resumed: Config | None = None) -> ResolvedConfig:
 
     Args:
         config: The config as the user set it.
-        resumed: The config of the run to resume, if any. Its noise is used again.
+        resumed: The config of the run to resume, if any, whose noise is used again.
 
     Raises:
         InputError: If the device, the kernel or a custom object cannot be used.

@@ -249,9 +249,9 @@ def matrix_counts(network: nn.Module, rule: str, qkv: str = "split") -> dict[str
 
 
 def _require_countable(config: Config, recipe: Recipe, hidden: bool) -> None:
-    """Raise an error if the server's rule needs a number of samples or steps that it cannot get.
+    """Raise an error if the server's rule needs numbers or weights that the server cannot know.
 
-    Also raise an error for `epochs` if all clients must take the same number of steps.
+    With `epochs`, also raise an error if all clients must take the same number of steps.
     """
     aggregate = config.federation.aggregate
     if recipe.counted and hidden:
@@ -624,7 +624,10 @@ def _require_alike(what: str, rule: str, start: Params, made: Mapping[str, Any])
 
 
 def _updated(link: Link, direction: Params, state: State, context: Context) -> tuple[Params, State]:
-    """Return the result of a link, and raise an error if the link changes its input in place."""
+    """Return the result of a custom gradient transformation (link).
+
+    Raise an error if the link changes its input in place.
+    """
     given = (direction, state, context.params)
     context = context if link.knows_client else replace(context, clients=())
     before = [_copied(one) for one in given]

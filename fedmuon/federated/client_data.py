@@ -170,7 +170,7 @@ def deal(config: Config, source: Source) -> Dealt:
 
 
 def _dealt(config: Config, source: Source) -> Dealt:
-    """Draw the samples as `deal` does, before each client sets its own test samples aside."""
+    """Draw the samples as `deal` does, but without the clients' own test samples."""
     table, federation, seed = config.data, config.federation, config.federation.seed
     n, official, validation = len(source.labels), source.official_test, table.validation_samples
     if (parts := _index_arrays(config)) is not None:  # samples in no array may be held out
@@ -332,7 +332,9 @@ def _beside_validation(table: Data, room: int) -> int:
 
 @dataclass(frozen=True)
 class Shard:
-    """The samples of one client. Some replicas may replace some of these samples.
+    """The samples of one client.
+
+    For replicas that are neighbouring data sets, some samples may be replaced.
 
     Attributes:
         data: The samples, and their replacements if there are any.

@@ -1,8 +1,8 @@
 """Measurements of each client in a round, for the file `clients.jsonl`.
 
-Each client measures, on its own samples, its loss before and after its local steps, its drift, the
-norm of its momentum, and its score on its own test samples. The server adds the measurements that
-need the other clients.
+A client measures its loss before and after its local steps, its drift, the norm of its momentum,
+and its score on its own test samples. The server adds measurements that compare clients, such as
+cosines between their updates.
 """
 
 import math
@@ -30,7 +30,7 @@ def client_metrics(
         shard: The client's samples, and its own test samples if it has any.
         received: The model [1, ...] that the client received.
         local: The client's model [1, ...] after its local steps.
-        states: The states of the client's links after its local steps.
+        states: The states of the client's gradient transformations after its local steps.
     """
     learned, _ = split_statistics(local)
     found = {
