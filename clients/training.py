@@ -59,8 +59,8 @@ def key(message: Message, context: Context) -> Message:
 def mask_reply(recipe: Recipe, reply: Reply, message: Message, context: Context) -> Reply:
     """Add the client's mask of this round to the reply, and delete the client's private key.
 
-    All public keys of the cohort must be different. Equal keys could mean that fewer clients, and
-    thus fewer shares of noise, are in the sum.
+    All public keys of the cohort must be different. If keys were equal, the sum could contain fewer
+    clients, and thus fewer shares of noise.
     """
     assert recipe.client_level is not None
     if KEPT not in context.state:
@@ -95,8 +95,8 @@ def mask_reply(recipe: Recipe, reply: Reply, message: Message, context: Context)
 def deadline(seconds: float) -> Iterator[None]:
     """Within this block, end the process if the message takes longer than its time to live.
 
-    A simulation ends only after its workers. Without this limit, a client that hangs would
-    therefore block the simulation. The limit works even if Python hangs.
+    A simulation waits for its workers. Without this limit, a client that hangs would block the
+    simulation. The limit works even if Python hangs.
     """
     faulthandler.dump_traceback_later(seconds, exit=True)
     try:

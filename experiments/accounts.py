@@ -164,12 +164,12 @@ def alike(
     """Replace the sampling by Poisson sampling that spends the same epsilon.
 
     Lots in a fixed order are replaced by one release of all examples. `correlation` describes
-    correlated noise by its band, its momentum and its number of buffers. The momentum is a pair of
-    beta and whether it is Nesterov momentum.
+    correlated noise by its band, its momentum and its number of buffers. The momentum is a pair:
+    beta, and whether the momentum is Nesterov momentum.
 
     Returns:
-        s, the rate and the number of steps. Poisson lots with this rate and this number of steps
-        spend the same epsilon if their noise is divided by s.
+        A divisor s, the sampling rate and the number of steps. Poisson lots with this rate and this
+        number of steps spend the same epsilon if their noise is divided by s.
     """
     band, momentum, buffers = correlation
     share = rate(lot, population)
@@ -439,10 +439,10 @@ def epsilon(
             "cyclic" use lots in a fixed order, without amplification.
         band: Number of steps whose noise is correlated, for the sampling "cyclic". Use 1 for
             independent noise.
-        buffers: Number of buffers that correlate the noise instead of a band, for the sampling
-            "cyclic". This noise is known as BLT.
-        momentum: The momentum coefficient beta for which `band` or `buffers` minimize the noise.
-            Use 1 for prefix sums.
+        buffers: Number of buffers of BLT noise (buffered linear Toeplitz), for the sampling
+            "cyclic". Pass `band` or `buffers`, not both.
+        momentum: The momentum beta of the optimizer, for which the correlated noise is optimized.
+            Use 1 to optimize the noise for prefix sums.
         nesterov: Whether the momentum is Nesterov momentum, which looks one step ahead.
         max_lot: Maximum size of a Poisson lot, or 0 for no maximum. Larger lots are truncated, and
             δ includes the probability of a truncated lot.
@@ -500,10 +500,10 @@ def sigma(
         sampling: How lots are chosen: "poisson", "shuffle" or "cyclic".
         band: Number of steps whose noise is correlated, for the sampling "cyclic". Use 1 for
             independent noise.
-        buffers: Number of buffers that correlate the noise instead of a band, for the sampling
-            "cyclic". This noise is known as BLT.
-        momentum: The momentum coefficient beta for which `band` or `buffers` minimize the noise.
-            Use 1 for prefix sums.
+        buffers: Number of buffers of BLT noise (buffered linear Toeplitz), for the sampling
+            "cyclic". Pass `band` or `buffers`, not both.
+        momentum: The momentum beta of the optimizer, for which the correlated noise is optimized.
+            Use 1 to optimize the noise for prefix sums.
         nesterov: Whether the momentum is Nesterov momentum, which looks one step ahead.
         max_lot: Maximum size of a Poisson lot, or 0 for no maximum. Larger lots are truncated, and
             δ includes the probability of a truncated lot.
@@ -595,7 +595,7 @@ def audit_run(
             of clients at client level.
         sees: The data that the guesses use: "releases", or only the final "model", which gives
             weaker bounds.
-        out: A new run folder. Without it the folder is temporary, as for `run`.
+        out: A new run folder. Without `out`, the folder is temporary, as for `run`.
 
     Returns:
         The lower bounds, and the epsilon of the run's ledger.

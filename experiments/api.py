@@ -53,7 +53,8 @@ def _plainly() -> Iterator[None]:
     """Temporarily use torch's default settings.
 
     The caller may have changed these settings. With the defaults, gradients are on, autocast is
-    off, and new tensors are float32 and have data. Worker processes start with the defaults, too.
+    off, and new tensors are float32 tensors in memory. Worker processes start with the defaults,
+    too.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
@@ -122,8 +123,8 @@ def run(
         The finished run: its summary, the records of its rounds, its model and its curves.
 
     Raises:
-        InputError: If a setting or an object cannot be used. The message says which one and what to
-            do.
+        InputError: If a setting or an object cannot be used. The message names the setting or
+            object, and says what to do.
 
     Example:
         >>> import fedmuon
@@ -198,7 +199,7 @@ def sweep(
             the replies of a round.
         schedule: How the step size changes over rounds. Pass a name, or a function that takes the
             number of the round (0, 1, ...) and returns a factor for `lr`.
-        out: The folder of the sweep. Without it the folder is temporary, as for `run`.
+        out: The folder of the sweep. Without `out`, the folder is temporary, as for `run`.
         resume: Whether `out` may contain an unfinished part of this sweep, which then continues.
         progress: Whether to show a progress bar.
 
@@ -258,7 +259,7 @@ def suite(
         scale: "full" for the published grid, which can take hours, or "small" for a short trial.
         seeds: Number of seeds, in place of the suite's default.
         changes: Settings that override settings of the suite, such as `{"local": {"steps": 2}}`.
-        out: The folder of the suite. Without it the folder is temporary, as for `run`.
+        out: The folder of the suite. Without `out`, the folder is temporary, as for `run`.
         resume: Whether `out` may contain an unfinished part of this suite, which then continues.
         progress: Whether to show a progress bar.
 
@@ -498,7 +499,7 @@ def bound(
     """Compute the generalization bound for a run or for parameters (Stability note, Theorem 4.1).
 
     Args:
-        run: A result, or the path of a run folder. Without it, the bound is for `config` and
+        run: A result, or the path of a run folder. Without `run`, the bound is for `config` and
             `size`.
         config: The settings: the path of a TOML file, a dictionary of tables such as `{"local":
             {"lr": 0.1}}`, or a `fedmuon.Config`. A missing key takes its default.

@@ -1,10 +1,11 @@
 """Claims of the Stability note, section 5, compared with measured runs.
 
-For a suite, the data are runs.csv and neighbours.csv. For a single run, they are neighbours.csv and
-bound.json. Claims about a factor are tested only if the factor varies between the runs.
+The claims of a suite are tested with runs.csv and neighbours.csv. The claims of a single run are
+tested with neighbours.csv and bound.json. Claims about a factor are tested only if the factor
+varies between the runs.
 
-If the theory gives no bound or certificate, the table contains nan, and the claim about this number
-is inconclusive. A claim is `not tested here` if no theorem covers the run, or if no outcome could
+If the theory gives no bound or certificate, the table contains nan in its place. The claim is then
+inconclusive. A claim is `not tested here` if no theorem covers the run, or if no outcome could
 refute the claim.
 """
 
@@ -60,7 +61,7 @@ def run_claims(neighbours: Columns, bound: Mapping[str, Any], census: bool) -> l
     """Return the claims about one run.
 
     The claims are tested on the neighbours of the run and on the contents of its bound.json.
-    `census` is True if the neighbours replace every training sample once.
+    `census` is True if each training sample is replaced in one of the neighbours.
     """
     names = {"gap": "gap", "gap_low": "gap_low", "gap_high": "gap_high", "bound": "value"}
     row = {name: np.array([bound[key]], dtype=float) for name, key in names.items()}  # None is nan
@@ -128,7 +129,7 @@ def within_certificate(neighbours: Columns) -> Claim:
 
 
 def share(neighbours: Columns) -> np.ndarray:
-    """Return the ratio of perturbation and certificate for each neighbour.
+    """Return perturbation / certificate for each neighbour.
 
     The ratio is 0 if both numbers are 0, and infinite if only the certificate is 0.
     """
@@ -138,15 +139,15 @@ def share(neighbours: Columns) -> np.ndarray:
 
 
 def monotone(runs: Columns, factor: str, quantity: str) -> Claim:
-    """Return the claim that a quantity rises or falls with a factor (Stability note, Figure 2).
+    """Return the claim that a quantity rises or falls as a factor grows (Stability note, Fig. 2).
 
     The quantity should grow with the step size eta and with 1/sqrt(lambda), and should shrink as
     the number of samples n grows. The function computes the mean over seeds at each level of the
     factor and compares adjacent levels. All other factors are equal in each comparison.
 
     The growth is the difference of two means, divided by the larger mean. Two equal means do not
-    count as growth. A bound is not random, so its growth is exact. A perturbation is random, so its
-    growth has an interval: Student's interval of the differences, paired by seed.
+    count as growth. A bound is not random, so its growth is exact. A perturbation is random. Its
+    growth has Student's interval of differences that are paired by seed.
     """
     sentence = _MONOTONE[factor].format(QUANTITIES[quantity])
     sign = 1.0 if factor == "lr" else -1.0
@@ -180,7 +181,7 @@ def monotone(runs: Columns, factor: str, quantity: str) -> Claim:
 
 
 def slope(sizes: np.ndarray, values: np.ndarray) -> float:
-    """Return the least-squares slope of log value on log n.
+    """Fit a line to log(value) as a function of log(n), and return the slope of the line.
 
     The slope is nan if fewer than two sizes have positive values.
     """
@@ -191,12 +192,12 @@ def slope(sizes: np.ndarray, values: np.ndarray) -> float:
 
 
 def exposure_ranks(neighbours: Columns) -> Claim:
-    """Return the claim that Y_i(C) / n_i ranks the perturbations (Stability note, Fig. 3c).
+    """Return the claim that a larger Y_i(C) / n_i means a larger perturbation (Fig. 3c).
 
-    The effect is Spearman's rank correlation rho. The neighbours of one run share the random
-    numbers of the run, so they are not independent. The interval of rho is therefore a jackknife
-    interval over runs. For G runs, the variance is (G - 1)/G sum_g (rho without run g - mean)^2
-    (Efron and Stein 1981).
+    The effect is Spearman's rank correlation rho of these two quantities (Stability note). The
+    neighbours of one run share the random numbers of the run, so they are not independent. The
+    interval of rho is therefore a jackknife interval over runs. Let rho_g be rho without run g. For
+    G runs, the variance is (G - 1)/G sum_g (rho_g - mean)^2 (Efron and Stein 1981).
     """
     x, y = neighbours["exposure"] / neighbours["size"], neighbours["perturbation"]
     rho = np.nan if np.isnan(x).any() else spearman(x, y)
@@ -258,7 +259,7 @@ def client_by_client(neighbours: Columns, census: bool) -> Claim:
 
 
 def census_needed(neighbours: Columns) -> Claim:
-    """Return the claim that ten random neighbours miss the largest perturbation by over 10%.
+    """Return the claim that ten neighbours underestimate the largest perturbation by over 10%.
 
     The claim is about the mean over random choices of ten neighbours (Stability note, Table 1).
     """

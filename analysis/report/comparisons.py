@@ -1,12 +1,12 @@
-"""Claims that compare the results of variants: at the end of training, over a sweep, and in time.
+"""Claims that compare variants by their final results, their training times, or along a sweep.
 
 The data are runs.csv and curves.csv. Both tables have the columns `variant`, `x` and `seed`, and
 one column per measure. The column `x` contains the swept value, or nan if nothing is swept. A run
 that diverged has nan as its last value and counts as infinitely bad.
 
 The effect of a claim is a mean difference between two variants, with Student's interval. The
-differences are paired by seed, so a single seed cannot test a claim. If neither of the two variants
-predicts better than random guesses, the claim is not tested either.
+differences are paired by seed. A single seed gives no interval and cannot test a claim. If neither
+of the two variants predicts better than random guesses, the claim is not tested either.
 """
 
 import itertools
@@ -48,8 +48,8 @@ def judge(
         runs: Columns of runs.csv.
         curves: Columns of curves.csv.
         label: Name of the swept key, or "" if nothing is swept.
-        chance: Accuracy of random guesses, from `luck`. Variants that are not more accurate are not
-            compared.
+        chance: Accuracy of random guesses, from `luck`. Two variants are compared only if at least
+            one of them is more accurate.
     """
     if claim["kind"] in ("falling", "rising"):
         return trend(claim, runs, label)
@@ -74,7 +74,7 @@ def terminal(
     """Return the claim that one variant ends at least as well as another variant.
 
     The claim holds if `better` is at least as good as `than` at every value of the sweep. `measure`
-    is the compared measure at the end of training.
+    names the quantity that is compared at the end of training.
     """
     up = measure in HIGHER
     word, at = name_of(measure), f" at every {label}" if label else ""
@@ -134,9 +134,9 @@ def _apart(
     Returns:
         Four arrays, with one row per value of the sweep. The first contains the final values of the
         two variants, and the second contains their difference. The third contains half the length
-        of the interval of this difference, paired by seed. It is nan if there is only one seed, or
-        if neither variant is more accurate than random guesses. The fourth states whether neither
-        variant is more accurate than random guesses.
+        of the interval of this difference, paired by seed. This half length is nan for a single
+        seed, and where the fourth array is True. The fourth array is True where neither variant is
+        more accurate than random guesses.
     """
     pairs, reach, guesses = [], [], []
     for x in levels(runs):
@@ -219,10 +219,10 @@ def _by_how_much(
 def sooner(
     better: str, than: str, runs: Columns, curves: Columns, sentence: str = "", label: str = ""
 ) -> Claim:
-    """Return the claim that `better` reaches the final train loss of `than` in less time.
+    """Return the claim that `better` reaches the final train loss of `than` before `than` does.
 
-    The claim holds if every run of `better` reaches this loss, and if the time difference is
-    negative. The time difference is a mean over seeds, and its whole interval must be below 0.
+    The claim holds if every run of `better` reaches this loss, and if the whole interval of the
+    time difference is below 0. The time difference is a mean over seeds.
     """
     at = f" at every {label}" if label else ""
     sentence = sentence or (
@@ -339,7 +339,7 @@ def sweep_curves(curves: Columns, sweep: Mapping[str, Any]) -> tuple[Columns, Se
     Variants that are not part of the sweep keep their curves.
 
     Returns:
-        The columns, and the names of the variants.
+        The columns of the curves, and the names of their variants.
     """
     values, names = levels(curves), {}
     for x in values:
@@ -355,7 +355,8 @@ def sweep_curves(curves: Columns, sweep: Mapping[str, Any]) -> tuple[Columns, Se
 def timetable(curves: Columns, about: Mapping[str, Any]) -> tuple[str, tuple[str, ...], Rows]:
     """Return a table of train losses at several times: its title, column names and rows.
 
-    Each variant has one row. If losses of the variant are published, the next row contains them.
+    Each variant has one row. If the paper published losses of a variant, a second row contains the
+    published losses.
     """
     asked, held = about["times"], about["times"]["published"] or {"seconds": [], "losses": {}}
     moments = parts(curves, asked["of"], asked["parts"])

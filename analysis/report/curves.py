@@ -33,8 +33,8 @@ def plotted(
 
     Args:
         curves: For each name, the records of all rounds of its runs.
-        x: The horizontal axis, one of `fedmuon.runs.directory.AXES`, or a list of axes for one
-            panel each.
+        x: The horizontal axis, one of `fedmuon.runs.directory.AXES`. With a list of axes, each axis
+            gets its own panel.
         metric: Name of the measure to draw, or `loss` for all losses. If None, several panels are
             drawn.
         ax: Existing axes to draw on. If None, a new figure is made.
@@ -44,8 +44,8 @@ def plotted(
         Axes if `metric` or `ax` is given and `x` is a text, otherwise `Panels`.
 
     Raises:
-        InputError: If the metric or the width is unknown, `ax` and `width` are both given, or `x`
-            is a list that is empty, has no metric, or has axes in which to draw.
+        InputError: If the metric or the width is unknown, or `ax` and `width` are both given. A
+            list `x` must not be empty, and requires `metric` and no `ax`.
     """
     require_width(width, ax)
     narrow = width == "column"
@@ -75,7 +75,7 @@ def plotted(
 
 
 def _require_panels(x: Sequence[str], metric: str | None, ax: Axes | None) -> None:
-    """Reject a list of axes that has no metric, is empty, or must be drawn in one panel."""
+    """Reject a list of axes if it is empty, if no metric is given, or if `ax` is given."""
     if not x:
         raise InputError(
             "x is an empty list: name at least one axis, such as x=['rounds', 'bytes']"
@@ -109,7 +109,10 @@ def _draw(
 
 
 def _known(curves: Mapping[str, Sequence[Records]], metric: str) -> str:
-    """Return the full name of a metric in the records. `metric` may be a name as in `--select`."""
+    """Return the full name of a metric in the records.
+
+    `metric` may be a name that the option `--select` accepts.
+    """
     found = {"test-accuracy": "accuracy"}.get(metric, metric.replace("-", "_"))
     losses = {name for runs in curves.values() for one in runs for record in one
               for name in LOSSES if name in record}  # fmt: skip
@@ -128,5 +131,8 @@ def require_width(width: str | None, ax: Axes | None) -> None:
 
 
 def drawing(width: str | None) -> Any:
-    """Return a Matplotlib context with fedmuon's style. If `width` is set, it uses paper fonts."""
+    """Return a Matplotlib context with fedmuon's style.
+
+    If `width` is set, the style uses the fonts of a paper.
+    """
     return matplotlib.rc_context(style.SETTINGS if width is None else style.SETTINGS | PAPER)

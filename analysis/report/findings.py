@@ -89,7 +89,7 @@ class Findings:
         Args:
             folder: The suite's folder.
             about: Contents of suite.json in this folder.
-            facts: Names in suite.json to list under `circumstances`.
+            facts: Names of the values in suite.json to list under `circumstances`.
             **held: Values of the other fields of `Findings`.
         """
         machine = about.get("machine", {})
@@ -119,8 +119,7 @@ class Findings:
 def card_of(about: Mapping[str, Any]) -> Rows:
     """Return the settings of the runs as table rows.
 
-    For a study, the rows contain the strings, numbers and lists in the study's file, without long
-    values.
+    For a study, the rows contain the short strings, numbers and lists of the study's file.
     """
     if "card" in about:
         return [(f"{name}: {words}" if words else text(name), text(of))
@@ -138,7 +137,7 @@ def card_of(about: Mapping[str, Any]) -> Rows:
 
 
 def circumstances(record: Mapping[str, Any], names: Sequence[str]) -> Rows:
-    """Return table rows with the named values of a record, its machine and its library versions."""
+    """Return table rows with the named values, the machine and the library versions of a record."""
     rows: Rows = [
         (name.replace("_", " "), text(record[name]))
         for name in names
@@ -153,10 +152,7 @@ def circumstances(record: Mapping[str, Any], names: Sequence[str]) -> Rows:
 
 
 def spread(values: np.ndarray) -> str:
-    """Return the mean as text. If there are several values, the text includes their SD.
-
-    SD is the standard deviation.
-    """
+    """Return the mean as text. Several values also get their standard deviation (SD)."""
     more = f" ± {number(float(values.std(ddof=1)), 2)}{DEVIATION}" if len(values) > 1 else ""
     return number(float(values.mean())) + more
 
@@ -176,9 +172,9 @@ OF_LABELS: dict[str, dict[str, str]] = _TEXTS["drawn"]
 def of_drawn(name: str, figure: Any) -> str:
     """Return the caption sentences that depend on the drawn figure.
 
-    Each sentence in assets/captions.toml has a key. The caption includes a sentence if a label in
-    the legend, or the scale of a y axis, begins with the key. Labels without finite points do not
-    count.
+    Each sentence in assets/captions.toml has a key. The caption includes a sentence if a legend
+    label, or the scale of a y axis, begins with its key. Labels of lines without finite points do
+    not count.
     """
     drawn = [str(axes.get_yscale()) for axes in figure.axes]
     for axes in figure.axes:

@@ -34,16 +34,16 @@ def latex(
 ) -> str:
     r"""Return rows as a LaTeX table. The table requires \usepackage{booktabs}.
 
-    If a mean has a standard deviation or an interval, one column shows both. Both numbers are
-    rounded to two significant digits of the standard deviation, or of half the length of the
-    interval.
+    One column shows a mean together with its standard deviation or interval. The standard
+    deviation, or half the length of the interval, gets two significant digits. The mean is rounded
+    to the same decimal place.
 
     Args:
         rows: One mapping per row of the table. The names become the column headings.
         caption: Caption in LaTeX, inserted unchanged.
         label: Label for \ref.
-        columns: Names of the columns to show, in this order. By default, the table shows all
-            columns whose values are not lists.
+        columns: Names of the columns, in the order in which they are shown. By default, the table
+            shows all columns whose values are not lists.
 
     Returns:
         A `table` environment, or only a `tabular` if there is neither caption nor label.
@@ -146,7 +146,7 @@ def _cell(row: Mapping[str, Any], name: str) -> str:
 
 
 def _digits(value: float, spread: float = math.nan) -> str:
-    """Return a number with four significant digits, or rounded to two digits of its spread."""
+    """Return a number with four significant digits, or rounded to the second digit of `spread`."""
     if math.isnan(value):
         return r"\mathrm{nan}"
     if math.isinf(value):

@@ -75,7 +75,7 @@ class Picture(Figure):
 
 
 class Panel(Axes):
-    """Axes that a notebook shows as a picture of the figure to which the axes belong."""
+    """Axes that a notebook shows as a picture of the whole figure."""
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]] | None:
         figure = self.get_figure(root=True)
@@ -146,7 +146,7 @@ def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
     """Put a legend below the whole figure. The labels are those of one panel.
 
     All panels must have the same labels. If the labels are long, the legend has fewer columns than
-    `columns`, and labels that are too long for one column are broken into lines. The figure becomes
+    `columns`. Labels that are too long for one column are broken into lines. The figure becomes
     taller by the height of the legend, so the panels keep their height.
     """
     handles, labels = axes.get_legend_handles_labels()
@@ -209,8 +209,8 @@ def alike(panels: Sequence[Axes], log: bool = False) -> None:
 def powers_of_2(axes: Axes, levels: np.ndarray) -> None:
     """Make the x axis logarithmic, with at most four ticks.
 
-    The ticks are at the levels that are powers of 2. If no level is a power of 2, the ticks are at
-    the other levels.
+    The ticks are at the levels that are powers of 2. If no level is a power of 2, ticks can be at
+    any level.
     """
     whole = levels[np.log2(levels) % 1 == 0]
     labels = None if len(whole) else [plain(level) for level in levels]
@@ -338,8 +338,8 @@ def round_panels(
     """Draw the curves of groups of runs: the mean over seeds, and a band from minimum to maximum.
 
     The first panel shows the losses. If the records contain other measures, up to two more panels
-    show them. Each point is the mean over seeds at the end of a round. The position on the
-    horizontal axis is a mean over seeds, too. It can be the mean time, for example.
+    show them. Each point shows the end of a round. Both coordinates of a point, such as the time
+    and the loss, are means over seeds.
 
     Args:
         curves: For each name, the records of all rounds of its runs.
@@ -461,7 +461,7 @@ def draw_measure(
     look: Look,
     label: str,
 ) -> None:
-    """Draw the mean of a measure over runs. If the line has marks, also draw a band over all runs.
+    """Draw the mean of a measure over runs. If `look` has a mark, also draw the range of all runs.
 
     `drawn` contains the records of the runs, and the positions of these records on the x axis.
     """

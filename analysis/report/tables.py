@@ -82,7 +82,7 @@ def require(record: Mapping[str, Any], names: Sequence[str], file: Path) -> None
 
 
 def read_table(file: Path, names: Sequence[str] = (), words: Sequence[str] = ()) -> Table:
-    """Read all columns of a CSV file, which must contain the columns `names` and `words`.
+    """Read all columns of a CSV file. The columns in `names` and `words` must exist.
 
     A column is float64 if all its cells are numbers. The columns in `words` always remain str.
     """
@@ -132,7 +132,7 @@ def require_consistent(runs: Table, neighbours: Table, folder: Path) -> None:
 
 
 def _fault(error: Exception, form: str) -> str:
-    """Return why a file cannot be used: it is missing, unreadable, or not in this form."""
+    """Return why a file cannot be used: it is missing, unreadable, or in another form."""
     if isinstance(error, FileNotFoundError):
         return "is missing"
     return "cannot be read" if isinstance(error, OSError) else f"is not {form}"

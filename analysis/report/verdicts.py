@@ -2,9 +2,9 @@
 
 Verdicts
 --------
-A claim is about K places (settings, sizes, runs). At place k the data determine a 95% interval I_k
-for an effect and a longer interval J_k. In 95% of cases, every J_k contains its effect
-(Bonferroni). The rule of the claim accepts all effects in an interval A. The claim
+A claim is about K places. Each place is a setting, a size or a run. At place k the data determine a
+95% interval I_k for an effect and a longer interval J_k. In 95% of cases, every J_k contains its
+effect (Bonferroni). The rule of the claim accepts all effects in an interval A. The claim
 
     holds          if every I_k lies in A,
     refuted        if some J_k has no point in A,
@@ -13,19 +13,19 @@ for an effect and a longer interval J_k. In 95% of cases, every J_k contains its
 A claim is `not tested here` if an effect was measured without an interval (one seed), or if the
 models learned nothing that could be compared. A value that was counted, or computed without
 randomness, has an interval of length 0. A false claim gets the verdict `holds` with probability at
-most 1/20: there is a place whose effect is not in A, and there I_k would have to miss the effect. A
-true claim is refuted with probability at most 1/20, because some J_k would have to miss its effect.
+most 1/20. Some effect then lies outside A, and its interval I_k would have to miss it. A true claim
+is refuted with probability at most 1/20, because some J_k would have to miss its effect.
 
 Next steps
 ----------
-An open claim gets a command that would decide it, at full scale or with more seeds. If no built-in
-suite can decide the claim, the claim gets the reason instead.
+The report shows a command that would decide an open claim, at full scale or with more seeds. If no
+built-in suite can decide the claim, the report shows the reason instead.
 
 The number of seeds follows from the length of the interval. The interval of n seeds is Student's
 interval, whose length is proportional to t(n) / sqrt(n). Here t(n) is the 97.5% quantile of
 Student's distribution with n - 1 degrees of freedom. Let the interval of an effect be its value
-± h, and let d be the distance from the effect to an end of the interval A. The claim needs the n
-that multiplies the length by d / h.
+± h, and let d be the distance from the effect to an end of the interval A. The claim needs an n for
+which the interval is d / h times as long.
 """
 
 import math
@@ -57,8 +57,8 @@ class Slope:
         value: The estimate.
         low: Lower end of the interval.
         high: Upper end of the interval.
-        free: Degrees of freedom of Student's interval. The value is infinite if the standard error
-            is known exactly.
+        free: Degrees of freedom of Student's interval, infinite if the standard error is known
+            exactly.
     """
 
     value: float
@@ -296,10 +296,10 @@ class Effect:
         high: Array [K] of the upper ends of the intervals.
         places: Names of the places.
         seeded: Whether more seeds make the intervals shorter.
-        free: Degrees of freedom of the intervals, one number or an array [K]. The value is infinite
-            if the standard error is known exactly.
-        exponential: Whether the length of an interval with failure probability d is
-            a sqrt(l) + b l with l = ln(3 / d). The interval of a gap has this form
+        free: Degrees of freedom of the intervals, one number or an array [K]. Use infinity if the
+            standard error is known exactly.
+        exponential: Whether the length of an interval is `a sqrt(l) + b l`. Here l is ln(3 / d),
+            and d is the failure probability. The interval of a gap has this form
             (`fedmuon.analysis.theory.generalization`).
         unit: Unit of the effect: `POINTS`, "loss", "ratio", "slope" or "s". Use "" for a pure
             number.
@@ -374,7 +374,7 @@ class Effect:
     def of_gaps(
         cls, gap: np.ndarray, low: np.ndarray, high: np.ndarray, bound: np.ndarray
     ) -> "Effect":
-        """Make the effect gap minus bound from measured gaps, their intervals and their bounds."""
+        """Make the effect "gap - bound" from measured gaps, their intervals and their bounds."""
         ends = gap - bound, low - bound, high - bound
         return cls("gap − bound", *ends, seeded=False, unit="loss", exponential=True)
 
@@ -421,7 +421,7 @@ class Claim:
 
     @property
     def why(self) -> str:
-        """The reason why these runs cannot test or decide the claim, or "" without a reason."""
+        """The reason why these runs cannot test or decide the claim, or "" if they can."""
         if (
             self.verdict == INCONCLUSIVE
             and self.rule.refuses(self.effect.low, self.effect.high).any()

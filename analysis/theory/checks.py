@@ -80,8 +80,8 @@ def entries(name: str, value: int) -> int:
 def memory(beta: float) -> float:
     """Return the momentum if it is in [0, 1]. Otherwise raise InputError.
 
-    For a momentum outside [0, 1], the recursion of the Stability note is wrong: it would need
-    |beta| and |1 - beta|.
+    The recursion of the Stability note is valid only in this range, because it uses beta and 1 -
+    beta without absolute values.
     """
     if not 0 <= beta <= 1:
         raise InputError(f"beta is {beta}, but the momentum must be from 0 to 1.")

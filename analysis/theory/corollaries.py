@@ -17,19 +17,19 @@ Certified unlearning by output perturbation
 After samples are removed, noise on the model can hide that they were training data.
 `noise_multiplier` computes how much noise is needed.
 
-**Removing a sample moves the model no further than replacing it.** Let client i lose the sample z,
-one of n_i >= 2. Its full-batch gradient grad F is the mean over all n_i samples, and grad F' is the
-mean over the remaining samples:
+**Removing a sample moves the model no further than replacing it.** Let client i have n_i >= 2
+samples and lose the sample z. The client's full-batch gradient grad F is the mean over all n_i
+samples, and grad F' is the mean over the remaining samples:
 
     grad F - grad F' = (g_z - grad F') / n_i.
 
 grad F' is a mean of sample gradients, so it lies in the convex hull of these gradients. The convex
-hull has the same diameter as the set. So the difference is at most diam / n_i (2 G_max / n_i),
-which is also the bound for a replacement. F' is Lg-smooth, because it is a mean. If the server's
-weights do not depend on n_i, nothing else changes. So the recursion of the Stability note and the
-certificate Delta_i Y_i also hold for the run without z. If several samples are removed, treat them
-one after the other. Removal number j of client i, counted from 0, has the divisor n_i - j. So
-removing k_i samples of each client moves X^R by at most
+hull has the same diameter, diam <= 2 G_max, as the set of gradients. So the difference is at most
+diam / n_i. A replacement has the same bound. F' is Lg-smooth, because it is a mean. Let the
+server's weights not depend on n_i. Then the recursion of the Stability note and the certificate
+Delta_i Y_i also hold for the run without z. If several samples are removed, treat them one after
+the other. Removal number j of client i, counted from 0, divides by n_i - j. So removing k_i samples
+of each client moves X^R by at most
 
     Delta = sum_i Delta_i Y_i n_i (1/n_i + 1/(n_i - 1) + ... + 1/(n_i - k_i + 1)).
 
@@ -161,7 +161,7 @@ class Realized:
 class Uniform:
     """Random participation: in each round, K of N clients are chosen uniformly.
 
-    The bound fails with an additional probability of ρ.
+    The random choice adds ρ to the failure probability of the bound.
 
     Attributes:
         per_round: Number of participants K.
@@ -191,7 +191,7 @@ def theorem(
     assumptions: tuple[str, ...] = (GLOBAL_MAP,),
     other_failure: float = 0.0,
 ) -> Bound:
-    """Return the bound of Theorem 4.1 for an orthogonalizer with a proved constant.
+    """Return the bound of Theorem 4.1 for an orthogonalizer with a proved Lipschitz constant.
 
     The bound covers full batches (Stability note, eq. (14)) and mini-batches (eq. (17)).
 
@@ -273,9 +273,9 @@ def stability(run: Run, l_orth: float, participation: Participation) -> np.ndarr
 def certificate(run: Run, l_orth: float, participation: Participation) -> np.ndarray:
     """Return Δ_i Y_i, the maximum change of the final model if a sample of client i is replaced.
 
-    The change is measured in the Frobenius norm (Stability note, Appendices F and J). If
-    `run.reach` is set, a_{s,k} is multiplied by diam_{s,k} / (2 G_max), because one replaced sample
-    changes the gradient at step (s, k) by at most diam_{s,k} / n_i.
+    The change is measured in the Frobenius norm (Stability note, Appendices F and J). One replaced
+    sample changes the gradient at step (s, k) by at most diam_{s,k} / n_i. If `run.reach` is set,
+    a_{s,k} is therefore multiplied by diam_{s,k} / (2 G_max).
 
     Args:
         run: The run: its steps, clients and constants.
@@ -400,7 +400,8 @@ def newton_schulz(
         run: The run: its steps, clients and constants.
         participation: What is known about the participants: `Realized` or `Uniform`.
         delta: Failure probability δ of the two branches of the bound.
-        kind: Which Lipschitz constant: "sharp", or "paper" for the published constant.
+        kind: The Lipschitz constant: "paper" is the published constant, and "sharp" is never
+            larger.
         polynomial: Arguments of the orthogonalizer: `steps`, `coefficients`, `eps`,
             `normalization`.
         given: Further arguments of `theorem`: `c_hp`, `shares`.
@@ -444,8 +445,8 @@ def gaussian_smoothed_sign(
 ) -> Bound:
     """Return the bound for sign(M + sigma H) (Stability note, Corollary D.11).
 
-    A run calls this orthogonalizer R E K times on one matrix. The theorem holds for a clipped
-    version of the orthogonalizer. If clipping changes no call, the two runs are the same.
+    A run calls this orthogonalizer R E K times for each matrix. The theorem holds for a clipped
+    version of the orthogonalizer. If clipping changes no call, the run does not change.
 
     Args:
         run: The run: its steps, clients and constants.
@@ -455,7 +456,8 @@ def gaussian_smoothed_sign(
         alpha: Probability that clipping changes at least one call. It is added to the failure
             probability.
         shape: Shape (m, n) of the matrix.
-        kind: Which Lipschitz constant: "sharp", or "paper" for the published constant.
+        kind: The Lipschitz constant: "paper" is the published constant, and "sharp" is never
+            larger.
         given: Further arguments of `theorem`: `c_hp`, `shares`.
 
     Returns:
@@ -558,7 +560,8 @@ def partial_participation(
 ) -> Rate:
     """Return the bound and rate if K of N equal clients participate (Stability note, K.3).
 
-    ε = (2 G_max L_loss / m) Ψ(ρ). The order of Ψ is computed from the largest a_s.
+    The stability is ε = (2 G_max L_loss / m) Ψ(ρ). The field `order` is computed from the largest
+    a_s.
 
     Args:
         run: A run with equal n_i = m, p_i = 1/N and full batches.
@@ -659,12 +662,12 @@ def removal(certificates: np.ndarray, sizes: np.ndarray, leaving: Mapping[int, i
 
 
 def indistinguishable(shift: float, epsilon: float) -> float:
-    """Return the smallest delta at which two unit Gaussians are indistinguishable.
+    """Return the delta at which two unit Gaussians are (epsilon, delta)-indistinguishable.
 
-    The distance of the Gaussians is `shift` = d/sigma. They are (epsilon, delta)-indistinguishable,
-    and the result is the left side of the inequality in the module docstring. Let a = shift/2 -
-    epsilon/shift and b = a - shift. Then phi(a) = e^epsilon phi(b), so delta is phi(a) times the
-    difference of Mills' ratios at -a and -b. This form of the formula loses no significant digits.
+    The distance of the Gaussians is `shift` = d/sigma. The result is the smallest such delta, the
+    left side of the inequality in the module docstring. Let a = shift/2 - epsilon/shift and b = a -
+    shift. Then phi(a) = e^epsilon phi(b), so delta is phi(a) times the difference of Mills' ratios
+    at -a and -b. This form of the formula loses no significant digits.
     """
     from scipy.special import erfcx, log_ndtr, ndtr  # imported late, as bounds do not need SciPy
 

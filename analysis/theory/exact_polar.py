@@ -3,9 +3,10 @@
 A tube
 ------
 The exact sign is discontinuous where a singular value is 0, so no bound holds for all runs
-(Stability note, Proposition D.6). It is Lipschitz where all singular values are at least some
-gamma > 0, which is called the gap. If a finished run and all its neighbours maintain a gap, they
-stay in a tube around the run, and Lemma D.12 bounds the distance between their final models.
+(Stability note, Proposition D.6). The sign is Lipschitz where all singular values are at least some
+gamma > 0, which is called the gap. Suppose that a finished run and all its neighbours maintain a
+gap. Then they stay in a tube around the run, and Lemma D.12 bounds the distances of their final
+models.
 
 Let sigma_tau be the smallest singular value s_q of the run's momentum at sign call tau. A gap
 gamma certifies the run if at every call, for every replaced client c,
@@ -15,14 +16,15 @@ gamma certifies the run if at every call, for every replaced client c,
 where the radius is Delta_c times the momentum component of the recursion up to this call. The proof
 is by induction over the calls. At call tau, the momenta of the run and of the neighbour differ by
 at most the radius. The momentum is updated before the sign is taken, so this step uses the constant
-of the sign at earlier calls only. By Weyl's inequality s_q of this momentum is at least gamma. So
-both momenta lie in {s_q >= gamma}, where the sign is 1/gamma-Lipschitz (Lemma D.7). The paper
-requires more: sigma >= 2 gamma and radius <= gamma, at L = 2/gamma.
+of the sign at earlier calls only. By Weyl's inequality s_q of the neighbour's momentum is at least
+gamma. So both momenta lie in {s_q >= gamma}, where the sign is 1/gamma-Lipschitz (Lemma D.7). The
+paper requires more: sigma >= 2 gamma and radius <= gamma, at L = 2/gamma.
 
 The search for gamma uses convexity. The radius is a polynomial in L with coefficients >= 0, so at L
-= 1/gamma the radius is convex in gamma. The largest violation over all calls is convex, too, so the
-valid gammas form an interval. The right end of this interval gives the smallest L. In the form of
-the paper, the radius falls as gamma grows, so only gamma = min sigma / 2 needs to be tried.
+= 1/gamma the radius is convex in gamma. So the largest violation radius + gamma - sigma_tau over
+all calls is convex, and the valid gammas form an interval. The right end of this interval gives the
+smallest L. With the paper's two conditions, the radius falls as gamma grows, so only gamma = min
+sigma / 2 needs to be tried.
 
 **Gradients whose rows sum to 0.** If every gradient satisfies G 1 = 0, as for softmax, the momentum
 [d, c] does not have full rank. All statements above still hold with sigma_tau = s_{min(d, c-1)}.
@@ -48,8 +50,8 @@ radius) apart. The induction of Lemma D.12 then continues with this distance in 
 because the induction uses the sign at earlier calls only. If a tube of gamma is valid (radius +
 gamma <= sigma, L = 1/gamma), then 2 / (2 sigma - radius) <= 2 / (sigma + gamma) <= 1 / gamma. So
 this certificate is never worse than the best tube. It also holds if the rows of gradients sum to 0,
-as in the section "A tube". For other optimizers, use (1) and (2) of `recursion` and replace only L
-t.
+as in the section "A tube". For other optimizers, use (1) and (2) of `recursion`, and replace only
+L t by the distance of the two signs.
 
 Proof of (*). All norms are Frobenius norms. Let M = U S V^T, M' = W T Z^T, X = V^T Z (orthogonal),
 Y = U^T W and E = M - M', and let s and t be the smallest entries of S and of T. Define
@@ -63,9 +65,9 @@ As (a + b)^2 <= 2 a^2 + 2 b^2, (s + t)^2 (||X - Y||^2 + w^2)
 Maps near the polar factor
 --------------------------
 The Stability note bounds the distance of Newton-Schulz from the polar factor (Proposition D.4), but
-does not use this bound. This section uses it in the recursion. A run uses the map T. A second run
-uses a map S in place of T, with the same samples, schedule and batches. The second run has momenta
-M~. S is L-Lipschitz. T needs no Lipschitz constant. Only the errors
+does not use this bound. This section uses this bound in the recursion. A run uses the map T. A
+second run uses a map S in place of T, with the same samples, schedule and batches. The second run
+has momenta M~. S is L-Lipschitz. T needs no Lipschitz constant. Only the errors
 
     e_t = ||T(M_t) - S(M_t)||_F
 
@@ -100,9 +102,9 @@ given sample. So D may be computed from the run, and the failure probability doe
 is a smoothed polar factor, this is a certificate for runs of the exact sign and of steep
 Newton-Schulz maps, whose own constants are infinite or too large to be useful. Remark D.2 requires
 a tube that is the same for all data sets. This certificate does not require a tube. You may try
-several S if you add their failure probabilities, or if you choose one S before the sample is drawn.
-For S = 0, the second run does not move, so L = 0 and D is the length of the path of T. The
-resulting bound does not use stability at all. It is a baseline for other bounds.
+several S if you add their failure probabilities. Nothing is added if you choose S before the sample
+is drawn. For S = 0, the second model does not move, so L = 0 and D is the length of the path of T.
+The resulting bound does not use stability at all. It is a baseline for other bounds.
 """
 
 import math
@@ -310,8 +312,8 @@ class SignRun:
 def _sharp_gap(run: SignRun) -> float:
     """Return the largest valid gamma by bisection.
 
-    A gamma is valid if its violation is at most 0 at every call. The largest violation over all
-    calls is convex in gamma.
+    The violation of a gamma is radius + gamma - sigma. A gamma is valid if its violation is at most
+    0 at every call. The largest violation over all calls is convex in gamma.
     """
     top = float(run.gaps.min())
 
@@ -333,7 +335,7 @@ def _sharp_gap(run: SignRun) -> float:
 
 @dataclass(frozen=True)
 class Obstruction:
-    """Runs of the exact sign on two data sets that differ in one of n samples.
+    """Two runs with the exact sign, whose data sets differ in one of n samples.
 
     Attributes:
         trajectory: Models x^0 ... x^steps on S `[steps + 1]`.
@@ -368,7 +370,7 @@ def scalar_obstruction(
         samples: Number of samples n, odd.
         lr: Step size η.
         steps: Number of steps.
-        slope: a, with 0 < a <= B/2.
+        slope: The factor a of the loss, with 0 < a <= B/2.
         loss_bound: Length B of the interval that contains all losses.
 
     Returns:

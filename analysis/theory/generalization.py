@@ -72,7 +72,7 @@ d_1 + d_2 + d_3:
     T = min over m >= 2 of sqrt(m - 1) ceil(log_m n).
 
 *Two parts.* sum_a w_a g_a is the sum of all E[g_a | z_a], which are independent, and of the
-remaining differences, which the tree bounds. Each part gets its own part of delta.
+remaining differences, which the tree bounds. Each inequality gets its own share of delta.
 
 *A tree of m branches.* Pad the number of samples to m^J. D_a^l is now a function of the m - 1
 siblings of the block of a, so A_{B*}^2 is the sum of the squares of these siblings. Summed over the
@@ -92,7 +92,7 @@ the samples and omega, this loss differs from the loss of A(S) by at most eps~. 
 *N is close to its mean.* Let N_t = (N^2 + t^2)^(1/2). Replacing sample a moves the losses of all
 other samples by at most eps_a, and N_t is a norm, so N_t moves by at most eps_a. In addition, the
 square that belongs to sample a is in [0, omega_a b^2], so it moves N_t by at most
-omega_a b^2 / (2 t). Together this is c_a. McDiarmid's inequality gives
+omega_a b^2 / (2 t). The sum of both changes is c_a. McDiarmid's inequality gives
 E N_t <= N_t + C (L_3 / 2)^(1/2), except with probability d_3. The Efron-Stein inequality gives
 Var N_t <= C^2 / 4. So E N^2 = (E N_t)^2 + Var N_t - t^2 <= s^2.
 
@@ -141,7 +141,7 @@ w_y B / T_y:
     shorter      the shorter of these two at d/2 each
 
 *Bernstein* is the inequality of Maurer and Pontil (2009, Theorem 4), extended to strata. Let s be
-the variance of the sum. The centred terms are at most r B in size. So the sum exceeds its mean by
+the variance of this sum. The centred terms are at most r B in size. So the sum exceeds its mean by
 at most sqrt(2 l s) + r B l / 3, except with probability e^-l = d/3 (Bernstein's inequality). The
 same holds below the mean. It remains to show that sqrt(s) <= sqrt(v) + r' B sqrt(2 l), except with
 probability d/3. Let B = 1. Z_y = T_y V_y falls by at most 1 when one loss is replaced, and the
@@ -301,7 +301,7 @@ def by_variance(
         return math.exp(of_tree / r) * 2 * math.sqrt(r - 1) * difference_moment(r) * tree
 
     def square(t: float, seen: float) -> float:
-        """Return s^2 for N^2 = `seen`."""
+        """Return s^2 of the section "By variance", for N^2 = `seen`."""
         moves = eps + omega * most**2 / (2 * t)
         c = math.sqrt((sizes * np.square(moves)).sum())
         return (math.sqrt(seen + t * t) + c * math.sqrt(of_variance / 2)) ** 2 + c * c / 4 - t * t

@@ -6,8 +6,8 @@ with noise:
     theta_t = theta_{t-1} + H_t (x_t - x_{t-1}) + v_t,        g_t = C_t theta_t + w_t.
 
 The filter replaces the second term by one product a = H~ (x_t - x_{t-1}) with a realization H~ of
-the random Hessian. The error of a has covariance Sigma_H, and v, w and C have the covariances
-Sigma_v, Sigma_w and Sigma_C. Eq. (5) of the paper is
+the random Hessian. The error of the product a has covariance Sigma_H, and v, w and C have the
+covariances Sigma_v, Sigma_w and Sigma_C. Eq. (5) of the paper is
 
     g_{t|t-1} = g~_{t-1} + a                        P_{t|t-1} = P_{t-1} + Sigma_H + Sigma_v
     K_t = P_{t|t-1} E[C]' (Sigma_w + E[C] (Sigma_C S_t + P_{t|t-1}) E[C]' - Sigma_H)^-1
@@ -17,15 +17,15 @@ with S_t = E[g~_t g~_t']. (Appendix A.4 contains the transpose of E[C] that is m
 inverse in eq. (5).)
 
 *Sigma_H in the inverse is an error.* The errors of g_{t|t-1} and of w are uncorrelated, so the
-error of g~_t with any gain K has covariance (I - K C) P_{t|t-1} (I - K C)' + K Sigma_w K'. The
-covariance is smallest at K = P_{t|t-1} C' (C P_{t|t-1} C' + Sigma_w)^-1, where it equals
+error of g~_t with any gain K has covariance (I - K C) P_{t|t-1} (I - K C)' + K Sigma_w K'. This
+covariance is smallest at the gain K = P_{t|t-1} C' (C P_{t|t-1} C' + Sigma_w)^-1, where it equals
 (I - K C) P_{t|t-1}. If C is known, this is eq. (5) without the term - Sigma_H. An example in one
 dimension has Sigma_w = 1, Sigma_H = 0.6 and Sigma_v = 0.3. There eq. (5) converges to K = 0.75 and
 P = 0.3, but the error with this gain has variance 0.66. The smallest possible variance is 0.6, at
 K = 0.6. If Sigma_H > Sigma_w, the published K exceeds 1 and P_t is negative.
 
 *Algorithm 2 of the paper* is eq. (5) with C = I, isotropic covariances, K at its limit kappa, and a
-finite difference for a. The user sets kappa, so the error does not affect Algorithm 2.
+finite difference for a. The user sets kappa, so the mistake in eq. (5) does not affect Algorithm 2.
 """
 
 from dataclasses import dataclass

@@ -11,10 +11,10 @@ normalized momentum M / s_t has the weights w_tj = beta^(t-j) / s_t, with s_t = 
 
 - E ||b||_* <= sqrt(r) E (||G||_F - C)_+, because clipping shortens a gradient by exactly the amount
   by which its length exceeds C.
-- E ||xi||_F^2 <= v^2 = C^2/B + d (sigma C / B)^2. The DP-Muon paper shows it for B independent
-  samples. It also holds for Poisson lots of B expected samples out of n, if f is the mean over
-  these n samples. Each sample is then drawn independently with probability B/n, and the variance is
-  (B/n)(1 - B/n) sum_i ||clip(G_i, C)||_F^2 / B^2.
+- E ||xi||_F^2 <= v^2 = C^2/B + d (sigma C / B)^2. The DP-Muon paper proves this bound for B
+  independent samples. The bound also holds for Poisson lots of B expected samples out of n, if f is
+  the mean over these n samples. Each sample is then drawn independently with probability B/n, and
+  the variance is (B/n)(1 - B/n) sum_i ||clip(G_i, C)||_F^2 / B^2.
 - The xi are martingale differences. So the noise of the momentum is at most v (sum_j w_tj^2)^(1/2),
   with sum_j w_tj^2 = (1 - beta)/(1 + beta) (1 + beta^t)/(1 - beta^t). Gamma_T is the mean over t of
   (sum_j w_tj^2)^(1/2). The paper bounds Gamma_T with two constants that it does not specify. This
@@ -111,8 +111,8 @@ supports both starts.
 *Errors in the paper.* The two conditions on eta in Theorem 3 differ. The mean in Theorem 3 divides
 a sum of T + 1 terms by T. The proof requires C_1 > 0 and beta >= 0, as `printed_theorem_3` does for
 gamma = -1. Theorem 6 requires kappa > 8 (eta L)^2, but this does not ensure beta >= 0: for eta L =
-0.1 and kappa = 0.09 the denominator is negative. A condition near kappa > 3 eta L would ensure it.
-The brackets of C_2 in Theorem 6 do not match.
+0.1 and kappa = 0.09 the denominator is negative. A condition near kappa > 3 eta L would ensure beta
+>= 0. The brackets of C_2 in Theorem 6 do not match.
 
 *Corollary 4.* C_k = kappa/(L eta) = ||grad F(x_0)||^2/(2 L D). Smoothness keeps C_k below 1, so the
 published minimum with 1 has no effect. Let R = 0, use full batches, start from zero, and set
@@ -439,7 +439,8 @@ def disk(
 ) -> Stationarity:
     """Return the bound on the mean squared gradient norm of DiSK on SGD.
 
-    `slope` is ||grad F(x_0)||, which is at most sqrt(2 L D). Only the start "zero" uses it.
+    `slope` is ||grad F(x_0)||, which is at most sqrt(2 L D). `slope` has an effect only
+    with `start="zero"`.
     """
     known = at_least("smoothness", smoothness), at_least("gap", gap)
     top = math.sqrt(2 * known[0] * known[1])
@@ -458,7 +459,7 @@ def disk(
 
 
 def _least(one: Disk, rate: float, gap: float, slope: float | None) -> dict[str, float] | None:
-    """Compute the bound for all y, z, s' and a on a grid, and return the terms of the smallest.
+    """Compute the bound for all y, z, s' and a on a grid, and return the smallest bound's terms.
 
     The result is None if no point of the grid is valid.
     """
@@ -495,7 +496,7 @@ def _least(one: Disk, rate: float, gap: float, slope: float | None) -> dict[str,
 
 @in_doubles
 def printed_theorem_3(one: Disk, gap: float, smoothness: float, slope: float) -> float:
-    """Return the published bound of DiSK, eq. (6), for gamma = -1 and the start from zero.
+    """Return the published bound of DiSK, eq. (6), for gamma = -1 and a filter that starts at zero.
 
     The bound is 2 (D + beta ||grad F(x_0)||^2)/(C_1 eta T) + 2 (beta + eta^2 L) k^2/(C_1 eta) (2
     s^2/B + W), as in eq. (30) of the paper. Here beta is the smallest value that the proof in the
@@ -536,8 +537,8 @@ class Tuned:
 def corollary_4(steps: int, gap: float, smoothness: float, slope: float, noise: float) -> Tuned:
     """Return the run and the bounds of Corollary 4 of the DiSK paper.
 
-    The bound is sqrt(6 (1 + 1/T) C_k L D W/T), with W = `noise`. It holds for full batches, gamma =
-    -1 and the start from zero.
+    The bound is sqrt(6 (1 + 1/T) C_k L D W/T), with W = `noise`. The bound holds for full batches,
+    gamma = -1 and a filter that starts at zero.
     """
     horizon, spread = whole("steps", steps), positive("noise", noise)
     room = 2 * positive("smoothness", smoothness) * positive("gap", gap)

@@ -1,4 +1,4 @@
-"""The stability recursion: a bound on the distance between two runs, and each client's part.
+"""The stability recursion: a bound on the distance between two runs, and client exposures.
 
 FedMuon
 -------
@@ -37,8 +37,8 @@ the clients' updates. b = 0 is the plain mean. D+ = (X - mean) / (eta E) (Stabil
 3.2).
 
 (1) and (2) are linear with coefficients >= 0, so they remain bounds by induction. All clients other
-than c satisfy (1) with Delta = 0. Let a_{s,k} be the first component, after all later steps and
-rounds, of a unit Delta at round s and step k alone. Then
+than c satisfy (1) with Delta = 0. Set Delta = 1 at round s and step k, and Delta = 0 at all other
+steps. Let a_{s,k} be the value of x after the last round for w_{s,c} = 1. Then
 
     ||X^R(S) - X^R(S')||_F <= Delta sum_s w_{s,c} 1{c in C_s} sum_k a_{s,k}.
 
@@ -50,7 +50,7 @@ Alignment
 ---------
 FedMuon with local-global alignment (Stability note, Remark 3.2) is a case of the recursion above.
 The paper says that the perturbation of the global direction D needs "a separate recursion". The
-proof above covers this perturbation. Its alpha is the config key `alignment`. `fedmuon bound` and
+proof above covers this perturbation. The config key `alignment` sets alpha. `fedmuon bound` and
 `fedmuon stability` use this recursion for the recipe `fedmuon-aligned`. Without a config, call
 `aligned_amplification`.
 
@@ -162,7 +162,7 @@ def scheduled_amplification(
 
     The step size in round r is lr factors[r], and the result has shape [R, E]. `l_g` may be one
     number or one number per step, because the proof of eq. (6) of the Stability note treats one
-    step at a time. It requires only an l_g that is valid for the two models at this step.
+    step at a time. The proof requires only an l_g that is valid for the two models at this step.
 
     The loop computes a_t = e1^T A_{T-1} ... A_{t+1} b_t backwards from the last step t = T-1. It
     stores (x, m), the difference of the row e1^T A_{T-1} ... A_{t+1} from e1^T. Storing 1 + x
@@ -375,12 +375,12 @@ def method_amplification(
 def _before_round(
     method: Method, rate: float, l_orth: float, smooth: list[float], after: Row, one: float
 ) -> tuple[list[float], Row]:
-    """Apply one round backwards: first (2), and then (1) for each local step.
+    """Apply one round backwards: first (2) of the module docstring, then (1) for each local step.
 
     A row (one + x, m, v, d) contains the effect on the last model of a unit distance in the model,
     the momentum, the velocity and the global direction. A backward step is the transpose of the
     forward step: the effect of a quantity is the sum of the effects of all quantities that use it.
-    The caller averages over clients.
+    The caller computes the average over clients.
 
     Args:
         method: The recursion of the optimizer.

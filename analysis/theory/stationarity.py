@@ -136,8 +136,9 @@ def tuned_muon(
 ) -> Schedule:
     """Return the schedule that Newton–Schulz convergence uses for Muon.
 
-    eta = sqrt((1-beta) D / (L T)) and 1 - beta = min(1, sqrt(B L D / (r T)) / sigma). This choice
-    balances the terms of `muon`, up to factors that do not depend on T, r and sigma.
+    The step size is eta = sqrt((1-beta) D / (L T)), and the momentum satisfies 1 - beta = min(1,
+    sqrt(B L D / (r T)) / sigma). This choice balances the terms of `muon`, up to factors that do
+    not depend on T, r and sigma.
     """
     forget = _forget(steps, gap, smoothness, sigma * math.sqrt(whole("rank", rank)), batch)
     lr = math.sqrt(forget * gap / (smoothness * steps))
@@ -313,8 +314,8 @@ def nesterov_muon(
 ) -> Stationarity:
     """Return a bound on min_k E ||grad f(X_k)||_F for Muon with Nesterov momentum.
 
-    The bound holds for any η and β. With gamma = nu = 0, it is Theorem 3.4 of Nesterov Muon with
-    all constants of the proof (Appendix D.3).
+    The bound holds for any η and β. With gamma = nu = 0, the bound is Theorem 3.4 of Nesterov Muon
+    with all constants of the proof (Appendix D.3).
 
     Args:
         schedule: Step size, momentum and horizon.
@@ -325,7 +326,8 @@ def nesterov_muon(
         gamma: Loss of alignment of an inexact orthogonalizer (Assumption 2.1); 0 if exact.
         nu: Excess over 1 of the orthogonalizer's operator norm; 0 if exact.
         gradient: ||grad f(X_0)||_F; sqrt(2 L gap) by default.
-        start: E ||S_0||_F, the first error of the momentum. By default, an upper bound is computed.
+        start: E ||S_0||_F, the first error of the momentum. By default, an upper bound of this
+            error.
 
     Returns:
         The bound and its terms.
@@ -382,11 +384,11 @@ def _falling(singular: ArrayLike) -> np.ndarray:
 def polynomial_quality(
     singular: ArrayLike, coefficients: Coefficients, steps: int, divisor: float | None = None
 ) -> tuple[float, float]:
-    """Return the exact (gamma, nu) of Newton-Schulz from M / divisor (Nesterov Muon, Prop. 2.2).
+    """Return the exact (gamma, nu) of Newton-Schulz with input M / divisor.
 
-    Let p be the composition of all steps. Then gamma = 1 - sum_i s_i p(s_i / divisor) / sum_i s_i.
-    The excess nu is max(0, max_i |p(s_i / divisor)| - 1). It is 0 for the two polynomials of
-    Nesterov Muon.
+    The source is Nesterov Muon, Prop. 2.2. Let p be the composition of all steps. Then gamma = 1 -
+    sum_i s_i p(s_i / divisor) / sum_i s_i. The excess nu is max(0, max_i |p(s_i / divisor)| - 1),
+    which is 0 for the two polynomials of Nesterov Muon.
 
     Args:
         singular: The singular values s_i of M.
@@ -406,10 +408,10 @@ def sketched_quality(
 ) -> tuple[float, float]:
     """Return the mean (gamma, nu) over Gaussian sketches (Nesterov Muon, Prop. 2.3 and B.3).
 
-    gamma = 1 - A / (divisor ||M||_*) with A = H - s / (p - 1) rho^(4h) T. H is the sum of the s
-    largest squared singular values, T is the sum of the other squared singular values, and rho is
-    singular value s+1 divided by singular value s. The result is valid for any number of steps of
-    the two polynomials of Nesterov Muon. nu is 0.
+    Here gamma = 1 - A / (divisor ||M||_*) with A = H - s / (p - 1) rho^(4h) T, and nu = 0. H is the
+    sum of the s largest squared singular values, T is the sum of the other squared singular values,
+    and rho is singular value s+1 divided by singular value s. The result is valid for any number of
+    steps of the two polynomials of Nesterov Muon.
 
     Raises:
         InputError: If A <= 0, because no alignment is proved then. `least_power` returns the
@@ -538,7 +540,8 @@ def muon(
 ) -> Stationarity:
     """Return the bound of Newton–Schulz convergence, Theorem 1, for Muon with X <- X - eta Z.
 
-    `polar_error` is eps_q. With 0 the result is Theorem 4, for Muon with an exact SVD.
+    `polar_error` is eps_q, the error of the orthogonalizer. With `polar_error` = 0 the result is
+    Theorem 4, for Muon with an exact SVD.
 
     Proof. The descent step uses <grad, Z> = <M, Z> + <S, Z> >= (1 - eps)||M||_* - ||S||_*,
     ||M||_* >= ||grad||_* - ||S||_*, and ||X_{t+1} - X_t||_op <= eta. Sum over the steps and divide

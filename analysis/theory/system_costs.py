@@ -43,9 +43,9 @@ P_svd, as the paper states.
 
 *P_gemm / P_svd from a published curve.* All other work of a step takes the same time with SVD and
 with Newton-Schulz. The ratio of the times of whole steps is therefore closer to 1 than t_SVD /
-t_NS. Assume that both reach the same loss after the same number of steps, and that SVD needs s > 1
-times the seconds. Then s <= t_SVD / t_NS, so P_gemm / P_svd is at least s q (k + 1) / 12, for
-layers of any shape.
+t_NS. Assume that SVD and Newton-Schulz reach the same loss after the same number of steps, and that
+SVD needs s > 1 times as many seconds. Then s <= t_SVD / t_NS, so P_gemm / P_svd is at least s q (k
++ 1) / 12, for layers of any shape.
 """
 
 import math

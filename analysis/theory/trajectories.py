@@ -10,16 +10,16 @@ same step, with ||X - X'||_F <= x. With H(X) the Hessian of the client's mean lo
 
     ||grad F_k(X') - grad F_k(X)|| <= (||H(X)|| + B_3 x / 2) x.
 
-The right side bounds the mean of H over the segment, because the Hessian of a sample is
-B_3-Lipschitz. If client k is the client i whose sample z is replaced by z', the gradients of the
-two runs differ by this amount plus at most
+The factor ||H(X)|| + B_3 x / 2 bounds the mean of H over the segment, because the Hessian of a
+sample is B_3-Lipschitz. If client k is the client i whose sample z is replaced by z', the gradients
+of the two runs differ by this amount plus at most
 
     (||g_z(X) - g_z'(X)|| + 2 Lg x) / n_i,
 
 because sample gradients are Lg-Lipschitz. Both runs follow M <- beta M + (1 - beta) G and X <- X -
 eta Orth(M) with an L-Lipschitz Orth, so the proof of the Stability note, eq. (6), applies. The
-numbers above, which the finished run determines, replace its constants. Means over participants and
-the sum over steps do not change.
+finished run determines the numbers above, which replace the constants of eq. (6). Means over
+participants and the sum over steps do not change.
 
 **B_3 for the matrix task** (||u|| <= 1): with f = log p_y, d = Df[v] = v_y - E_p v and
 D^2 f = -Var_p(v), D^3 f = -E_p (v - E_p v)^3,

@@ -18,7 +18,7 @@ canary's update changes one entry of the model. The position and the sign of thi
 The update is longer than the bound, so clipping gives it norm C, the maximum for a client.
 Otherwise, the update is 0 before and after clipping, so all sums are the same as in a federation
 without this client (`client_level.py`). The coin therefore tests add-remove adjacency if cohorts
-are Poisson samples, and zero-out otherwise.
+are Poisson samples, and zero-out adjacency otherwise.
 
 Under distributed trust, all but H clients of a cohort may tell the server what they sent, and the
 privacy guarantee must hold against all of them. In this audit, clients without a canary collude,
@@ -429,8 +429,8 @@ class ClientAuditor:
     ) -> list[Reply]:
         """Return the replies of the clients without a canary and of the canaries.
 
-        An included canary changes one entry of the model that the server sent. A canary that is not
-        included returns the model unchanged.
+        An included canary replies with the server's model after a change of one entry. Any other
+        canary replies with the server's model itself.
         """
         recipe, shards = experiment.recipe, experiment.shards
         number = {int(client): i for i, client in enumerate(self.clients)}
@@ -471,7 +471,7 @@ class ClientAuditor:
         return server
 
     def _look_behind(self, replies: list[Reply], rates: np.ndarray) -> None:
-        """Record the sum of all canaries' messages, and of others if there are few canaries.
+        """Record the sum of all canaries' messages, plus other messages if there are few canaries.
 
         The sum contains at least H messages.
         """
@@ -503,8 +503,9 @@ class ClientAuditor:
     def scores_of_model(self, first: Params, last: Params) -> np.ndarray:
         """Return scores that use only the first and the last model [1, ...].
 
-        The score of a canary is how far the model moved in the direction of the canary, divided by
-        the root mean square of the model's change. The median of all scores is then subtracted.
+        The score of a canary is how far the model moved in the direction of the canary's update,
+        divided by the root mean square of the model's change. The median of all scores is then
+        subtracted.
         """
         moved = _apart(first, last)
         found = self._along(moved) / (float(moved.square().mean().sqrt()) or 1.0)

@@ -1,8 +1,8 @@
 """`fedmuon privacy audit --one-run`: train a run with canaries, and audit its releases.
 
 The usual training code runs the config and writes its ledger. Canaries replace some samples, or
-some clients at client level (`canaries.py`). A coin corresponds to zero-out adjacency, because no
-sampling rate depends on a coin. Zero-out is a special case of the other adjacencies
+some clients at client level (`canaries.py`). Runs that differ in one coin have zero-out adjacency,
+because no sampling rate depends on a coin. Zero-out is a special case of the other adjacencies
 (`dominating_pairs.py`), so an epsilon that this audit refutes is also refuted for the other
 adjacencies. The number of guesses is fixed before the run. A rehearsal that draws likelihood ratios
 from the declared mechanism chooses this number. The coins stay with the auditor, in a separate
@@ -225,7 +225,7 @@ def judge(
         guesses: The guesses.
         out: The run folder.
         private: The table "privacy" of the run's summary.
-        adjacency: The adjacency that a coin corresponds to.
+        adjacency: The adjacency of two runs that differ in one coin.
         part: The fraction of the noise variance that the guesses see.
     """
     delta = private["delta"]

@@ -113,7 +113,7 @@ def whole(version: Annotated[bool, Option("--version", help="Print the version."
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """Run the command line. `EXIT_CODES` explains how it can end."""
+    """Run the command line. `EXIT_CODES` lists the possible exit codes."""
     with interruptible():
         try:
             for argument in arguments or ():
