@@ -2,27 +2,30 @@
 
 # Many runs with one canary, present or absent
 
-This is the white-box worst case. The clipped gradient of one example (the canary) is known. The
-gradient has norm C in each of the m blocks, and all other examples contribute nothing. Let b_t be 1
-if the Poisson lot of step t contains the canary, and otherwise 0. In each block, step t releases
-b_t + sigma N(0, 1) along the canary, in units of C. The sum over blocks divided by sqrt(m) is a
-sufficient statistic: s_t = sqrt(m) b_t + sigma N(0, 1). The strongest test statistic is the
+This is the white-box worst case. The auditor knows the clipped gradient of one example, the canary.
+The gradient has norm C in each of the m blocks, and all other examples contribute nothing. Let b_t
+be 1 if the Poisson lot of step t contains the canary, and otherwise 0. In each block, step t
+releases b_t + sigma N(0, 1) along the canary, in units of C. The sum over blocks divided by sqrt(m)
+is a sufficient statistic: s_t = sqrt(m) b_t + sigma N(0, 1). The strongest test statistic is the
 log-likelihood ratio, sum_t ln(1 - q + q exp((sqrt(m) s_t - m / 2) / sigma^2)).
 
 There are two bounds. The bound `counted` needs no assumption about the noise. It counts how often
-the statistic is above a threshold with and without the canary. Half of the trials select the
-threshold, and the other half give Clopper-Pearson bounds. N trials cannot show an epsilon above
-about ln N. The bound `tilted` assumes that the noise is the declared Gaussian. By the definition of
-the hockey-stick divergence, delta(epsilon) is then the mean of max(0, 1 - exp(epsilon - statistic))
-over trials with the canary. Each trial tosses a coin that shows heads with this probability. A
-Clopper-Pearson bound on the number of heads bounds delta(epsilon) from below. `tilted` can show any
-epsilon. It tests the account of the declared noise, but not whether a release really contains this
-noise.
+the statistic is above a threshold with and without the canary. The first half of the trials selects
+the threshold, and the other half gives Clopper-Pearson bounds. N trials cannot show an epsilon
+above about ln N. The bound `tilted` assumes that the noise is the declared Gaussian. By the
+definition of the hockey-stick divergence, delta(epsilon) is then the mean, over all trials with the
+canary, of
+
+    max(0, 1 - exp(epsilon - statistic)).
+
+Each trial tosses a coin that shows heads with this probability. A Clopper-Pearson bound on the
+number of heads bounds delta(epsilon) from below. `tilted` can show any epsilon. It tests the
+account of the declared noise, but not whether a release really contains this noise.
 
 If two bounds have confidence 1 - f / 2 each, the larger one has confidence 1 - f: see
 `both_bounds`.
 
-# One run with many canaries: which epsilon a number of right guesses refutes
+# One run with many canaries: bounds from the number of right guesses
 
 For each of m canaries, a separate fair coin decides whether the canary is in the data: S in {0,
 1}^m. An auditor sees all releases of the run, but not the coins, and guesses r of the coins. The
@@ -48,10 +51,10 @@ every set J
     (1/m) sum_{j in J} j p_j <= f( (1/m) sum_{j in J} (r - j + 1) p_{j-1} ).                     (1)
 
 Proof. Consider a canary i, the other coins s, and a side b. Let E be the event that the guess for i
-is b, and that j in J of the guesses agree with (s, b). If the coin is 1 - b, the same release has i
-wrong and j - 1 guesses right. Therefore, P[E | s, b] <= f(P[E | s, 1 - b]). Average over s, b and
-i, and use that f is concave (Jensen). On the left, each outcome counts its right guesses, and on
-the right, its wrong guesses.
+is b, and that the number j of guesses that agree with (s, b) is in J. If the coin is 1 - b, the
+guess for i is wrong for the same release, and j - 1 guesses are correct. Therefore, P[E | s, b] <=
+f(P[E | s, 1 - b]). Average over s, b and i, and use that f is concave (Jensen). The left side of
+(1) then counts the correct guesses of each outcome, and the other side counts the wrong guesses.
 
 Let J = {j, ..., r}, H_j = sum_{i >= j} i p_i and R_j = sum_{i >= j} (r - i) p_i. Then H_j + R_j = r
 P[V >= j], and (1) says R_{j-1} >= g(H_j). The function g(h) = m f^-1(h / m) is increasing. Suppose
@@ -144,7 +147,7 @@ Observe = Callable[[tuple[int, int], bool], np.ndarray]
 
 
 def projected(setting: Setting, rng: np.random.Generator) -> Observe:
-    """Return a function that draws the released sums along the canary, without a model."""
+    """Return a function that simulates the released sums along the canary without training."""
 
     def observe(shape: tuple[int, int], present: bool) -> np.ndarray:
         held = present * (rng.random(shape) < setting.sampling_probability)
@@ -243,9 +246,9 @@ def tilted(
 
     For epsilon = 0, LEVEL, 2 LEVEL, ..., each trial tosses a coin with mean delta(epsilon), and the
     number of heads bounds delta(epsilon) from below. The search stops when this bound no longer
-    exceeds the claimed delta. The result is wrong only if the test at one fixed level fails: the
-    first level at which (epsilon, delta) is true. All tests together therefore have the confidence
-    of one test.
+    exceeds the claimed delta. Consider the first level at which the run is (epsilon,
+    delta)-private. The result is wrong only if the test at this level fails. All tests together
+    therefore have the confidence of one test.
     """
     coins, of = rng.random(len(found.present)), len(found.present)
 
@@ -384,7 +387,7 @@ def claims_of(spent: Sequence[Event], most: float, delta: float) -> Claims:
     """Return the accountant's claims for these releases, at `POINTS` epsilons up to `most`.
 
     Each claim holds for adding and for removing an example. If there are several events, each claim
-    is weak enough to hold for every event.
+    holds for every event.
     """
     epsilons = most * np.linspace(0, 1, POINTS) ** 3
     deltas, tail = np.zeros(len(epsilons)), 1e-6 * delta
@@ -444,7 +447,7 @@ def log_ratio(y: np.ndarray, s: np.ndarray, rate: float | np.ndarray) -> np.ndar
     in every release. Over all canaries, b has the distribution N(0, t^2). The function estimates
     t^2 as the variance of the mean releases over canaries, minus the part that noise and canaries
     explain. If t^2 is 0, the ratio is sum_t ln(1 - q + q exp(y_t - s_t / 2)). Otherwise, the
-    function integrates over b, on a grid that is wide enough for both cases.
+    function integrates over b, on a grid that is wide enough with and without the canary.
 
     Args:
         y: Array [T, m] with the releases of T steps along m canaries.

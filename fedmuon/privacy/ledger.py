@@ -83,8 +83,8 @@ class Ledger:
                 fixed order. The rate of a lot in a fixed order is 1 / (lots per epoch).
 
         Raises:
-            InputError: If the file is damaged in another way, or belongs to another run. In this
-                case, the file is not changed.
+            InputError: If the file belongs to another run, or has damage other than an incomplete
+                last line. The file is then not changed.
         """
         first = {
             "ledger": FORMAT,

@@ -2,8 +2,9 @@
 
 A `KeyStream` is AES-256 in counter mode (NIST SP 800-38A), under a key from the operating system's
 entropy. Blocks never repeat. An adversary who cannot break AES distinguishes n blocks of 16 bytes
-from uniform blocks with an advantage of at most n^2 / 2^129. Proofs about uniform words therefore
-hold against every such adversary. A statistical generator such as PCG64 has no such guarantee.
+from uniform blocks with an advantage of at most n^2 / 2^129. Proofs that assume uniform words are
+therefore valid against every such adversary. A statistical generator such as PCG64 has no such
+guarantee.
 """
 
 import dataclasses

@@ -476,7 +476,7 @@ def traffic_of(rounds: Sequence[Record]) -> tuple[int, int] | None:
     """Return (down, up): the total bytes that a run sent to clients, and received from clients.
 
     Return None if the records of a round do not contain these numbers. Older versions of fedmuon
-    did not record them.
+    did not record these numbers.
     """
     if not all("bytes_up" in one for one in rounds):
         return None

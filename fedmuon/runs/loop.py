@@ -404,7 +404,7 @@ def _untrained(run: Run) -> Record:
 
 
 def _split(config: Config, data: FederatedData) -> dict[str, np.ndarray]:
-    """Return the train samples with their clients, and all held-out samples, as source indices."""
+    """Return the indices of the train samples with their clients, and of all held-out samples."""
     split = {"train_index": data.train_index, "client": data.client, "test_index": data.test_index}
     if config.data.validation:
         split["validation_index"] = data.validation_index

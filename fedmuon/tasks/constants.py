@@ -9,8 +9,8 @@ is 1 - p_y. For every X and every sample:
 
 Proof. Let s = X^T u. Then grad_s = -p_y (e_y - p). Its squared norm is p_y^2 ((1-p_y)^2 + sum_{k !=
 y} p_k^2) <= 2 p_y^2 (1-p_y)^2 <= 1/8, and grad_X = u grad_s^T. The Hessian in s is largest if one
-other class has all the remaining mass. With q = p_y, it is then q(1-q)(1-2q) times a matrix of norm
-2. The maximum of 2 q(1-q)|1-2q| is 1/(3 sqrt(3)), and the map X -> s has norm rho.
+other class has all the remaining probability. With q = p_y, the Hessian is then q(1-q)(1-2q) times
+a matrix of norm 2. The maximum of 2 q(1-q)|1-2q| is 1/(3 sqrt(3)), and the map X -> s has norm rho.
 """
 
 import math

@@ -5,8 +5,8 @@ before it. Rows store tokens exactly, as floating-point numbers, like the sample
 
 transformers stores projections as [in, out], and the joint query-key-value projection as [d, 3 d].
 In the files of a run, every parameter therefore has the same name and shape as in GPT2LMHeadModel.
-Only the initial values are drawn by fedmuon. The end of this file reads stored weights and adds
-low-rank adapters to them.
+Only the initial values are drawn by fedmuon. The last functions of this file read stored weights
+and add low-rank adapters to them.
 """
 
 import math
@@ -31,7 +31,7 @@ PROMPTS = 32  # number of prompts that are continued in one batch
 
 
 class Form(NamedTuple):
-    """The sizes of a decoder. Width 768 with 12 blocks and 12 heads is GPT-2.
+    """The sizes of a decoder. GPT-2 has a width of 768, 12 blocks and 12 heads.
 
     Attributes:
         vocabulary: Number of tokens. The last token is END. If `padded`, the last two tokens are
@@ -257,8 +257,8 @@ def generate(
         params: Parameters of one replica.
         prompts: Tokens of each prompt.
         end: The number of the token END.
-        beams: Number of beams of the beam search. 1 means greedy search. The search of transformers
-            is used, with a length penalty of 1 and early stopping.
+        beams: Number of beams of the beam search. 1 means greedy search. The library transformers
+            does the search, with a length penalty of 1 and early stopping.
         banned: Tokens that are never generated, such as line breaks.
 
     Returns:

@@ -28,8 +28,9 @@ class VisionTransformer(nn.Module):
 
     The network follows Dosovitskiy et al. 2021 with the changes of Beyer, Zhai and Kolesnikov 2022
     ("Better plain ViT baselines"). Positions are encoded by fixed sines and cosines in two
-    dimensions, and the classifier uses the mean over all patches. Every parameter therefore belongs
-    to a layer. Images are padded with zeros at the border, so that all patches are complete.
+    dimensions, and the classifier uses the mean over all patches. Positions and classes have no
+    tokens with parameters, so every parameter belongs to a layer. Images are padded with zeros at
+    the border, so that all patches are complete.
     """
 
     def __init__(

@@ -42,9 +42,10 @@ class Task:
             cross-entropy for class labels, and the squared error for real numbers.
         metrics: Mapping of a metric's name to a function from `(outputs, targets)` to one value per
             sample `[samples]`. For class labels, the default is `accuracy`.
-        inputs: Mapping of argument name to the shape of this argument for one sample. Set it for a
-            module with several tensor arguments, such as `input_ids` and `attention_mask` of
-            Hugging Face. A sample then contains the numbers of all arguments, in this order.
+        inputs: Mapping of argument name to the shape of this argument for one sample. Set `inputs`
+            for a module with several tensor arguments, such as `input_ids` and `attention_mask` of
+            Hugging Face. A sample then contains the numbers of all arguments, in the order of the
+            mapping.
 
     Example:
         >>> import fedmuon

@@ -162,7 +162,7 @@ def try_module(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -
 def exact_on(device: torch.device) -> AbstractContextManager[None]:
     """Within this context, compute in full float32 precision and in a fixed order of addition.
 
-    Otherwise, cuDNN rounds convolutions to TF32 and may add numbers in a varying order.
+    Without this context, cuDNN rounds convolutions to TF32 and may add numbers in a varying order.
     """
     if device.type != "cuda":
         return nullcontext()

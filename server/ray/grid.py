@@ -2,8 +2,8 @@
 
 Flower's own simulation stores messages in a table, and scans the table for each message. This grid
 sends the messages of many clients to a worker in one call. If the messages have the same content,
-the content is sent once per call. A node without messages takes about 100 bytes. A node gets one
-message at a time, even if several threads of a server send messages.
+the content is sent once per call. A node without messages needs about 100 bytes of memory. A node
+gets one message at a time, even if several threads of a server send messages.
 
 If a worker dies or does not answer in time, the worker is replaced. The messages of this worker are
 sent again one by one, so that a faulty client does not affect other clients. Clients that had

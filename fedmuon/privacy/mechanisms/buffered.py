@@ -11,8 +11,8 @@ coefficients of C are
 The noise is W_t = Z_t - sum_b w_b S_b. After each step, buffer b replaces its sum S_b by theta_b
 S_b + W_t. Only d tensors of the model's size are stored, and the noise of a step cancels noise of
 all earlier steps. If w_b >= 0, sum_b w_b <= 1 and 0 <= theta_b < 1, the coefficients decrease and
-are not negative. The sensitivity that `fixed_order.py` derives therefore also applies to them, for
-any number of steps between two uses of an example.
+are not negative. The sensitivity that `fixed_order.py` derives therefore also applies to these
+coefficients, for any number of steps between two uses of an example.
 
 **Choice of C.** A momentum, or a prefix sum, is A G for the Toeplitz matrix A of a. The noise in A
 G is A C^-1 Z, and A C^-1 has the Toeplitz coefficients of a / c. Over n steps, the mean square of

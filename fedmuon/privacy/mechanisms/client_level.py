@@ -180,7 +180,7 @@ class ClientLevel:
         return _moved(held, self._weighted(noisy, 1 / self.weight), 1.0)
 
     def released(self, held: Tree, returned: Sequence[Tree], round: int) -> dict[str, Params]:
-        """Return `held` plus the noisy mean of all updates, for the server's rule.
+        """Return the model and states `held` plus the noisy mean of all updates.
 
         If the cohort is empty, the result contains only noise. With local trust, the updates
         already contain noise, so this function adds none.

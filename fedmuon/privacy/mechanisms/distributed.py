@@ -69,8 +69,8 @@ over A and nothing else. Proof: replace the m_ij within A by uniform vectors. Un
 distinguished from key streams only by computing the Diffie-Hellman function on Curve25519 (with
 HKDF as a random oracle) or by distinguishing AES from random permutations. The map (6) from the
 m_ij within A to vectors that add up to 0 is linear. The map is onto, even if only the m_aj of a
-single client a in A can vary. The masks are therefore uniform among these vectors. All other m are
-known. QED.
+single client a in A can vary. The masks are therefore uniform among these vectors. The adversary
+knows all other m_ij. QED.
 
 The claim is valid for a server that forwards the true keys and requests one masked vector per key.
 A server that replaces a client's key by its own can unmask every client that masks with this key,

@@ -37,8 +37,8 @@ smaller variance than the root of a: on |x| = 1, by Cauchy-Schwarz,
     ||c|| ||a / c|| >= mean |a|,  with equality if |c|^2 is proportional to |a|,
 
 which is true for c = a^(1/2). This root and its inverse are series in x, because a has no zero and
-no pole in |x| <= 1. C is therefore the root of the momentum's A, cut after `band` coefficients like
-the root of prefix sums, which is its limit for beta -> 1. A root that is cut is no longer exactly
+no pole in |x| <= 1. C is therefore the root of the momentum's A, cut after `band` coefficients. For
+beta -> 1, this root becomes the root of prefix sums. A root that is cut is no longer exactly
 optimal. If `band` is at least 2 / (1 - beta), the cut adds little noise. With short bands, the root
 of prefix sums may have slightly less noise (`noise_of_momentum`).
 
@@ -295,7 +295,7 @@ class FixedOrderSampling:
 
     @classmethod
     def of_ledger(cls, about: Mapping[str, Any]) -> "FixedOrderSampling":
-        """Make the settings from a table that `about` has returned and a ledger has stored."""
+        """Create the settings from a table of a ledger, which `about` returned earlier."""
         buffers = None
         if pairs := about.get("buffers"):
             decays, scales = zip(*pairs, strict=True)

@@ -21,9 +21,9 @@ most m / s_g^2 + 1 / (4 s_b^2), for every C_t. If
     s_g^-2 = s^-2 - (2 sqrt(m) s_b)^-2                                                         (1)
 
 this squared norm is m / s^2, so the release costs as much as a release of multiplier s without a
-count. At m = 1, (1) is the formula of the paper (section 3.1). The config therefore sets s, the
-account uses s, and the sums have the slightly larger noise s_g. The noise s_b must exceed s / (2
-sqrt(m)).
+count. For m = 1, (1) is the formula of Andrew et al. (section 3.1). The config therefore sets s,
+the account uses s, and the sums have the slightly larger noise s_g. The noise s_b must exceed s /
+(2 sqrt(m)).
 """
 
 import math

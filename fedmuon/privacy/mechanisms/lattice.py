@@ -12,7 +12,8 @@ g (z + Y) / lot, with
 
 The release depends only on the integers z + Y, for every rounding of the last division. The
 integers are stored as float64, which represents all integers up to 2^53 = 2^21 s. The probability
-that Y is larger, and is rounded, is below exp(-2^40), which is added to delta.
+that an entry of Y is larger, and is rounded, is below exp(-2^40). This probability is added to
+delta.
 
 *Sensitivity.* A floating-point quotient below 2^52 is within 1/4 of the true quotient (half a unit
 in its last place), so an entry of z is within 3/4 < 1 of sum / g. Clamping does not increase the
@@ -34,16 +35,17 @@ these are (epsilon, delta)-DP, the run is
 
     (epsilon + 2 T D eta, exp(T D eta) delta)-DP.                                                (4)
 
-With t = 64, sqrt(s^2 - t^2) > s (1 - 2^-52). The factor 1 + 2^-40 covers this and the roundings of
-g. As 3 h(64) < 10^-35000, the accountant's upper bound of epsilon for real Gaussian noise (PLD and
-RDP) is valid without change: the additional terms of (4) are too small for any number in its
-computation. Conversely, N_Z(v, s^2) plus N(0, t^2) is N(v, s^2 + t^2) up to the same error, so the
-lower bound is also unchanged.
+With t = 64, sqrt(s^2 - t^2) > s (1 - 2^-52). The factor 1 + 2^-40 covers this difference and the
+roundings of g. As 3 h(64) < 10^-35000, the accountant's upper bound of epsilon for real Gaussian
+noise (PLD and RDP) is valid without change: the additional terms of (4) are too small for any
+number in its computation. Conversely, N_Z(v, s^2) plus N(0, t^2) is N(v, s^2 + t^2) up to the same
+error, so the lower bound is also unchanged.
 
 Two effects are not covered by the proof. The first effect is rounding before (1): the
 floating-point sums of two neighbouring lots may be rounded differently (Casacuberta et al. 2022).
-We measured 1e-6 C for lots of 512 in float32, a five-hundredth of the slack that C' contains for
-the norms. The second effect is the running time of a step, which may depend on the data.
+For lots of 512 in float32, we measured differences of 1e-6 C. This is a five-hundredth of the slack
+of C' for rounding errors of norms. The second effect is the running time of a step, which may
+depend on the data.
 """
 
 import math

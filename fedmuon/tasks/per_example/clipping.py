@@ -22,9 +22,9 @@ contribute 0, and the other rules use the smallest norm that is accurate.
 without fused multiply-add. The error is at most n/2 eps / (1 - n/2 eps) times sum |x_i y_i| <=
 ||x|| ||y|| (Higham 2002, section 3.1, with u = eps/2). The order of addition in a matrix product
 depends on the processor and the shape: one processor adds running sums of 384 numbers, another of
-8,192. For a single call, no better bound is therefore known. This module splits a product into
-pieces of about sqrt(n) numbers, so the bound is about sqrt(n) eps. Reduced precision of products
-(TF32, bfloat16) must be off, which is torch's default.
+8,192. For a single matrix product, no better bound is therefore known. This module splits a product
+into pieces of about sqrt(n) numbers, so the bound is about sqrt(n) eps. Reduced precision of
+products (TF32, bfloat16) must be off, which is torch's default.
 """
 
 import math

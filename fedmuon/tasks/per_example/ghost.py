@@ -296,7 +296,7 @@ def record(
 ) -> tuple[Tensor, Record]:
     """Return the loss of each example, and the records of all layers.
 
-    `params` do not need gradients.
+    The tensors in `params` need not require gradients.
     """
     found = Record(layers)
     with torch.enable_grad(), _hooks(layers, found.note):
