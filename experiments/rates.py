@@ -96,9 +96,10 @@ class Problem:
 class InexactMap:
     """An orthogonalizer whose quality (gamma, nu) is computed from singular values.
 
-    If `sketch` is 0, the map is Newton–Schulz with `steps` steps. Otherwise, the map starts with a
-    Gaussian sketch of rank `sketch` + `oversample`, and `steps` has no effect on its quality. If
-    `power` is None, the number of power iterations is the smallest one for which the theorem holds.
+    If `sketch` is 0, the orthogonalizer is Newton–Schulz with `steps` steps. Otherwise, the
+    orthogonalizer starts with a Gaussian sketch of rank `sketch` + `oversample`, and `steps` has no
+    effect on its quality. If `power` is None, the number of power iterations is the smallest one
+    for which the theorem holds.
     """
 
     singular: str  # numbers separated by commas
@@ -109,7 +110,7 @@ class InexactMap:
     power: int | None = None
 
     def quality(self) -> dict[str, float]:
-        """Return the quality of the map as the numbers gamma and nu.
+        """Return the quality of the orthogonalizer as the numbers gamma and nu.
 
         For a sketch, the result also contains the number of power iterations.
         """
@@ -192,7 +193,7 @@ class Private:
     `clip` is the clipping bound C. By default, C follows from the light-tailed rule for K = `tail`.
     If `moment` = G_2 is positive, C follows from the rule of Corollary B.6. `excess` is an upper
     bound on E(||G||_F - C)_+, the mean length that clipping removes from a gradient G. By default,
-    it is computed from `tail` or `moment`.
+    `excess` is computed from `tail` or `moment`.
     """
 
     noise: float = 1.0
@@ -246,8 +247,8 @@ OCTAVES = 40  # number of tried step sizes 1/L, 1/(2 L), 1/(4 L), ...
 def disk(problem: Problem, private: Private, gain: float = 0.7, reach: float = -1.0) -> dict:
     """Return the bound of DiSK (003) for SGD.
 
-    The noise w of a release has E|w|^2 = m n (sigma C / B)^2. If no step size eta is given, the
-    function chooses the value 2^-j/L with the smallest bound. For reach = -1, the record also
+    The noise w in a gradient has E|w|^2 = m n (sigma C / B)^2. If no step size eta is given, the
+    function chooses the value 2^-j/L with the smallest bound. If `reach` is -1, the record also
     contains the published bound.
     """
     p, noise = problem, problem.noise
@@ -285,7 +286,7 @@ def _residuals(found: Stationarity, q: float) -> dict[str, float]:
 
 
 def _given(plan: Schedule, problem: Problem) -> Schedule:
-    """Return the schedule of the rule, with the step size and momentum of the problem if given."""
+    """Return the schedule. If the problem sets a step size or momentum, use these values in it."""
     named = {"lr": problem.lr, "beta": problem.beta}
     given = {name: value for name, value in named.items() if value is not None}
     return replace(plan, **given, rule="given") if given else plan

@@ -1,4 +1,4 @@
-"""`fedmuon report`: collect the results of suites, censuses and runs from their folders.
+"""`fedmuon report`: collect results of suites, runs with neighbours, and plain runs.
 
 A folder can be a suite (suite.json, whose `kind` names the other files), a run with neighbours
 (neighbours.csv, bound.json, config.toml) or a plain run (summary.json). A folder that contains such
@@ -203,8 +203,8 @@ COLOURS = {"holds": "green", "refuted": "red", "inconclusive": "yellow"}
 def suite_tables(found: Findings) -> list[Table | Text]:
     """Return tables of a suite: claims with verdicts, commands for open claims, and numbers.
 
-    For each claim, the table shows the effect in the least favourable setting with its interval,
-    the threshold of the claim's rule, and then the effects in all settings.
+    For each claim, the table starts with the effect in the least favourable setting, the interval
+    of this effect, and the threshold of the claim. The effects in all settings follow.
     """
     claims = []
     for claim in found.claims:

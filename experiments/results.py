@@ -51,8 +51,8 @@ class Result:
     Attributes:
         path: The run folder.
         given: Your own objects that the run used.
-        temporary: The temporary folder, if the run is stored in one. It is removed with the last
-            result that uses it.
+        temporary: The temporary folder, if the run is stored in one. The folder is removed with the
+            last result that uses it.
 
     Example:
         >>> import fedmuon
@@ -92,8 +92,8 @@ class Result:
         """Return one record for each client and round: the content of clients.jsonl.
 
         Raises:
-            InputError: If the run has no such file, or the file is damaged. Set `[output] clients =
-                true` to write it.
+            InputError: If the run has no such file, or the file is damaged. To get the file, set
+                `[output] clients = true` before the run.
         """
         return client_records(self.path)
 
@@ -218,8 +218,8 @@ class Result:
         Args:
             caption: Caption of the table, in LaTeX.
             label: Label for `\\ref`, such as "tab:run".
-            columns: Names of the columns to show, in this order. The default is all columns except
-                columns that contain lists.
+            columns: Names of the columns, in the order of the table. The default is all columns
+                except columns that contain lists.
 
         Returns:
             A `table` environment, or only a `tabular` if there is neither caption nor label.
@@ -297,7 +297,7 @@ class StabilityResult(Result):
     Attributes:
         path: The run folder.
         given: Your own objects that the run used.
-        temporary: The temporary folder, if the run is stored in one.
+        temporary: The temporary folder of the run, if there is one.
 
     Example:
         >>> import fedmuon
@@ -409,7 +409,7 @@ class SweepResult:
         summary: The content of sweep.json.
         folders: The run folders, in the order of the grid.
         given: Your own objects that the runs used.
-        temporary: The temporary folder, if the sweep is stored in one.
+        temporary: The temporary folder of the sweep, if there is one.
 
     Example:
         >>> import fedmuon
@@ -478,8 +478,8 @@ class SweepResult:
         Args:
             caption: Caption of the table, in LaTeX.
             label: Label for `\\ref`, such as "tab:sweep".
-            columns: Names of the columns to show, in this order. The default is all columns except
-                columns that contain lists.
+            columns: Names of the columns, in the order of the table. The default is all columns
+                except columns that contain lists.
 
         Returns:
             A `table` environment, or only a `tabular` if there is neither caption nor label. A mean
@@ -612,8 +612,8 @@ class Comparison:
     def differences(self, metric: str = "accuracy") -> list[Record]:
         """Subtract the final measures of two rows seed by seed, for every pair of rows.
 
-        Runs with the same seed share clients and initial weights. Pairing removes the variation
-        that both rows share. Seeds that only one row has are ignored.
+        Runs with the same seed share clients and initial weights. The comparison by seed removes
+        the variation that both rows share. Seeds that only one row has are ignored.
 
         Args:
             metric: A measure that every run has at its end, such as "accuracy" or "test_loss".
@@ -682,8 +682,8 @@ class Comparison:
         Args:
             caption: Caption of the table, in LaTeX.
             label: Label for `\\ref`, such as "tab:methods".
-            columns: Names of the columns to show, in this order. The default is all columns except
-                columns that contain lists.
+            columns: Names of the columns, in the order of the table. The default is all columns
+                except columns that contain lists.
 
         Returns:
             A `table` environment, or only a `tabular` if there is neither caption nor label. A mean

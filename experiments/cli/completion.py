@@ -1,7 +1,7 @@
 """Values that shells complete: keys of the config, their values, names, suites and runs.
 
-Each function takes an incomplete word and returns the words that complete it. Imports inside
-functions load the config, which is needed only to complete its keys and values.
+Each function takes an incomplete word and returns the words that complete it. Only the functions
+that complete config keys and values import the config.
 """
 
 from collections.abc import Callable, Iterable
@@ -72,14 +72,14 @@ def suites(incomplete: str) -> list[str]:
 
 
 def lists(incomplete: str) -> list[str]:
-    """Complete the name of a list."""
+    """Complete the name of a list that `fedmuon list` can print."""
     return _begun([*LISTED, *SAME_LIST], incomplete)
 
 
 def run_folders(incomplete: str) -> list[str]:
     """Complete a folder. For an empty word, return the folders in runs/.
 
-    A folder that is not a run folder ends in a slash, because it may contain run folders.
+    In the result, a slash follows each folder that is not a run, because it may contain runs.
     """
     folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
     if not incomplete and RUNS.is_dir():

@@ -133,6 +133,5 @@ def names(
 
 
 def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Make a table of words."""
     cells = [[escape(one) for one in row] for row in rows]
     return columns(escape(title), head, cells, len(head))

@@ -288,9 +288,10 @@ def report(
 ) -> None:
     """Write a report page with figures and a verdict for each claim.
 
-    The page is one self-contained HTML file. It shows suites, runs of `fedmuon stability`, and
-    plain runs. The command leaves damaged folders out, prints a warning for each damaged folder,
-    and then ends with exit code 2. The command also prints a warning for each unfinished folder.
+    The page is one self-contained HTML file. The page can show suites, runs of `fedmuon stability`,
+    and plain runs. The command leaves damaged folders out, prints a warning for each damaged
+    folder, and then ends with exit code 2. The command also prints a warning for each unfinished
+    folder.
 
     Example: [bold]fedmuon report runs/A1[/]
     """

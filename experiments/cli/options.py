@@ -2,9 +2,9 @@
 
 Each command loads only its own file. At the top of a file, an import may load numpy and rich, but
 no slower package. Slower packages are imported when a command runs, because `fedmuon --help` loads
-all files and must be quick. A comment at each late import names the slow package that it loads: the
-config (pydantic), torch, scipy, Ray, Flower, matplotlib. The commands that show runs (`look.py`) do
-not load numpy either.
+all files and must be quick. A comment at each late import names the slow package: the config
+(pydantic), torch, scipy, Ray, Flower or matplotlib. The commands that show runs (`look.py`) do not
+load numpy either.
 """
 
 import contextlib
@@ -172,7 +172,7 @@ class Command(TyperCommand):
     def format_help(self, ctx: Context, formatter: Any) -> None:
         """Print the help, with the examples at the end.
 
-        The examples are printed without rich's tables, which would break or pad their lines.
+        Rich's tables would break or pad the lines of the examples, so they are not used here.
         """
         written = self.help
         self.help, examples = apart(written or "")
@@ -188,7 +188,7 @@ class Command(TyperCommand):
 
 
 def _switch(option: str, name: str, words: str) -> TyperOption:
-    """Return an option without a value that sets an attribute of `style`."""
+    """Return an option without a value (a switch) that sets an attribute of `style`."""
 
     def store(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         setattr(style, name, value)
@@ -207,8 +207,8 @@ LEAD = re.compile(r"(.*[.])?\s*([^.]*:)", re.DOTALL)  # sentences, and the lead 
 def apart(text: str) -> tuple[str, list[tuple[str, list[str]]]]:
     """Split a docstring into its text and its examples, without markup.
 
-    An example consists of its introduction, which ends in a colon, and its commands. A command
-    without an introduction stays in its sentence.
+    An example consists of its introduction, which ends in a colon, and its commands. If a command
+    has no introduction, it stays part of the text.
     """
     prose: list[str] = []
     examples: list[tuple[str, list[str]]] = []
@@ -280,11 +280,10 @@ def chosen_config(
     Args:
         file: A config file.
         overrides: Changes of single keys.
-        resume: Whether a run is resumed. Without a file, the changes apply to the config of the
-            resumed run.
+        resume: Whether a run is resumed. If no file is given, the changes apply to the config of
+            the resumed run.
         out: The run folder.
-        named: Whether --set was given. If it was given and `out` contains no run yet, a new run
-            starts.
+        named: Whether --set was given. With --set, a new run starts if `out` contains no run yet.
 
     Returns:
         The config, or None if a resumed run uses its saved config without changes.

@@ -59,14 +59,17 @@ def in_json(value: Any) -> Any:
 
 
 def tell_files(files: Sequence[tuple[str, Path]]) -> None:
-    """Print the files that a command wrote, each with its introduction."""
+    """Print the paths of the files that a command wrote, each after a few words about the file."""
     tell({"files": [str(file) for _, file in files]})
     for words, file in files:
         print_path(words, file)
 
 
 def print_path(words: str, path: Path) -> None:
-    """Print words and a path on one line, so that the path can be copied; nothing with --json."""
+    """Print words and a path on one line, so that the path can be copied.
+
+    Print nothing with --json.
+    """
     if not style.as_json:
         console.print(words, Text(plain(path, None), style="bold"), soft_wrap=True)
 

@@ -256,11 +256,12 @@ def correlated(
     ] = 16,
     buffers: Annotated[int, Option(help="Number of buffers (BLT) that correlate the noise.")] = 2,
 ) -> None:
-    """Compare kinds of correlated noise by the noise of the momentum at equal epsilon.
+    """Compare kinds of correlated noise at equal epsilon.
 
-    Muon orthogonalizes this momentum. The command assumes cyclic lots. In the table, each name in
-    parentheses is a value of the config key \\[privacy] noise-correlation. With at most 1000 steps,
-    the last row of the table is a lower bound for every kind of correlation.
+    The comparison uses the noise in the momentum, which Muon orthogonalizes. The command assumes
+    cyclic lots. In the table, each name in parentheses is a value of the config key \\[privacy]
+    noise-correlation. With at most 1000 steps, the last row of the table is a lower bound for every
+    kind of correlation.
 
     Example: [bold]fedmuon privacy correlated --lot 256 --population 10000 --steps 200 --nesterov[/]
     """
@@ -333,9 +334,9 @@ def tuned(
 ) -> None:
     """Compute the epsilon of publishing only the best of several private runs.
 
-    The epsilon is valid if you draw the settings of each run at random from a list, keep the random
-    number of runs secret, and publish nothing about the other runs. You may compare the runs only
-    by their releases and on public data (Papernot and Steinke 2022).
+    The epsilon is valid under three conditions. You draw the settings of each run at random from a
+    list. You keep the random number of runs secret. You publish nothing about the other runs. To
+    compare the runs, you may use only their releases and public data (Papernot and Steinke 2022).
 
     Example: [bold]fedmuon privacy tuned --runs 20 --noise 1.1 --lot 256 --population 60000
     --steps 2000 --delta 1e-5[/]
@@ -472,7 +473,7 @@ def audit(
     --noise 1 --lot 8 --population 16 --steps 2 --delta 0.05 --blocks 2[/]
 
     With --one-run, the command trains a config once, with many canaries. The options --engine,
-    --data and --seed then change keys of the config. A secret coin per canary decides whether the
+    --data and --seed change keys of this config. A secret coin per canary decides whether the
     run trains on the canary. The command saves the coins next to the run folder.
 
     For one run: [bold]fedmuon privacy audit --one-run config.toml --out runs/audited[/]

@@ -116,7 +116,7 @@ def make_text(
 ) -> None:
     """Write synthetic tables and sentences in the format of E2E or DART.
 
-    The files contain no line of these data sets.
+    No line is copied from these data sets.
 
     Example: [bold]fedmuon make-text data/e2e[/], then
     [bold]fedmuon run --set data.name=e2e --set data.folder=data/e2e --set task.name=network

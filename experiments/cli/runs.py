@@ -431,7 +431,7 @@ def _search(
 
 
 def fixed_step_size(config: Path | None, changes: list[str], grid: Sequence[str]) -> str:
-    """Return a note if a sweep over lr does not change aux-lr, which also has an effect."""
+    """Return a note if a sweep over lr leaves aux-lr fixed although aux-lr has an effect."""
     from fedmuon.config.load import load  # the config
     from fedmuon.config.schema import reads  # the config
 

@@ -49,7 +49,7 @@ NO_CURVES = (*SIGNED, "simulated_seconds")
 
 
 def brief_routes(table: str) -> str:
-    """Shorten a table such as `routes.txt`: layers that differ only in a number share a line."""
+    """Shorten a table such as `routes.txt`: one line per group of layers with similar names."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for line in table.splitlines():
         name, *rest = re.split(r"\s\s+", line.strip())
@@ -112,7 +112,7 @@ class Progress(bars.Progress):
         self._losses: list[float] = []  # the losses of the first and the last observed round
 
     def on_start(self, done: int, total: int) -> None:
-        """Show a bar at `done` of `total`, and remove an earlier bar."""
+        """Show a bar at position `done` of `total`, and remove an earlier bar."""
         for ended in self.task_ids:
             self.remove_task(ended)
         self._whole = done == 0
@@ -165,7 +165,7 @@ class Progress(bars.Progress):
 
 @dataclass
 class Remembered:
-    """A series of numbers that stores only every second, fourth, ... number as it gets longer."""
+    """A series of numbers that drops every second stored number when it gets too long."""
 
     values: list[float] = field(default_factory=list)
     _every: int = 1
@@ -189,7 +189,7 @@ class NotebookLine:
         self._shown: Any = None
 
     def on_start(self, done: int, total: int) -> None:
-        """Show a bar at `done` of `total`."""
+        """Show a bar at position `done` of `total`."""
         # IPython is optional, but every notebook has it.
         from IPython.display import display  # pyright: ignore[reportMissingImports]
 
@@ -222,7 +222,7 @@ def shown(counted: str) -> Iterator[tuple[OnRoundEnd, OnStart]]:
 
 
 def summary_table(summary: Record) -> Group:
-    """Return the results of a finished run, and the privacy spent by a private one."""
+    """Return the results of a finished run. For a private run, add the privacy spent."""
     title = f"{summary['recipe']} on {summary['data']}, {summary['rounds']} rounds"
     title += unreleased(summary)
     known = list(summary)[: list(summary).index("seconds")]
@@ -277,20 +277,20 @@ def _points(summary: Record) -> Table:
 
 
 def _aligned(measured: Sequence[tuple[str, str]]) -> list[str]:
-    """Format means and half intervals like `0.793 ± 0.098`, with aligned signs."""
+    """Format means and interval widths like `0.793 ± 0.098`, with the ± signs in one column."""
     wide = max((len(half) for _, half in measured), default=0)
     return [f"{mean} ± {half:>{wide}}" if half else mean for mean, half in measured]
 
 
 def _shown_value(value: Any) -> str:
-    """Format a value of the grid; a dash if its key has no effect in these runs."""
+    """Format a value of the grid. Use a dash if its key has no effect in these runs."""
     if isinstance(value, bool):
         return str(value).lower()
     return number(value, 6) if isinstance(value, int | float) else str(value) or "–"
 
 
 def _with_half(row: Record, mean: str, high: str) -> tuple[str, str]:
-    """Format a mean and half of its interval; a dash for an unknown mean."""
+    """Format a mean and half the width of its interval. Use a dash for an unknown mean."""
     if row[mean] is None:
         return "–", ""
     return digits(row[mean]), "" if row[high] is None else digits(row[high] - row[mean], 2)

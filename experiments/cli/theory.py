@@ -109,7 +109,7 @@ def bound(
 def setting_of(folder: Path | None, changes: list[str], given: dict[str, Any]) -> Any:
     """Return the setting that the command line describes.
 
-    `given` contains size, rho, l_orth and l_g.
+    `given` contains values of the options size, rho, l_orth and l_g.
     """
     # The other commands of this file do not need the config.
     from fedmuon.config.load import load

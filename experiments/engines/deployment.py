@@ -1,9 +1,9 @@
 """A Flower deployment on this machine: a SuperLink and its SuperNodes as local processes.
 
-`deploy` runs one experiment in a deployment that exists only for this experiment
-(`fedmuon deploy-demo`, or [engine] name = 'deployment'). With `secure`, the processes communicate
-over TLS with keys and certificates that are created for this run. Only this process may submit
-apps, and only the SuperExecs that it starts may take tasks. However this process ends, all
+`deploy` runs one experiment in a deployment that exists only for this experiment (`fedmuon
+deploy-demo`, or [engine] name = 'deployment'). With `secure`, the processes communicate over TLS
+with keys and certificates that are created for this run. Only this process may submit apps, and
+only the SuperExecs that it starts may take tasks. When this process ends or is killed, all
 processes and their child processes are stopped.
 """
 
@@ -128,7 +128,10 @@ def deployed(nodes: int, secure: bool = True, logs: Path | None = None) -> Itera
 
 
 class Deployment:
-    """A SuperLink and its SuperNodes, one per partition. `deployed` starts and stops it."""
+    """A SuperLink and its SuperNodes, one per partition.
+
+    The function `deployed` starts and stops a deployment.
+    """
 
     def __init__(self, processes: Processes, nodes: int, secure: bool) -> None:
         self.processes, self.nodes = processes, nodes
@@ -226,14 +229,14 @@ class Deployment:
         return supernode
 
     def _tasks_for(self, name: str) -> list[str | Path]:
-        """Return options for Flower that let only the holder of a new secret start the apps."""
+        """Return Flower's options for a new secret. Only its holder can start the apps."""
         secret = make_secret(self.processes.folder / f"{name}.secret")
         return ["--isolation", "process", "--superexec-auth-secret-file", secret]
 
     def _start_superexec(self, name: str, port: int) -> None:
-        """Start the command that starts the apps of the SuperLink or SuperNode `name`.
+        """Start `flower-superexec`, which starts the apps of the SuperLink or SuperNode `name`.
 
-        The command authenticates with the secret of that SuperLink or SuperNode.
+        `flower-superexec` authenticates with the secret of that SuperLink or SuperNode.
         """
         command = [*_auth("superexec"), "--runtime-api-address", f"{HOST}:{port}"]
         command += ["--superexec-auth-secret-file", self.processes.folder / f"{name}.secret"]
@@ -293,7 +296,7 @@ def executor(name: str) -> str:
 
 
 def _auth(role: str) -> list[str | Path]:
-    """Return the command that runs `superlink_auth` in this role.
+    """Return the command that runs `superlink_auth` with the subcommand `role`.
 
     The option -P keeps the folder of `superlink_auth` out of the import path.
     """
@@ -301,7 +304,7 @@ def _auth(role: str) -> list[str | Path]:
 
 
 def _longest_silence(config: Config) -> float:
-    """Return the seconds after which the ServerApp itself gives up, plus a margin."""
+    """Return how many seconds to wait for the ServerApp: its own time limit plus a margin."""
     faults = config.faults
     return 2 * START + faults.patience + 2 * (1 + faults.retries) * faults.deadline
 
@@ -318,7 +321,7 @@ class ServerFiles:
     key: Path
 
     def options(self) -> list[str]:
-        """Return the files as options of Flower's servers."""
+        """Return the options that pass these files to one of Flower's servers."""
         names = ("--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile")
         files = (self.authority, self.certificate, self.key)
         return [part for name, file in zip(names, files, strict=True) for part in (name, str(file))]
@@ -379,7 +382,7 @@ def _certificate(
 ) -> x509.Certificate:
     """Return a certificate for `key`.
 
-    Without an authority, the certificate is self-signed and may sign other certificates.
+    If `authority` is missing, the certificate is self-signed and may sign other certificates.
     """
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now, signs = datetime.datetime.now(datetime.UTC), authority is None

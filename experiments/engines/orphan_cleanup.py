@@ -1,4 +1,4 @@
-"""A temporary folder whose processes end with its owner, even if the owner is killed.
+"""A temporary folder, and a guard that kills its processes when the owner of the folder ends.
 
 The processes that the owner starts name the folder in their environment. A guard process, in its
 own session, waits until the owner's end of a pipe is closed. Even `kill -9` of the owner closes the

@@ -1,8 +1,9 @@
-"""Run a client process of a deployment without its SuperNode: start, answer one message, end.
+"""Run a client process of a deployment without its SuperNode, and answer one message.
 
     python -m fedmuon.experiments.engines.probe FILE
 
-The process prints its peak memory in bytes. `probed` in `planning/pace.py` pickles FILE.
+The process prints its peak memory in bytes. FILE is a pickle that `probed` in `planning/pace.py`
+writes.
 """
 
 import pickle

@@ -48,7 +48,10 @@ class Processes:
         return process
 
     def home(self, name: str) -> Path:
-        """Return the FLWR_HOME of one process. Two processes would overwrite a shared app."""
+        """Return the FLWR_HOME of one process.
+
+        Each process has its own, because processes that share an app would overwrite it.
+        """
         return self.folder / "home" / name
 
     def log(self, name: str) -> str:

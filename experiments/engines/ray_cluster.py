@@ -64,12 +64,13 @@ def quiet_ray() -> None:
 def connected(address: str, verbose: bool = False, threads: int = 1) -> Iterator[Any]:
     """Yield the module `ray` while this process is connected to Ray as its driver.
 
-    At the end, disconnect, and stop a Ray that this process started, unless runs share it
+    At the end, disconnect. If this process started Ray, also stop Ray, unless runs share it
     (`shared_ray`).
 
     Workers can import the same modules as this process, and use `threads` torch threads. The
-    workers of a local Ray inherit both settings. A cluster receives them as a runtime environment.
-    A local Ray gets no runtime environment, because it would add one or two seconds.
+    workers of a local Ray inherit the import path and the number of threads. A cluster receives
+    both as a runtime environment. A local Ray gets no runtime environment, because that would take
+    one or two seconds.
     """
     quiet_ray()
     address = "" if address == LOCAL else address
@@ -94,7 +95,7 @@ def connected(address: str, verbose: bool = False, threads: int = 1) -> Iterator
 
 @contextlib.contextmanager
 def _joined(address: str, verbose: bool, threads: int) -> Iterator[Any]:
-    """Yield the module `ray` while this process is connected. "" starts a local Ray."""
+    """Yield the module `ray` during a connection. An empty address starts a local Ray."""
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
         raise InputError(TAKEN)
     given: dict[str, Any] = {
@@ -153,7 +154,7 @@ class SharedRay:
         return self._ray
 
     def _place(self) -> str:
-        """Return the address of this Ray. Another Ray has another address."""
+        """Return the address of this Ray."""
         return self._ray.get_runtime_context().gcs_address
 
     def spare_for(self, kind: Any) -> list[Any]:
@@ -181,11 +182,11 @@ _shared: SharedRay | None = None
 def shared_ray() -> Iterator[None]:
     """Let the runs in a `with` block share one Ray and its workers.
 
-    Only the first run waits until Ray and the workers have started. The runs must follow each
-    other. If a run sets another address or number of threads, a new Ray replaces the shared one.
+    Only the first run waits until Ray and the workers have started. The runs must not overlap in
+    time. If a run sets another address or number of threads, a new Ray replaces the shared one.
 
     Returns:
-        A context manager. The shared Ray ends with the block.
+        A context manager. The shared Ray ends with the `with` block.
 
     Example:
         >>> import fedmuon
@@ -210,7 +211,7 @@ def shared_ray() -> Iterator[None]:
 def spare_workers(kind: Any) -> list[Any] | None:
     """Return the list of idle workers, from which a run takes workers and to which it returns them.
 
-    Return None if runs share no Ray.
+    If runs share no Ray, return None.
     """
     return None if _shared is None else _shared.spare_for(kind)
 
@@ -223,7 +224,10 @@ def require_cluster(address: str) -> None:
 
 
 def _require_listener(address: str) -> None:
-    """Raise an error if no program listens at the address. Ray itself would wait for minutes."""
+    """Raise an error if no program listens at the address.
+
+    Without this check, Ray would wait for minutes.
+    """
     services: Any = importlib.import_module("ray._private.services")
     try:
         if address.startswith("ray://"):  # Ray's client server, which has its own port
@@ -255,8 +259,8 @@ def _unreachable(error: Exception, address: str) -> str:
 def _own(verbose: bool) -> Iterator[dict[str, Any]]:
     """Yield arguments that start a Ray on loopback with a new token, which its processes inherit.
 
-    The folder and the processes are removed at the end. Two Ray processes are not started, because
-    each run would wait a second for them: the monitor and, unless `verbose`, the log monitor.
+    The folder and the processes are removed at the end. Neither Ray's monitor nor, unless
+    `verbose`, its log monitor is started, because each run would wait a second for them.
     """
     # Ray's sockets are in this folder, and the path of a socket may have at most 107 characters.
     # Ray opens its own folder to everyone (0777), so it gets a folder inside this one.

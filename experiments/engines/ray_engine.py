@@ -140,7 +140,7 @@ class Handed:
             ) from error
 
     def __call__(self) -> Any:
-        """Return the object. Within one process, it is the same object each time."""
+        """Return the object. All calls in one process return the same object."""
         return _fetched(self.place)
 
 

@@ -6,8 +6,8 @@ the tokens of its tasks on command lines, which every user of the machine can re
 passes the tokens in files.
 
 The module can run as a program with one of three commands: `superlink_auth.py superlink KEY-FILE
-...` and `superlink_auth.py superexec ...` start Flower's commands, and `superlink_auth.py register
-LINK KEY ...` sends the keys of all SuperNodes to a SuperLink.
+...` and `superlink_auth.py superexec ...` start Flower's commands. `superlink_auth.py register LINK
+KEY ...` sends the keys of all SuperNodes to a SuperLink.
 
 The replaced functions are not part of Flower's public interface. test_superlink_auth.py fails if
 they change.

@@ -70,7 +70,7 @@ def cells(one: Record, names: Sequence[str]) -> list[str]:
 
 
 def heads(found: Comparison) -> list[str]:
-    """Return the columns of compared runs: the columns of all rows up to `seeds`, then measures."""
+    """Return the columns for compared runs: those of the rows up to `seeds`, then measures."""
     rows = [list(row) for row in found.rows]
     before = dict.fromkeys(name for row in rows for name in row[: row.index("seeds")])
     return [*before, "seeds", *found.measures]

@@ -1,4 +1,4 @@
-"""Plain runs as sections of a page: one run with its card, or several runs side by side."""
+"""Report sections for plain runs: one run with its settings and state, or several side by side."""
 
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ def write(run: RunStatus, file: Path, x: str = "rounds") -> Path:
 
 
 def of_runs(folders: Sequence[Path]) -> Findings:
-    """Return the section for finished plain runs: one run with its card, or several side by side.
+    """Return the section for finished plain runs: details of one run, or several side by side.
 
     The table of several runs shows folders, measurements, keys that differ, and spent privacy.
     """

@@ -1,4 +1,4 @@
-"""The status of a run folder: what the run has done, whether it can resume, and its card."""
+"""The status of a run folder: what the run has done, whether it can resume, and its settings."""
 
 import json
 import shlex
@@ -174,8 +174,8 @@ class RunStatus:
     def state(self) -> str:
         """Return `finished`, `unfinished`, `running: HOLDER`, `failed: WHY` or `lost: WHY`.
 
-        For a failed private run, the text also says whether the run can be resumed. Any other
-        failed run would fail again.
+        For a failed private run, the text also says whether the run can be resumed. A failed run
+        without privacy would fail again.
         """
         if self.ended:
             return "finished"
@@ -195,7 +195,7 @@ class RunStatus:
         return f"{failed}; a resumed run draws new noise and may succeed, resume with: {self.again}"
 
     def card(self) -> list[tuple[str, str]]:
-        """Return the lines of the card, settings and state, as pairs (name, text)."""
+        """Return the settings and the state of the run, as pairs (name, text)."""
         lines = settings(self.config) | {"state": self.state}
         if self.rounds:
             done, seconds = len(self.rounds), (self.summary or self.rounds[-1])["seconds"]
@@ -310,7 +310,7 @@ def runs_below(folder: Path) -> list[RunStatus]:
 
 
 def settings(config: Config) -> dict[str, str]:
-    """Return the lines of the card that describe the settings in the papers' symbols: `η = 0.1`."""
+    """Return the settings in the papers' symbols, such as `η = 0.1`, one for each line."""
     lines = {}
     for line, keys in LINES.items():
         words = []

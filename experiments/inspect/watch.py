@@ -1,8 +1,8 @@
 """`fedmuon watch`: a web page that follows runs, served by Python's own HTTP server.
 
 Only this machine can read the page. A request must reach 127.0.0.1, contain the path of 128 random
-bits, and name this machine as its Host. Another site can make its name resolve to 127.0.0.1, but
-then the Host is the name of that site.
+bits, and name this machine as its Host. Another site can make its own name resolve to 127.0.0.1,
+but then the Host header contains that name.
 
 The server reads the runs again for every request and writes no files. The page sends the position
 up to which it has read rounds.jsonl, and receives the complete lines that were appended since. To
@@ -56,7 +56,8 @@ NOTHING: Answer = (404, "text/plain", b"There is nothing at this address.")
 def runs_of(folder: Path) -> dict[str, Path]:
     """Return a dictionary from the names to the paths of all runs in the folder, newest first.
 
-    The folder may itself be a run. The result is empty if the run has not created its folder yet.
+    The folder may itself be a run. If the run has not created its folder yet, the dictionary is
+    empty.
     """
     begun: dict[Path, float] = {}
     for run in runs_below(folder) if folder.is_dir() else ():
@@ -96,7 +97,10 @@ def about(name: str, folder: Path) -> Record:
 
 @lru_cache(256)
 def _settings(folder: Path, changed: int) -> Record:
-    """Return the number of rounds and the card. `changed` is only a part of the cache key."""
+    """Return the number of rounds, and the settings of the run.
+
+    `changed` is not read. It is only a part of the cache key, so that a new config is read again.
+    """
     config = RunStatus(folder).config
     return {"total": config.federation.rounds, "card": [*settings(config).items()]}
 
@@ -199,7 +203,7 @@ class Server(ThreadingHTTPServer):
         return 200, "application/json", json.dumps(found, allow_nan=False).encode()
 
     def linger(self) -> None:
-        """If a browser shows the page, wait until it has requested and drawn the end of the run."""
+        """If a browser shows the page, wait until the page shows the end of the run."""
         now, enough = time.monotonic(), self._looks + 2
         looked_at = self._last > now - LOOKED_AT
         while looked_at and self._looks < enough and time.monotonic() < now + PATIENCE:

@@ -94,7 +94,7 @@ def plan(config: Config, started: float = 0.0) -> Record:
 
 
 def _engine(run: Run, state: ServerState) -> Engine:
-    """Try rounds on the engine. For Ray, workers are started for the plan."""
+    """Time trial rounds on the engine. For Ray, workers are started for the plan."""
     if run.config.engine.name == "inline":
         return Engine(pace(Trial(run.experiment, state, run_rounds), run.data.sizes))
     if run.config.engine.name == "deployment":
@@ -133,11 +133,12 @@ def _model_bytes(run: Run, state: ServerState) -> int:
 
 
 def _untried_bytes(run: Run, state: ServerState, pace: Pace) -> int:
-    """Return the bytes for clients that the trial did not include.
+    """Return the memory in bytes that clients outside the trial would need.
 
     The clients that train as one batch are in memory at the same time. All replies are in memory,
-    too, and a reply is there twice while it is being decoded. The replies of a round stay in memory
-    until the replies of the next round arrive. A trial of a single round does not show this.
+    too. While a reply is decoded, memory contains it twice. The replies of a round stay in memory
+    until the replies of the next round arrive. A trial of a single round does not include these
+    replies, so they are added.
     """
     entries = sum(value.numel() for value in state.params.values())
     stack = max(1, run.experiment.task.stack_limit // entries)

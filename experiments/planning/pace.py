@@ -1,7 +1,8 @@
 """Measure the seconds of a run in short trials: rounds, evaluations, and writing the run folder.
 
 Trial rounds use the run's participants, samples and engine. If a whole round takes too long, fewer
-participants or fewer steps are tried and the rest is extrapolated. Only the seconds are stored.
+participants or fewer steps are tried and the rest is extrapolated. The results of trial rounds are
+discarded.
 """
 
 import itertools
@@ -83,7 +84,7 @@ class Trial:
     def seconds(self, plan: RandomnessPlan, rounds: int, afford: float) -> list[float]:
         """Run at least one and at most `rounds` rounds, and return the seconds of each round.
 
-        No further round starts if it would probably exceed the limit of `afford` seconds in total.
+        The rounds stop before they would probably take more than `afford` seconds in total.
         """
         found: list[float] = []
         for spent in self.each(plan):
@@ -177,7 +178,8 @@ def _grown(
 ) -> Pace:
     """Try rounds with more and more clients, as long as a round fits in the available time.
 
-    The seconds of a round are modelled as a + b * units. If only one size was tried, a is 0.
+    The seconds of a round are modelled as a + b * units, where `units` measures the work of a
+    round. If only one size was tried, a is 0.
     """
     (extra, one, small), plan, held = probed, trial.experiment.plan, peak()
     first, every = units(small, 1), units(plan, None)
@@ -243,7 +245,7 @@ def evaluation(run: Run, state: ServerState) -> float:
 
 @dataclass(frozen=True)
 class FolderSeconds:
-    """Seconds of writing a round's record, a checkpoint and the final files, and bytes of memory.
+    """The seconds to write a record, a checkpoint and the final files, and the memory in bytes.
 
     In a private run, a record includes its ledger line. All records are in memory at the end.
     """
@@ -273,7 +275,7 @@ def folder_seconds(run: Run, state: ServerState) -> FolderSeconds:
 
 
 def _ledger(run: Run, state: ServerState) -> tuple[float, float]:
-    """Return the seconds of a ledger line, and of the privacy account of all participants."""
+    """Return the seconds to write a ledger line, and to compute the epsilon of all participants."""
     path, plan = run.directory.path / "ledger.jsonl", run.experiment.plan
     account = RunAccountant.open(path, run.config, run.experiment, run.data.sizes, state)
     lines = account.ahead(itertools.repeat(cast(Round, None)), 0)
