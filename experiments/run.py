@@ -38,8 +38,8 @@ def execute(
             of all rounds.
         verbose: Whether to show the logs of Ray and Flower.
         callbacks: Callbacks that are called after each round.
-        more_files: Files that later steps add to the run folder. The dictionary maps the name of a
-            file to its initial content.
+        more_files: Files that later steps add to the run folder. The dictionary `more_files` maps
+            the name of a file to its initial content.
     """
     if config is not None and config.engine.name == "deployment":  # runs in separate processes
         config = absolute_paths(config)

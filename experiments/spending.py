@@ -1,4 +1,4 @@
-"""The epsilon of private runs, from a run folder and as columns of a suite's tables."""
+"""Compute the epsilon of private runs, and add the epsilon to the tables of a suite."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -35,11 +35,11 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
 
     The record's `never_part` counts the clients that took part in no round so far. These clients
     have spent epsilon = 0 at every delta. The participants are public and are drawn without looking
-    at samples, so all releases have the same distribution whatever data such a client has. This is
-    true for every adjacency. If secret draws amplify privacy, `never_part` is 0, because the
-    epsilon describes the random draw and not its outcome. Therefore, with Poisson cohorts
-    (`EVERYONE`), a client that was never drawn still has the amplified epsilon. In the same way, a
-    sample that was in no Poisson lot has the amplified epsilon.
+    at samples. Therefore, the data of such a client do not change the distribution of the releases.
+    This is true for every adjacency. If secret draws amplify privacy, `never_part` is 0, because
+    the epsilon describes the random draw and not its outcome. Therefore, with random (Poisson)
+    cohorts, a client that was never drawn still has the amplified epsilon. A sample that was in no
+    Poisson lot has the amplified epsilon, too.
 
     Args:
         folder: The folder of a private run, which may still be running.
@@ -268,7 +268,8 @@ def with_privacy_columns(
 def _compared(held: Mapping[str, Any]) -> Record:
     """Return the adjacency and the sampling for which an epsilon holds.
 
-    Early versions of fedmuon stored neither.
+    Runs of early versions of fedmuon did not store them. These runs used zero-out adjacency and
+    Poisson sampling.
     """
     missing = {"adjacency": "zero-out", "sampling": "poisson"} if held else {}
     return {name: held.get(name, missing.get(name, "")) for name in ("adjacency", "sampling")}

@@ -2,8 +2,8 @@
 
 The Nesterov Muon paper does not state the shapes of its two models. The shapes in this module are
 those of the paper's public code (github.com/Xiaoran-Cheng/muon-randomized-svd). With these shapes
-and the following conventions, this module reproduces all fourteen published numbers to the last
-digit. We found the conventions by trial:
+and the conventions below, this module reproduces all fourteen published numbers to the last digit.
+We found the conventions of each model by trial:
 
     both        Embeddings and heads are not orthogonalized. The factorization is counted, although
                 the formula of section 2.2 omits it. Per entry, AdamW costs 12 flop, SGD 6 flop and
@@ -14,7 +14,7 @@ digit. We found the conventions by trial:
                 input embedding is at first tied to the head, and is updated in 522 of 1490 steps.
                 Each entry of a matrix costs 14 additional flop, which the paper does not explain
                 (the code rescales rows and uses cautious decay).
-    CIFAR-10    Filters have the shape [out, in 9]. The sketch counts l = 138 columns, although the
+    CIFAR-10    Filters have the shape [out, 9 in]. The sketch counts l = 138 columns, although the
                 matrix has 64 rows and Q is cut to 64. Normalizing a whole weight or momentum costs
                 3 flop per entry. Normalizing the sketched matrix costs nothing.
 

@@ -173,7 +173,7 @@ def method_of(config: Config) -> Method:
 
 
 def _require_plain_steps(config: Config) -> None:
-    """Raise Uncertified if a setting of the orthogonalized step has no certificate."""
+    """Raise Uncertified if no certificate covers a setting of the orthogonalized step."""
     table = config.orthogonalizer
     rejected = {
         "[local] adjust = 'polargrad' has no certificate. Its scale grows with the momentum, so "
@@ -206,7 +206,7 @@ def _schulz(table: OrthogonalizerTable) -> dict[str, Any]:
 
 
 def start_of(weight: np.ndarray, source: Source | None) -> Start | None:
-    """Return properties of X0 and of the samples of `source`, or None if there is one class."""
+    """Return properties of X0 and of the samples of `source`. With one class, return None."""
     if weight.shape[1] < 2:
         return None
     centred = weight - weight.mean(1, keepdims=True, dtype=float)
@@ -266,10 +266,10 @@ class CertifiedSetting:
     def reach(self) -> Reach | None:
         """The constants on the ball that the models of the run cannot leave.
 
-        The value is None if the caller sets other constants, or if no ball is known. No ball is
-        known if X0 is unknown, if the run uses alignment or weight decay (which pulls towards 0 and
-        not X0), if the norm of the orthogonalizer's output has no known bound, or if the recursion
-        does not cover the recipe.
+        The value is None if the caller sets other constants, or if no ball is known that contains
+        all models. No ball is known in four cases: X0 is unknown, the run uses alignment or weight
+        decay (which pulls towards 0 and not X0), the norm of the orthogonalizer's output has no
+        known bound, or the recursion does not cover the recipe.
         """
         config, local = self.config, self.config.local
         given = self.constants is not None or self.l_g is not None
@@ -430,9 +430,10 @@ def map_constant(case: CertifiedSetting) -> float:
 def _theorem(case: CertifiedSetting, method: Method, l_orth: float) -> Certificate:
     """Apply Theorem 4.1 of the Stability note with Corollary 4.2 or 4.3, Theorem J.1, Remark 3.2.
 
-    H and G do not depend on the data, so the smaller one is known in advance, and each may use the
-    full delta. If C_hp is a number, H and G use delta / 2 each, as in the paper. If C_hp is
-    "variance", H depends on the training losses, so H and G must share delta.
+    The bound is the smaller of two terms, H and G. If they do not depend on the data, the smaller
+    term is known in advance, so each term may use the full delta. If the constant C_hp is a number,
+    H and G use delta / 2 each, as in the paper. If C_hp is "variance", H depends on the training
+    losses, so H and G must share delta.
     """
     shares, deviations = (0.5, 0.5), None
     if case.config.stability.c_hp == "variance":  # losses minus those of a uniform prediction
@@ -510,9 +511,10 @@ def _rounding(case: CertifiedSetting, method: Method) -> float:
 
 
 def _in_tube(case: CertifiedSetting, method: Method) -> Certificate:
-    """Return the certificates of this run's neighbours under the exact sign.
+    """Return the certificates of this run's neighbours for the exact sign as orthogonalizer.
 
-    The result is Lemma D.12 of the Stability note, for gradients whose rows sum to 0.
+    The certificates follow from Lemma D.12 of the Stability note, for gradients whose rows sum to
+    0.
     """
     part, run = case.participation, case.run
     if not (case.gaps and case.exact and isinstance(part, Realized)) or method.alignment:
@@ -573,7 +575,7 @@ def from_parameters(
 
 
 def report(case: CertifiedSetting, certificate: Certificate) -> dict[str, Any]:
-    """Return the certificate as one JSON object. Its numbers are null if there is no bound."""
+    """Return the certificate as one JSON object. If there is no bound, the numbers are null."""
     run, stability, found = case.run, case.config.stability, certificate.bound
     top = run.constants.loss_bound
     violation = certificate.violation(case.moved)

@@ -330,9 +330,9 @@ def smallest_singular_values(folder: Path, given: UserObjects) -> np.ndarray:
     """Repeat the run, and return the smallest singular value s_q of all momenta.
 
     The result is an array [R, E, K]. s_q is the distance from a momentum M [d, c] to the nearest
-    jump of the exact sign. Each row of M sums to 0, because each row of a softmax gradient does. So
-    only q = min(d, c - 1) singular values of M count, and s_q is the smallest of these. The
-    function subtracts max(d, c) eps s_1, the error that rounding may have added.
+    jump of the exact sign. Each row of M sums to 0, because each row of a softmax gradient does.
+    Therefore, M has at most q = min(d, c - 1) positive singular values, and s_q is the smallest of
+    these. The function subtracts max(d, c) eps s_1, the error that rounding may have added.
     """
 
     def gap(client: int, model: Tensor, momentum: Tensor) -> float:
@@ -421,8 +421,9 @@ def _constant_of_step(case: CertifiedSetting, task: Task) -> dict[str, Any]:
     """Return the Lipschitz constant of one step of a network, divided by the step size.
 
     The result contains one field of the setting: `l_orth`, or `refusal` with the reason why no
-    constant is known. The constant is the larger of two constants: that of the scaled
-    orthogonalizer on hidden matrices, and that of the auxiliary step on other parameters.
+    constant is known. The constant is the larger of two constants: one for the scaled
+    orthogonalizer, which changes hidden matrices, and one for the auxiliary step, which changes all
+    other parameters.
     """
     if not has_map(case.config):
         return {"l_orth": 1.0}

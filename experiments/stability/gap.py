@@ -1,8 +1,7 @@
 """The gap F - F_hat of a finished run, with its interval.
 
 If the interval is long, the module explains why, and names changes of the config that make the
-interval shorter. It also computes whether the shorter interval would decide that the gap is within
-its bound.
+interval shorter. The module also computes which verdict on the gap the shorter interval would give.
 """
 
 import dataclasses
@@ -102,7 +101,7 @@ def beside_start(run: FinishedRun, value: float | None) -> Record:
 
 
 def start_words(record: Record) -> list[tuple[str, str]]:
-    """Return table rows for the result of `beside_start`.
+    """Return the result of `beside_start` as table rows.
 
     The list is empty for run folders of old versions, which lack these numbers.
     """
@@ -132,7 +131,7 @@ def _gap(run: FinishedRun, top: float) -> MeasuredGap:
 
 
 class Why(NamedTuple):
-    """The reason why a gap has the range 1, and config changes that make the range shorter."""
+    """The reason why the losses have no proved range below 1, and config changes that give one."""
 
     note: str
     changes: tuple[str, ...] = ()
@@ -152,7 +151,10 @@ def proved_range(case: CertifiedSetting, certificate: Certificate) -> float:
 
 
 def why_one(case: CertifiedSetting, certificate: Certificate) -> Why:
-    """Return why the range is 1. The text is empty for a shorter range and for networks."""
+    """Return why the losses have no proved range below 1.
+
+    For a shorter range and for networks, the text is empty.
+    """
     if case.config.task.name != "matrix" or proved_range(case, certificate) < NEARLY:
         return Why("")
     ball = case.under(constants="ball").reach
@@ -171,9 +173,9 @@ def why_one(case: CertifiedSetting, certificate: Certificate) -> Why:
 
 
 def _without_a_ball(case: CertifiedSetting) -> tuple[str, str]:
-    """Return why there is no ball, and which config keys must change to get a ball.
+    """Return why no ball is known that contains all models, and config changes that give one.
 
-    The second text is empty if no change of the keys would help.
+    If no change of the config helps, the second text is empty.
     """
     local = case.config.local
     aligned = bool(local.recipe == "fedmuon-aligned" and local.alignment)
@@ -187,7 +189,7 @@ def _without_a_ball(case: CertifiedSetting) -> tuple[str, str]:
 
 
 def after_changes(case: CertifiedSetting) -> tuple[Certificate, float]:
-    """Return the certificate and the range after the config changes that a `Why` can name."""
+    """Return the certificate and the loss range after the config changes that a `Why` can name."""
     engine = case.config.engine.model_copy(update={"dtype": "float64"})
     config = case.config.model_copy(update={"engine": engine})
     case = dataclasses.replace(case, config=config).under(constants="ball")

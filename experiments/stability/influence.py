@@ -1,4 +1,4 @@
-"""Rank replacements of samples by the derivative of the final model in the sample weights.
+"""Rank sample replacements by the derivative of the final model with respect to sample weights.
 
 If sample z of a client is replaced by z', the weight of z changes from 1 to 0, and the weight of z'
 changes from 0 to 1. To first order, the final model X^R changes by D = dX^R / dw_z' - dX^R / dw_z
@@ -7,11 +7,11 @@ pairs (z, z') at once. Each <V, D> is normal with variance ||D||_F^2, so the mea
 products estimates ||D||_F^2. The relative error of ||D||_F is about 1 / sqrt(2 k) (Johnson and
 Lindenstrauss).
 
-If a matrix D~ near D and its norm are known, the estimate is better: a regression explains the k
-products <V, D> by the products <V, D~>. With D = a D~ + B and a by least squares, ||D||^2 is
-estimated by a^2 ||D~||^2 + sum <V, B>^2 / (k - 1), whose error is about ||B|| / (||D|| sqrt(k)). In
-the matrix task, D~ is the difference of the two samples' gradients, both of rank one, at the mean
-of the initial and the final model.
+If a matrix D~ near D and its norm are known, a regression makes the estimate of ||D||_F more
+accurate. The regression explains the k products <V, D> by the products <V, D~>. With D = a D~ + B
+and a by least squares, ||D||^2 is estimated by a^2 ||D~||^2 + sum <V, B>^2 / (k - 1), whose error
+is about ||B|| / (||D|| sqrt(k)). In the matrix task, D~ is the difference of the two samples'
+gradients, both of rank one, at the mean of the initial and the final model.
 """
 
 import itertools
@@ -72,7 +72,7 @@ class Candidates:
 
     @classmethod
     def of(cls, run: FinishedRun, experiment: Experiment) -> "Candidates":
-        """Return the held-out samples that may replace samples, or a random subset of them."""
+        """Return the held-out samples that may replace training samples, or a random subset."""
         active = np.unique(experiment.plan.schedule()).tolist()
         each = {i: held_out(run.data, run.source, i) for i in active}
         index, most, plan = np.unique(np.concatenate(list(each.values()))), POOL, experiment.plan
@@ -271,7 +271,10 @@ def _regressor(
 
 
 def smooth(run: FinishedRun) -> Experiment:
-    """Return the run's experiment in float64. Raise InputError if the run has no derivative."""
+    """Return the run's experiment in float64.
+
+    Raise InputError if the final model has no derivative with respect to the sample weights.
+    """
     config, recipe = run.config, run.experiment.recipe
     links = [link.name for link in recipe.chain.links]
     require_smooth(config, recipe.private, links, recipe.keeps_states, bool(recipe.codecs))
@@ -290,10 +293,11 @@ def require_smooth(
     keeping: bool = False,
     compressed: bool = False,
 ) -> None:
-    """Raise InputError if the config shows that the final model has no derivative.
+    """Raise InputError if the config shows that the final model cannot be differentiated.
 
-    The other arguments describe a custom recipe: whether it is private, the names of its links,
-    whether clients store states (`keeping`), and whether messages are compressed (`compressed`).
+    The other arguments describe a custom recipe: whether it is private, the names of its gradient
+    transformations (`links`), whether clients store states (`keeping`), and whether messages are
+    compressed (`compressed`).
     """
     jumps, of = config.orthogonalizer.name, config.federation.aggregate
     if private or config.local.recipe in PRIVATE or config.privacy.level == "client":

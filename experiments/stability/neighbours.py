@@ -3,8 +3,8 @@
 A neighbour is the same run with one sample replaced. Replica 0 of every stack is the run itself,
 and replica s is neighbour s - 1. All replicas use the same random numbers, so ||X_s^R - X_0^R||_F
 is the effect of the replaced sample. For the Gaussian-smoothed sign, a certificate may fail with
-probability 2 alpha: it is valid if no call is clipped in the run or in the neighbour (Stability
-note, Corollary D.11).
+probability 2 alpha. The certificate is valid if no call of the orthogonalizer is clipped in the run
+or in the neighbour (Stability note, Corollary D.11).
 """
 
 import dataclasses

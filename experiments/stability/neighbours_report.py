@@ -103,7 +103,7 @@ def _command(name: str, config: Sequence[Config], end: str, changes: Sequence[st
 
 
 def learned(summary: Mapping[str, Any], record: Mapping[str, Any]) -> Rows:
-    """Return table rows that help to judge a bound: bound / B, accuracy and losses."""
+    """Return table rows that help to judge a bound: the bound divided by B, accuracy and losses."""
     top, value = record.get("range", 1.0), record["value"]
     share = value / top if value is not None and top else None
     own = [] if "share" in record else [("bound over B", number(share))]

@@ -84,7 +84,10 @@ def certificates(run: FinishedRun, certificate: Certificate, drawn: np.ndarray) 
     there = stack(run.source, drawn, config.data.normalize)
 
     def look(client: int, model: Tensor, momentum: Tensor) -> LocalStep:
-        """Compute the local step. Each pair of sample and replacement is a stack of one sample."""
+        """Compute the two norms of a local step.
+
+        Each sample forms a stack of its own, and so does its replacement.
+        """
         data = experiment.shards[client].data
         own = np.flatnonzero(there.client[1:] == client) + 1
         position = torch.from_numpy(there.position[own])
