@@ -3,14 +3,14 @@
 Each method returns scores [T, n]. A score estimates the derivative of test loss t with respect to
 the weight of training sample z, up to a factor that is the same for all z. `trajectory`
 differentiates the whole run. The other methods use only one model, or the models before each round.
-These methods know neither the optimizer nor the participants. Therefore, their score of a sample is
-multiplied by the number of rounds in which its client took part, and divided by n_i.
+These methods know neither the optimizer nor the participants. Therefore, the score that they give
+to a sample is multiplied by the number of rounds in which its client took part, and divided by n_i.
 
 The exact runs use the same random numbers as the scored run, so the comparison has no noise.
 `leave-one-out` repeats the run without one sample z of client i. The client's mean then has n_i - 1
-gradients. So the weight of z falls by 1, and the weight of each other sample of the client rises by
-1 / (n_i - 1). `zero-out` replaces z by zeros, whose gradient is 0, and does not change n_i.
-`halves` is the linear datamodeling score (Park et al. 2023): it repeats the run on many random
+gradients. Therefore, the weight of z falls by 1, and the weight of each other sample of the client
+rises by 1 / (n_i - 1). `zero-out` replaces z by zeros, whose gradient is 0, and does not change
+n_i. `halves` is the linear datamodeling score (Park et al. 2023): it repeats the run on many random
 halves of every client's samples. For each test sample, the predicted loss change of an exact run is
 the sum of score times weight change. Spearman's rho compares these predictions with the exact
 losses.
@@ -63,7 +63,7 @@ STACK = 64  # maximum number of runs in one batch
 class Settings(Table):
     """The keys that the suite's TOML file may contain.
 
-    They are the config of all runs and the changes of each variant.
+    The keys set the config of all runs and the changes of each variant.
     """
 
     tests: Annotated[int, Field(ge=2)]  # number of test samples
@@ -125,7 +125,7 @@ def measure(settings: Settings, variant: str, config: Config, truth: str) -> Rec
 class ScoredRun:
     """A run of the matrix task.
 
-    The study computes scores of its training samples for T test samples.
+    The study computes scores of the run's training samples for T test samples.
     """
 
     experiment: Experiment
@@ -273,7 +273,7 @@ def trak(run: ScoredRun, projections: int) -> Tensor:
 
 
 def chosen_rows(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
-    """Choose random samples of clients that take part, but no client's only sample.
+    """Choose random samples of participants. A client's only sample is never chosen.
 
     Returns:
         The rows of the chosen samples, and the client of every sample.
@@ -413,7 +413,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
 def numbers(rows: Columns) -> Rows:
     """Return the rows of the report's table.
 
-    They contain mean correlations by variant, method and kind of exact run.
+    The rows contain mean correlations by variant, method and kind of exact run.
     """
     truths = distinct(rows, "truth")
     lines: Rows = [("scores", *truths)]

@@ -2,11 +2,12 @@
 
 The paper is FedMuon (005). Client i has the loss h_i ||X - B_i||_F^2 / 2 for a 2 x 2 matrix X, with
 B_1 = -B_2 = diag(sides). Between B_1 and B_2, the clients' gradients point in opposite directions.
-Orth ignores the lengths of the gradients, so the clients' steps cancel although the mean gradient
-is not 0. Local Muon stops at such a point, but only one of these points is the optimum.
+The orthogonalizer ignores the lengths of the gradients, so the clients' steps cancel although the
+mean gradient is not 0. Local Muon stops at any point where the steps cancel, but only one of these
+points is the optimum.
 
-All step sizes and starting points are computed together in one batch. A seed determines a starting
-point. Nothing else is random.
+All step sizes and starting points are computed together in one batch. Only the starting point is
+random, and a seed determines it.
 """
 
 from collections.abc import Sequence
@@ -202,7 +203,7 @@ def end_shares(rows: Columns, method: str, lrs: Sequence[float]) -> dict[str, Sl
 
 
 def in_step_size(rows: Columns, method: str) -> dict[str, Slope]:
-    """Return the slope of log final distance in log step size, for each map.
+    """Return the slope of log final distance against log step size, for each map.
 
     The slope is a mean over seeds.
     """
@@ -218,7 +219,7 @@ def in_step_size(rows: Columns, method: str) -> dict[str, Slope]:
 def claims(rows: Columns, means: Columns) -> Sequence[Claim]:
     """Return the claims of the study.
 
-    They are about final distances, how these depend on the step size, and how many rounds are
+    The claims are about final distances, how these depend on the step size, and how many rounds are
     needed.
     """
     lrs, names = levels(rows, "lr"), distinct(rows, "map")
@@ -301,7 +302,8 @@ def claims(rows: Columns, means: Columns) -> Sequence[Claim]:
 def numbers(rows: Columns, means: Columns) -> Rows:
     """Return the rows of the report's table.
 
-    They contain the final distances at the smallest step size, and `near` at the largest step size.
+    The rows contain the final distances at the smallest step size, and `near` at the largest step
+    size.
     """
     lrs = levels(rows, "lr")
     lines: Rows = [
@@ -332,7 +334,8 @@ def numbers(rows: Columns, means: Columns) -> Rows:
 def distances(rows: Columns, means: Columns, narrow: bool = False) -> Figure:
     """Draw the distances to the optimum.
 
-    They are mean distances by round at the smallest step size, and final distances by step size.
+    The figure shows mean distances by round at the smallest step size, and final distances by step
+    size.
     """
     figure, (left, right) = style.canvas(2, narrow, 2.9)
     lrs = levels(rows, "lr")

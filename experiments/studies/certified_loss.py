@@ -75,7 +75,7 @@ class Settings(Table):
 class Searched:
     """A cell of the suite.
 
-    It searches the settings of one federation with one number of samples.
+    The cell searches the settings of one federation with one number of samples.
     """
 
     name: str
@@ -217,7 +217,7 @@ STANDS_ON = (
 def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
     """Return the claims about bounds and certificates.
 
-    They say that all gaps are within their bounds, that all runs are certified, and that the
+    The claims say that all gaps are within their bounds, that all runs are certified, and that the
     certificate is useful for every seed at the largest number of samples.
     """
     high = rows["gap_high"]

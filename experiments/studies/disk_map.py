@@ -1,9 +1,10 @@
 """Study `disk-map`: accuracy as a function of DiSK's gain, reach and epsilon (DiSK, Figure 6).
 
-A cell is one epsilon. As in DiSK (C.2), the step size is chosen without the filter, and then used
-for all (kappa, gamma). Runs with tuning seeds determine the step size, the shape of the trend and
-the best pair. Runs with other seeds measure the size of the trend and the advantage of this pair.
-At one seed and epsilon, all pairs use the same split, initial model, lots and noise.
+A cell is one epsilon. As in DiSK (C.2), runs without the filter choose the step size. All pairs
+(kappa, gamma) then use this step size. Runs with tuning seeds determine the step size, the shape of
+the trend and the best pair. Runs with other seeds measure the size of the trend and the advantage
+of the best pair. At one seed and epsilon, all pairs use the same split, initial model, lots and
+noise.
 """
 
 import itertools
@@ -126,8 +127,8 @@ class MapCell:
     def compute(self) -> Record:
         """Return two tables.
 
-        One contains the tried step sizes, and the other contains the results for each seed and
-        pair.
+        The first table contains the tried step sizes, and the second table contains the results for
+        each seed and pair.
         """
         settings, tried = self.settings, {}
         for lr in settings.lrs:
@@ -217,8 +218,9 @@ def shared_trend(tuning: np.ndarray, others: np.ndarray) -> np.ndarray:
     The tuning seeds determine the shape of the trend.
 
     Let u be the unit vector along the mean map of the tuning seeds minus its mean over cells. For
-    the map m_s of seed s, the result is (m_s, u) / sqrt(cells). Its absolute value is the root mean
-    square, in accuracy per cell, of the part of m_s that follows the trend.
+    the map m_s of seed s, the result is the inner product <m_s, u> divided by sqrt(cells). The
+    absolute value of the result is the root mean square, in accuracy per cell, of the part of m_s
+    that follows the trend.
     """
     trend = tuning.mean(0)
     trend = trend - trend.mean()
@@ -239,7 +241,7 @@ def gains_of_best(tuning: np.ndarray, others: np.ndarray) -> np.ndarray:
 def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
     """Return the claims about DiSK, Figure 6.
 
-    They are about the trends over (κ, γ) and (κ, ε), and about the best pair.
+    The claims are about the trends over (κ, γ) and (κ, ε), and about the best pair.
     """
     filtered = {name: column[rows["choice"] != "no filter"] for name, column in rows.items()}
     trends: dict[str, Slope] = {}
@@ -290,8 +292,8 @@ def _said(found: dict[str, Slope]) -> str:
 def numbers(rows: Columns, tuning: Columns) -> Rows:
     """Return the rows of the report's table, one for each ε.
 
-    A row contains the step size and three accuracies: without the filter, the mean over all pairs
-    (κ, γ), and the accuracy of the best pair.
+    A row contains the step size and three accuracies: that of a run without the filter, the mean
+    over all pairs (κ, γ), and that of the best pair.
     """
     head = ("ε", "step size", "no filter", "mean of all (κ, γ)", "lowest to highest mean",
             "best pair on tuning seeds", "accuracy of this pair")  # fmt: skip

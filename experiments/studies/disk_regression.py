@@ -3,9 +3,9 @@
 Three methods are compared: plain descent, a low-pass filter, and DiSK's Kalman filter.
 
 The gradient uses the whole data set and is not clipped. Gaussian noise is added at every step. A
-cell has one filter. All its step sizes, noise levels and seeds are computed together in one batch.
-At one noise level and seed, all filters and step sizes use the same noise. Different noise levels
-use independent noise.
+cell has one filter. All step sizes, noise levels and seeds of a cell are computed together in one
+batch. At one noise level and seed, all filters and step sizes use the same noise. Different noise
+levels use independent noise.
 """
 
 import math
@@ -167,9 +167,9 @@ def measure(settings: Settings, method: str, gain: float) -> Record:
 def level_noise(step: int, noises: Sequence[float], seeds: int, features: int) -> Tensor:
     """Return the noise of one step for all noise levels and seeds.
 
-    The result has the shape [levels * seeds, d, 1]. Each noise level has its own random numbers.
-    With shared random numbers, a quadratic would show the same comparison at all levels, only at
-    different scales.
+    The result has the shape [levels * seeds, d, 1]. Each noise level has its own random numbers. If
+    all levels used the same random numbers, a quadratic would show the same comparison at every
+    level, only at another scale.
     """
     shifts = []
     for level, noise in enumerate(noises):
@@ -255,7 +255,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
 def numbers(rows: Columns) -> Rows:
     """Return the rows of the report's table.
 
-    They contain mean excess losses at the chosen gain and step size.
+    The rows contain mean excess losses at the chosen gain and step size.
     """
     lines: Rows = [("setting", "noise σ", *NAMES)]
     for setting in TUNED:

@@ -120,16 +120,17 @@ class Robust:
         return (off / (1 + off.square()) * share) @ self.inputs
 
     def start(self) -> tuple[float, float]:
-        """Return two numbers at the start x = 0.
+        """Return two numbers at the initial point x = 0.
 
-        They are the loss F(0), which is an upper bound on D, and the gradient norm |grad F(0)|.
+        The numbers are the loss F(0), which is an upper bound on D, and the gradient norm |grad
+        F(0)|.
         """
         origin = torch.zeros((1, self.inputs.shape[1]), dtype=torch.float64)
         return float(self.value(origin)), float(self.gradient(origin).norm())
 
 
 def measure(settings: Settings, reach: float, gain: float) -> Record:
-    """Train with the start of Algorithm 2.
+    """Train with the initial state of DiSK's Algorithm 2.
 
     Return a row for each step size, noise level, batch size and seed.
     """
@@ -149,7 +150,7 @@ def measure(settings: Settings, reach: float, gain: float) -> Record:
 def measure_tuned(settings: Settings, steps: int) -> Record:
     """Run Corollary 4 on full batches, and return a row for each seed.
 
-    The start is the one that the proof uses.
+    The initial state is the one that the proof uses.
     """
     gap, slope = Robust.of(settings).start()
     spread = settings.features * settings.level**2
@@ -301,7 +302,7 @@ def _bound_claims(grid: Columns) -> Sequence[Claim]:
 def _corollary_claims(best: Columns) -> Sequence[Claim]:
     """Return the claims about Corollary 4.
 
-    They say that its bound holds, and that longer runs have smaller means.
+    The claims say that the bound of Corollary 4 holds, and that longer runs have smaller means.
     """
     parts = {steps: where(best, steps=steps) for steps in levels(best, "steps")}
     shown, under = [], []
@@ -335,7 +336,7 @@ def _corollary_claims(best: Columns) -> Sequence[Claim]:
 
 
 def _under(means: Sequence[tuple[Slope, float]], places: Sequence[str]) -> Effect:
-    """Return the ratio of the mean over seeds to the bound, with its interval, at each place."""
+    """Return the ratio of the mean over seeds to the bound, with its interval, for each setting."""
     ends = [[end / bound for end in (mean.value, mean.low, mean.high)] for mean, bound in means]
     free = np.array([mean.free for mean, _ in means])
     return Effect(
@@ -387,7 +388,7 @@ def _saved(part: Columns, gain: float, many: int = 1) -> tuple[float, float]:
     """Return by how much this gain reduces the mean, compared with kappa = 1.
 
     The result is the relative reduction and half the width of its interval. Runs with the same seed
-    are compared. If there are `many` intervals, all of them are right together with probability
+    are compared. With `many` intervals, the probability that all of them contain the true value is
     95%.
     """
     own, plain = (where(part, gain=one) for one in (gain, 1.0))

@@ -1,11 +1,11 @@
 """Study `dp-bias`: how noise changes the mean of a Newton–Schulz direction.
 
-The study is about DP-Muon, section 4. There, the server releases the momentum M = H + rho E with
-Gaussian noise E. Q is the Newton–Schulz map, so the uncorrected direction is Q(M). The corrected
-direction is O = 2 Q(M) - (Q(M + rho U) + Q(M - rho U)) / 2 with random probes U. A bias is the mean
-of a direction over E and U, minus Q(H). Let P be the Gaussian heat operator, P_rho Q(H) = E Q(H +
-rho U). The uncorrected bias is then P_rho Q(H) - Q(H). The corrected bias is (2 P_rho - P_(sqrt 2
-rho)) Q(H) - Q(H).
+The study is about DP-Muon, section 4. In that section, the server releases the momentum M = H + rho
+E with Gaussian noise E. Q is the Newton–Schulz map, so the uncorrected direction is Q(M). The
+corrected direction is O = 2 Q(M) - (Q(M + rho U) + Q(M - rho U)) / 2 with random probes U. A bias
+is the mean of a direction over E and U, minus Q(H). Let P be the Gaussian heat operator, P_rho Q(H)
+= E Q(H + rho U). The uncorrected bias is then P_rho Q(H) - Q(H). The corrected bias is (2 P_rho -
+P_(sqrt 2 rho)) Q(H) - Q(H).
 """
 
 import math
@@ -44,7 +44,7 @@ QUADRATURE, MONTE_CARLO, TAYLOR = "quadrature", "monte-carlo", "taylor"
 class Settings(Table):
     """The keys that the suite's TOML file may contain.
 
-    `norm` is ||H||_F. It must not be 1, where Q has a kink.
+    `norm` is ||H||_F. The value 1 is not allowed, because Q has a kink there.
     """
 
     rhos: Annotated[list[Positive], Field(min_length=2)]
@@ -70,7 +70,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 
 
 def output_map(settings: Settings) -> Map:
-    """Return the map Q of DP-Muon: Newton–Schulz steps from M / max(1, ||M||_F)."""
+    """Return the map Q of DP-Muon: Newton–Schulz steps that start from M / max(1, ||M||_F)."""
     steps, coefficients = settings.steps, settings.coefficients
     return lambda matrix: newton_schulz(matrix, steps, coefficients, normalization="unit")
 
@@ -78,7 +78,7 @@ def output_map(settings: Settings) -> Map:
 def momentum(shape: str, norm: float) -> Tensor:
     """Return a random matrix H with the Frobenius norm `norm`.
 
-    Its singular values are proportional to 1, 2, 3, ...
+    The singular values are proportional to 1, 2, 3, ...
     """
     m, n = SHAPES[shape]
     rng = generator(SEED, Draw.SYNTHETIC, block=m * n)
@@ -172,7 +172,7 @@ def _sampled(
 def _chunk(apply: Map, at: Tensor, e: Tensor, u: Tensor, rho: float) -> tuple[Tensor, ...]:
     """Return three arrays with one value for each pair (E, U).
 
-    They are phi(E), the corrected phi, and the squared errors of both directions O.
+    The arrays contain phi(E), the corrected phi, and the squared errors of both directions O.
     """
     exact, both = apply(at), torch.stack([e, u, e + u, e - u])
     forth, back = apply(at + rho * both), apply(at - rho * both)
@@ -193,8 +193,8 @@ def by_taylor(settings: Settings, shape: str) -> Record:
 def leading_terms(apply: Map, at: Tensor, rhos: Sequence[float], spacing: float) -> Tensor:
     """Return the leading terms of both biases for each rho.
 
-    They are rho^2 / 2 Lap Q(H) without the correction, and -rho^4 / 4 Lap^2 Q(H) with the
-    correction. Lap is the Laplacian.
+    The leading terms are rho^2 / 2 Lap Q(H) without the correction, and -rho^4 / 4 Lap^2 Q(H) with
+    the correction. Lap is the Laplacian.
     """
     first, second = laplacians(apply, at, spacing)
     both = [rho**2 / 2 * first for rho in rhos], [-(rho**4) / 4 * second for rho in rhos]
@@ -267,7 +267,7 @@ STANDS_ON = (
 def claims(rows: Columns) -> Sequence[Claim]:
     """Return the claims of the study.
 
-    They are about orders, leading terms, the smaller bias, and single directions.
+    The claims are about orders, leading terms, the smaller bias, and single directions.
     """
     parts = _measured(rows)
     return [
@@ -297,7 +297,7 @@ def order(parts: Curves, kind: str) -> Claim:
 def leading(rows: Columns, kind: str) -> Claim:
     """Return the claim about leading terms.
 
-    It says that the bias is close to its leading term, and closer for smaller rho.
+    The claim says that the bias is close to its leading term, and closer for smaller rho.
     """
     shares, ratios, reaches, places = [], [], [], []
     for (shape, way), part in _measured(rows).items():
@@ -342,7 +342,7 @@ def smaller(parts: Curves) -> Claim:
 def _single_directions(rows: Columns) -> Sequence[Claim]:
     """Return two claims about single directions.
 
-    Their intervals do not become shorter with more seeds.
+    More seeds do not make the intervals of these claims shorter.
     """
     ratios, least = {}, []
     for shape in distinct(rows, "shape"):
@@ -382,7 +382,7 @@ def _single_directions(rows: Columns) -> Sequence[Claim]:
 def _errors(part: Columns, of: str) -> np.ndarray:
     """Return the relative standard errors in a table.
 
-    If an earlier version wrote the table, they are nan.
+    If an earlier version wrote the table, the errors are nan.
     """
     return part.get(f"{of}_error", np.full(len(part["rho"]), np.nan))
 
@@ -390,7 +390,7 @@ def _errors(part: Columns, of: str) -> np.ndarray:
 def numbers(rows: Columns) -> Rows:
     """Return the rows of the report's table.
 
-    They contain slopes and ratios, by matrix and method.
+    The rows contain slopes and ratios, by matrix and method.
     """
     lines: Rows = [("matrix", "method", "slope", "corrected slope", "bias at ρ", "corrected bias")]
     for name, part in _measured(rows).items():
@@ -417,7 +417,7 @@ def _part(rows: Columns, shape: str, way: str) -> Columns:
 
 
 def _slope(part: Columns, kind: str) -> tuple[float, float]:
-    """Return the log-log slope of the bias in rho, and half the length of its interval.
+    """Return the slope of log bias against log rho, and half the length of its interval.
 
     The errors at different rho come from the same random pairs and may be correlated, so their
     absolute values are added.

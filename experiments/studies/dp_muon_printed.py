@@ -23,7 +23,7 @@ from fedmuon.runs.directory import Record
 
 
 class Row(Table):
-    """A published setting. It has T steps of m blocks on Poisson lots, and a published epsilon."""
+    """A published setting: T steps of m blocks on Poisson lots, and a published epsilon."""
 
     population: Count
     lot: Positive
@@ -35,7 +35,7 @@ class Row(Table):
 
 
 class Settings(Table):
-    """The keys of the suite's file: rows by name."""
+    """The keys of the suite's file: published settings by name."""
 
     rows: Annotated[dict[str, Row], Field(min_length=1)]
 
@@ -90,7 +90,7 @@ STANDS_ON = (
 def claims(rows: Columns) -> Sequence[Claim]:
     """Return the claims about the published values.
 
-    They say how these values were computed, and what they guarantee.
+    The claims say how the published values were computed, and what these values guarantee.
     """
     off = np.abs(rows["per_release"] / rows["printed"] - 1)
     names = rows["name"]

@@ -3,8 +3,8 @@
 The problem satisfies all assumptions of the theorem with known constants. The gradient of each
 person is shorter than c. The mean loss f is smooth with L = min(m, n) in the theorem's norms. f is
 convex, so f(W_0) - f* is also known. Step size and momentum are those of Corollary 3.5. A cell has
-one method, noise level and number of steps (horizon). All its seeds are computed together in one
-batch. With the same seed, both methods use the same lots and noise.
+one method, noise level and number of steps (horizon). All seeds of a cell are computed together in
+one batch. With the same seed, both methods use the same lots and noise.
 """
 
 import itertools
@@ -67,7 +67,7 @@ METHODS = (MUON, CORRECTED)
 class People(Table):
     """Settings that are the same for every cell.
 
-    They contain the people, the horizons and a step.
+    The settings describe the people, the horizons and a step.
     """
 
     steps: Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=2)]
@@ -218,7 +218,7 @@ def trajectory(
     """Yield the models W_0 = 0, ..., W_T of DP-Muon or DP-MuonBC.
 
     Each model has the shape [S, m, n] and contains all seeds. Each seed has its own Poisson lots.
-    The loss is not computed, because no link of the chain uses it.
+    The loss is not computed, because no gradient transformation uses it.
     """
     local = Local(recipe=method, lr=plan.lr, momentum=plan.beta, momentum_form="polyak")
     table = OrthogonalizerTable(
@@ -291,8 +291,8 @@ STANDS_ON = (
 def claims(rows: Columns) -> Sequence[Claim]:
     """Return the claims of the study.
 
-    They are about the bound, about the decrease of the norm with T, and about how tight the bound
-    is.
+    The claims are about the bound, about the decrease of the norm with T, and about how tight the
+    bound is.
     """
     within, outside, tight = _bound_claims(rows)
     falling = []
@@ -352,7 +352,7 @@ def _bound_claims(rows: Columns) -> tuple[Claim, Claim, Claim]:
 def _largest_horizon_claims(rows: Columns) -> Sequence[Claim]:
     """Return the claims at the largest T.
 
-    They say which term is the largest, and whether the bound is informative.
+    The claims say which term is the largest, and whether the bound is informative.
     """
     part = where(rows, method=MUON, steps=rows["steps"].max())
     largest, shares, shown = [], {}, {}

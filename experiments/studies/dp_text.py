@@ -4,7 +4,7 @@ The papers are DP-Muon (section 5) and DiSK (Tables 4 and 5). A cell is one seed
 trained on public text. Then every method fine-tunes this decoder on private text, with a given
 joint epsilon. Each training has a run folder, which can be resumed and replayed. The key `folder`
 of [base.data] names the folder of the corpus. If this key is empty, both texts are synthetic
-(`make-text`), and the public text uses other names and wordings than the private text.
+(`make-text`), with different names and wordings.
 """
 
 import math
@@ -75,12 +75,12 @@ class Settings(Table):
 
     `public` overrides `base` for training the public decoder.
 
-    If `choose` is set, one of the models after evaluated rounds writes the sentences: the model
-    with the highest BLEU, or with the lowest NLL, on the validation part. The reported NLL is then
-    the lowest NLL on the validation part, as in DP-Muon, Appendix D.
+    By default, the final model writes the sentences. If `choose` is set, another rule applies: the
+    model with the highest BLEU, or with the lowest NLL, on the validation part writes them. With
+    `choose`, the reported NLL is the lowest NLL on the validation part, as in DP-Muon, Appendix D.
 
     `search` lists values of keys of [local] for each method. For every seed, each combination of
-    the values is trained. The run with the lowest NLL on the validation part counts.
+    the values is trained. The study uses the run with the lowest NLL on the validation part.
     """
 
     seeds: Annotated[list[Natural], Field(min_length=1)]
@@ -118,7 +118,7 @@ class Settings(Table):
     def _without_newer(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Return the settings without newer keys at their defaults.
 
-        This lets older folders be resumed.
+        Without these keys, the settings equal those of older folders, which can then be resumed.
         """
         fields, content = type(self).model_fields, write(self)
         for name, field in fields.items():
@@ -328,7 +328,7 @@ def _nll(run: Run, params: Params, held: Batch) -> float:
 class Models(Callback):
     """The models after evaluated rounds.
 
-    They are stored in a folder, and one of them is chosen at the end.
+    The models are stored in a folder, and one of them is chosen at the end.
     """
 
     folder: Path
@@ -490,7 +490,8 @@ def claims(
 ) -> Sequence[Claim]:
     """Return the claims of the study.
 
-    They say that each run stays within its ε, and that the methods have the order of the paper.
+    The claims say that each run stays within its ε, and that the methods have the order of the
+    paper.
     """
     if orders is None:
         orders = [Order(**one) for one in ORDERS]

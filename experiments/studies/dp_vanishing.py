@@ -1,6 +1,6 @@
 """Study `dp-vanishing`: Corollary B.6 of DP-Muon when clipping shortens gradients.
 
-The problem is that of `dp-stationarity`, but each person has a slope c_i. The slopes are Pareto
+The problem is the one of `dp-stationarity`, but each person has a slope c_i. The slopes are Pareto
 quantiles with index 2.5. The second moment of gradients is at most G_2^2 = mean c_i^2 at any W.
 Higher moments grow without bound as the number of people grows. Each f_i is 1-smooth for every c_i.
 """
@@ -134,7 +134,7 @@ STANDS_ON = (
 def claims(rows: Columns) -> Sequence[Claim]:
     """Return the claims of the study.
 
-    They are about the bound, its rate, the decrease of gradient norms, and clipping.
+    The claims are about the bound, its rate, the decrease of gradient norms, and clipping.
     """
     parts = split(rows, "noise", "σ")
     curves = {name: curve(part, "steps", "mean_nuclear") for name, part in parts.items()}
@@ -209,7 +209,7 @@ def _bound_claims(rows: Columns) -> Sequence[Claim]:
 def numbers(rows: Columns) -> Rows:
     """Return the rows of the report's table.
 
-    They contain the terms of the bound and the measured norms, by noise and T.
+    The rows contain the terms of the bound and the measured norms, by noise and T.
     """
     lines: Rows = [("σ", "T", *TERMS, "bound", "measured")]
     for noise in levels(rows, "noise"):

@@ -1,10 +1,10 @@
 """Study `federated-comparison`: compare federated methods, each with its best step sizes.
 
 A cell is one method on one model at one label skew alpha. The cell first tries all step sizes of
-the method's grid with the tuning seeds, and chooses the smallest loss on validation samples. If the
-best value is at an end of the grid, values are added at this end. Then the cell runs the chosen
-step sizes with the comparison seeds. The accuracy is measured on test samples that the choice did
-not use.
+the method's grid with the tuning seeds, and chooses those with the smallest loss on validation
+samples. If the best value is at an end of the grid, values are added at this end. Then the cell
+runs the chosen step sizes with the comparison seeds. The accuracy is measured on test samples that
+the choice did not use.
 """
 
 import itertools
@@ -69,7 +69,7 @@ class Method(Table):
 
     `grid` and `then` map `table.key` to a list of values. All combinations of the values in `grid`
     are tried. Then the keys of `then` are searched one by one, with the best values of the earlier
-    keys. This needs fewer runs, and is meant for less important keys.
+    keys. The search of `then` needs fewer runs than a grid, and is meant for less important keys.
     """
 
     base: Nested
@@ -251,10 +251,7 @@ def in_words(steps: Steps) -> str:
 
 
 def set_by(place: str, one: Model | Method) -> dict[str, str]:
-    """Return a dictionary with every `table.key` that a model or method sets.
-
-    Each value is `place`.
-    """
+    """Return a dictionary from every `table.key` of a model or method to the text `place`."""
     keys = {f"{table}.{key}": place for table, held in one.base.items() for key in held}
     return keys | (dict.fromkeys(one.grid | one.then, place) if isinstance(one, Method) else {})
 

@@ -134,10 +134,10 @@ def of(rows: Columns, start: str, kind: str) -> np.ndarray:
 
 
 def frontier(rows: Columns, mine: np.ndarray) -> np.ndarray:
-    """Return the models that are more accurate than every model with a smaller bound / B.
+    """Return the models that are more accurate than every model with a smaller ratio bound / B.
 
-    The result contains row numbers in the order of bound / B. Among equal bounds, only the most
-    accurate row counts. Rows without a finite bound are ignored.
+    The result contains row numbers, sorted by the ratio bound / B. Among equal bounds, only the
+    most accurate row counts. Rows without a finite bound are ignored.
     """
     mine = np.flatnonzero(mine & np.isfinite(rows["share"]))
     order = mine[np.lexsort((-rows["accuracy"][mine], rows["share"][mine]))]
@@ -157,8 +157,8 @@ def best(rows: Columns, mine: np.ndarray) -> int | None:
 def claims(rows: Columns) -> Sequence[Claim]:
     """Return the claims of the study.
 
-    They say that the bounds hold, that models with a bound below B / 10 can learn, and that the
-    constants on the ball help.
+    The claims say that the bounds hold, that models with a bound below B / 10 can learn, and that
+    the constants on the ball help.
     """
     gap, bound = rows["gap"], rows["bound"]
     low, high = (rows.get(name, gap) for name in ("gap_low", "gap_high"))
@@ -226,7 +226,7 @@ def _by_seed(rows: Columns, mine: np.ndarray) -> list[np.ndarray]:
 def numbers(rows: Columns) -> Rows:
     """Return the rows of the report's table.
 
-    They show the best models with a bound below B / 10, and the longest runs.
+    The rows show the best models with a bound below B / 10, and the longest runs.
     """
     lines: Rows = [("X⁰, constants: η, λ, R", "accuracy", "train loss", "test loss", "bound",
                     "bound / B")]  # fmt: skip

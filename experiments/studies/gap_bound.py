@@ -150,7 +150,7 @@ def settings_of(rows: Columns) -> list[Columns]:
 def series(rows: Columns, key: str) -> list[Columns]:
     """Return the settings that differ only in one config key.
 
-    They are sorted by the value of this key.
+    The settings are sorted by the value of this key.
     """
     mine = [one for one in settings_of(rows) if one["key"][0] in (key, BASE)]
     return sorted(mine, key=lambda one: float(one[key][0]))

@@ -2,8 +2,8 @@
 
 The study is about Nesterov Muon, section 3. The objective has a known smoothness. The noise is
 symmetric stable with an index slightly above alpha. A cell has one method and one number of steps.
-All its tail indices, schedules and seeds are computed together in one batch. With the same seed,
-all methods use the same noise.
+All tail indices, schedules and seeds of a cell are computed together in one batch. With the same
+seed, all methods use the same noise.
 """
 
 import itertools
@@ -102,7 +102,7 @@ class Objective:
 
     The loss is f(X) = (1/3) sum h((A X B)_ij), where h(s) = s^2 / 2 + sin^2 s and ||A|| = ||B|| =
     1. The second derivative h'' = 1 + 2 cos 2s is in [-1, 3]. Therefore f is 1-smooth but not
-    convex. Its minimum is f* = 0.
+    convex. The minimum of f is f* = 0.
     """
 
     left: Tensor
@@ -312,7 +312,7 @@ STANDS_ON = (
 def promised(alpha: float, schedule: str) -> float:
     """Return the exponent of K in the bound of Nesterov Muon.
 
-    It comes from Theorem 3.4 or Corollary 3.6.
+    The exponent comes from Theorem 3.4 or Corollary 3.6.
     """
     return -rate(alpha, "heavy-tailed" if schedule == THEOREM else FREE)
 
@@ -328,7 +328,7 @@ def norms(rows: Columns, method: str, alpha: float, schedule: str = THEOREM) -> 
 def best_sgd(rows: Columns, alpha: float) -> tuple[float, Curve]:
     """Find the best step size factor of SGD at the largest K.
 
-    Return it and the norms for each K.
+    Return this factor and the norms for each K.
     """
     mine = where(rows, method="sgd", alpha=alpha)
     every = {c: curve(mine, "steps", "mean_gradient", factor=c) for c in levels(mine, "factor")}
@@ -409,7 +409,7 @@ def _against_sgd(rows: Columns) -> Sequence[Claim]:
 def numbers(rows: Columns) -> Rows:
     """Return the rows of the report's table by method, schedule and alpha.
 
-    They contain the slopes and the norm at the largest K.
+    The rows contain the slopes and the norm at the largest K.
     """
     alphas = levels(rows, "alpha")
     lines: Rows = [

@@ -149,7 +149,7 @@ def trained(
 def is_filter(name: str, value: nn.Parameter) -> bool:
     """Return whether the main optimizer trains this parameter.
 
-    It trains only the convolutions of a pair.
+    The main optimizer trains only the convolutions of a pair.
     """
     return name.startswith("pairs.") and value.ndim == 4
 

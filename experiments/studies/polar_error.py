@@ -185,7 +185,10 @@ class Classifier:
 
 
 def measure_runs(settings: Settings, name: str, lr: float) -> Record:
-    """Train a run with T and runs with S. Return a row for each lambda of S."""
+    """Train a run with the orthogonalizer T, and runs with smoothed polar factors S.
+
+    Return a row for each regularization lambda of S.
+    """
     problem = Classifier(settings)
     found = trajectory(settings, problem, MAPS[name], lr, 1 + settings.neighbours)
     end = found.path[-1]
@@ -271,7 +274,7 @@ def _compare(
 ) -> Record:
     """Compare the run with T and the run with the smoothed polar factor S (regularization lambda).
 
-    The entry `certificate` uses only the run with T. `of_both` also uses the drift of the
+    The entry `certificate` uses only the run with T. The entry `of_both` also uses the drift of the
     neighbour.
     """
     table = OrthogonalizerTable(name="smoothed-polar", lambda_=lam)
@@ -375,7 +378,7 @@ def claims(rows: Columns, runs: Columns) -> Sequence[Claim]:
 def _map_claims(rows: Columns) -> Sequence[Claim]:
     """Return the claims about our bound.
 
-    They say that it holds, is sharp, and is at most the published bound.
+    The claims say that our bound holds, is sharp, and is at most the published bound.
     """
     held, share = rows["measured"] <= rows["bound"], rows["measured"] / rows["bound"]
     real = rows["bound"] > ROUNDING
@@ -409,8 +412,8 @@ def _map_claims(rows: Columns) -> Sequence[Claim]:
 def _distance_claims(runs: Columns) -> Sequence[Claim]:
     """Return the claims about distances between runs.
 
-    They say that the distance ||X_T - X_S|| is at most D, and that perturbations are within their
-    certificates.
+    The claims say that the distance ||X_T - X_S|| is at most D, and that perturbations are within
+    their certificates.
     """
     share = runs["distance"] / runs["drift"]
     moved, tube = runs["perturbation"], ~np.isnan(runs["tube"])
@@ -484,7 +487,7 @@ def _gap_claims(runs: Columns) -> Sequence[Claim]:
 
 
 def numbers(rows: Columns, runs: Columns) -> Rows:
-    """Return a table row for each run and each S, below a row with the name of the run."""
+    """For each run, return a row with the name of the run, and then a row for each S."""
     names = ("distance", "drift", "perturbation", "certificate", "bound")
     lines: Rows = [
         ("orthogonalizer, η: λ of S", "distance", "drift D", "moved", "certified", "bound")

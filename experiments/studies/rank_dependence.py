@@ -142,7 +142,7 @@ def norms(rows: Columns, method: str, length: float) -> Curve:
 
 
 def slopes(rows: Columns, method: str) -> dict[str, Slope]:
-    """Return the slope of log norm in log rank for each number of steps K.
+    """Return the slope of log norm against log rank, for each number of steps K.
 
     The slopes are sorted by K.
     """
@@ -150,7 +150,7 @@ def slopes(rows: Columns, method: str) -> dict[str, Slope]:
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Return the claims about the slopes of the norm in the rank.
+    """Return the claims about the slopes of log norm against log rank.
 
     Methods use the same random numbers, so their slopes are not independent. Therefore, the ends of
     the intervals are compared.
@@ -204,7 +204,7 @@ def numbers(rows: Columns) -> Rows:
 
 @style.styled
 def dependence(rows: Columns, narrow: bool = False) -> Figure:
-    """Draw the mean norms against r at the largest K, and the slopes in r against K."""
+    """Draw the mean norms against r at the largest K, and the slopes against K."""
     figure, (left, right) = style.canvas(2, narrow, 2.9)
     lengths = np.unique(rows["steps"])
     for (name, label), look in zip(NAMES.items(), style.SERIES, strict=False):

@@ -376,7 +376,7 @@ def work(content: dict[str, Any], request: SuiteRequest) -> "Stability":
 def stacks(suite: Suite, source: Source | None, changes: Tables) -> list[Stack]:
     """Return the suite's stacks. `changes` are config tables that override those of the suite.
 
-    `source` limits the numbers of samples. None stands for an unlimited source.
+    `source` limits the numbers of samples of a stack. If `source` is None, there is no limit.
 
     Raises:
         InputError: If a key or a list of values in the suite has no effect.
@@ -452,7 +452,7 @@ class Stability(Work):
     def published(self) -> Published | None:
         """The row for this data set in the Stability note, Table 2.
 
-        It is None if there is no such row.
+        The value is None if there is no such row.
         """
         return self.lines.get(PUBLISHED_FOR.get(self.request.data, ""))
 
