@@ -75,7 +75,7 @@ class _NoSynonyms:
 def meteor(written: Sentences, references: References) -> float:
     """Return the mean METEOR score, from 0 to 1, computed by nltk.
 
-    Each sentence is scored with its best reference.
+    The score of a sentence is the score for its best reference.
 
     Words match exactly or by their stems (Porter). Synonyms do not match, because WordNet is not
     used. The constants alpha = 0.9, beta = 3 and gamma = 0.5 are those of METEOR in 2007. The

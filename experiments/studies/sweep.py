@@ -1,9 +1,9 @@
 """`fedmuon sweep` and `fedmuon run --seeds`: train a config at all points of a grid.
 
-A point of the grid is a choice of values for all keys of the grid. It is trained with one or
-several seeds. Each run is a cell of a suite, so it can be resumed and does not depend on other
-runs. Points are compared by one metric at the end of training: the mean over seeds, with Student's
-95% interval.
+A point of the grid contains one value for each key of the grid. Each point is trained with one or
+several seeds. Each run is a cell of a suite. A run can therefore be resumed, and does not depend on
+other runs. Points are compared by one metric at the end of training: the mean over seeds, with
+Student's 95% interval.
 """
 
 import contextlib
@@ -215,8 +215,8 @@ class Metric:
     def named(cls, text: str, known: Sequence[str]) -> "Metric":
         """Return the metric with the name `text`. The runs must record this metric.
 
-        `max:NAME` and `min:NAME` say whether large or small values are better, if the name alone
-        does not determine this.
+        If the name does not determine whether large or small values are better, use `max:NAME` or
+        `min:NAME`.
         """
         if not isinstance(text, str):
             raise InputError(
@@ -331,7 +331,7 @@ class GridSearch(WorkOfRuns):
     def joined(self, lock: bytes) -> bytes | None:
         """Return this sweep's lock if all runs in the folder belong to this sweep, otherwise None.
 
-        A user can therefore add values and seeds to a finished sweep.
+        A user can add values and seeds to a finished sweep.
         """
         return self.lock if super().joined(lock) == self.lock else None
 
@@ -452,9 +452,9 @@ class GridSearch(WorkOfRuns):
         )
 
     def beside(self, row: Record, key: str, points: Sequence[Record]) -> list[Record]:
-        """Return the points with the next lower and the next higher value of a numeric key.
+        """Return the points of the grid that differ from `row` only by one step of a numeric key.
 
-        The values of all other keys are the same.
+        A step leads to the next lower or the next higher value.
         """
         others = {name: row[name] for name in self.grid if name != key}
         line = [one for one in points if not isinstance(one[key], str | bool)
@@ -483,7 +483,7 @@ class GridSearch(WorkOfRuns):
     def summary(self, records: list[Record]) -> Record:
         """Return the content of sweep.json.
 
-        It contains the grid, the metric, the means, the best points and the warnings.
+        The file contains the grid, the metric, the means, the best points and the warnings.
         """
         rows = self.over_seeds(self.rows(records))
         found: Record = {
@@ -670,7 +670,7 @@ def run_grid(
 def draw(work: GridSearch, out: Path, summary: Record) -> None:
     """Write the figures of the sweep.
 
-    They show the curves of the best points by round, and the metric over the grid.
+    The figures show the curves of the best points by round, and the metric over the grid.
     """
     metric = work.metric
     if metric is None:

@@ -280,9 +280,9 @@ def cheaper(
 ) -> Claim:
     """Return the claim that `better` reaches the target at a lower cost than `than`.
 
-    The verdict is inconclusive if the cost ratio may only be the ratio of two message sizes. This
-    is possible if both methods reach the target at their first evaluation, or if the ratio is the
-    same for every seed.
+    The verdict is inconclusive if the cost ratio may only be the ratio of two message sizes. Only
+    message sizes may matter if both methods reach the target at their first evaluation, or if the
+    ratio is the same for every seed.
     """
     _, unit = UNITS[cost_of(curves, part)]
     goal = float(where(rows, model=part)["target"][0])
@@ -318,7 +318,7 @@ def cheaper(
 def too_wide(found: Slope) -> bool:
     """Return whether the interval is too wide to be useful.
 
-    Such an interval contains 1, and its upper end is more than `WIDE` times its lower end.
+    A useless interval contains 1, and its upper end is more than `WIDE` times its lower end.
     """
     return 0 < found.low < 1 < found.high < math.inf and found.high > WIDE * found.low
 
@@ -385,8 +385,8 @@ def accuracy_against(
 
     A panel with few lines also has bands from the minimum to the maximum over seeds. The name of a
     method is `ALGORITHM, HOW`, and HOW determines the colour of its line. If the name has a second
-    comma, the line is dotted. All parts in `rows` get colours, even if they are not drawn.
-    Therefore, the same HOW has the same colour in several figures.
+    comma, the line is dotted. Parts of `rows` that are not drawn have colours, too. Methods with
+    the same HOW therefore have the same colour in all figures.
     """
     drawn = [name for name in distinct(curves, "model") if cost_of(curves, name) == cost]
     methods = [

@@ -1,13 +1,13 @@
 """Study `wall-clock`: how much longer an SVD takes than Newton–Schulz steps.
 
 The study tests Lemma 11 of Newton–Schulz convergence on this machine, and analyzes the paper's
-table of losses by seconds. A cell is one shape of a matrix. It measures the time of three
-computations in float32: an SVD followed by U V^T, Newton–Schulz steps of degree 2, and a product of
-two square matrices with the longer side. The three computations alternate, and are repeated several
-times. Times are geometric means over the repetitions. The ratio of two times has Student's interval
-for paired differences of logarithms. The predictions use Lemma 11 with the measured speeds of the
-product and of the SVD. One prediction uses the paper's number of matrix products in Newton–Schulz.
-The other prediction uses fedmuon's number of matrix products, which is smaller.
+table of losses by seconds. A cell is one shape of a matrix. A cell measures three computations in
+float32: an SVD followed by U V^T, Newton–Schulz steps of degree 2, and a product of square matrices
+with the longer side. The three computations alternate, and are repeated several times. Times are
+geometric means over the repetitions. The ratio of two times has Student's interval for paired
+differences of logarithms. The predictions use Lemma 11 with the measured speeds of the product and
+of the SVD. One prediction uses the paper's number of matrix products in Newton–Schulz. The other
+prediction uses fedmuon's number of matrix products, which is smaller.
 """
 
 import math

@@ -1,6 +1,6 @@
 """`fedmuon suite`: compute the cells of a suite, and make tables of their results.
 
-A cell is an independent part of a suite, such as one run. Every finished cell is stored in one
+A cell is an independent part of a suite, such as one run. Every finished cell is stored in its own
 file, so a suite can be resumed. Cells can be computed in this process, in worker processes or as
 Ray tasks. The tables are computed from these files alone. The `kind` of the suite determines its
 cells (see `find`).
@@ -293,7 +293,7 @@ PAUSE = 0.2  # seconds
 
 @dataclass(frozen=True)
 class Spread:
-    """Computes cells as Ray tasks, each with `cpus` cores and `gpus` GPUs (--ray-address)."""
+    """A function that computes cells as Ray tasks, each with `cpus` cores and `gpus` GPUs."""
 
     address: str
     cpus: float = 1.0

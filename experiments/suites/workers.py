@@ -1,9 +1,9 @@
 """Worker processes on this machine.
 
 The parent starts this module as a program, which imports torch while the parent checks the input.
-Then the program forks the workers, so that libraries are loaded only once. Each worker computes one
-cell after the other. Only the parent receives signals, and forwards them to the workers, so that a
-run can save a checkpoint. The workers end when their parent ends, even with kill -9.
+Then the program forks the workers, so that libraries are loaded only once. Each worker computes its
+cells one after the other. Only the parent receives signals, and forwards them to the workers, so
+that a run can save a checkpoint. The workers end when their parent ends, even with kill -9.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Workers:
 
 
 class WorkerError(RuntimeError):
-    """An error of a cell in a worker. Its text is the worker's traceback."""
+    """An error of a cell in a worker, with the worker's traceback as text."""
 
 
 def main() -> None:

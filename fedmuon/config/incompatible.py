@@ -51,7 +51,7 @@ Config = Any  # `fedmuon.config.load.Config`, which imports this module
 
 
 def problems(config: Config) -> Iterator[str]:
-    """Yield an error for each combination of keys in a config that cannot run."""
+    """Yield an error for each combination of keys that makes a config invalid."""
     data, federation = config.data, config.federation
     if federation.per_round > federation.clients:
         yield (
@@ -345,7 +345,7 @@ def _text_problems(config: Config) -> Iterator[str]:
 
 
 def has_no_noise(config: Config) -> bool:
-    """Return whether a private run of this config would release results without noise."""
+    """Return whether a run with this config is private but would release results without noise."""
     privacy = config.privacy
     private = privacy.level == "client" or config.local.recipe in PRIVATE
     return private and not (privacy.noise or privacy.epsilon)

@@ -43,9 +43,9 @@ UNFINISHED = {"unfinished": True}  # do not check combinations, because tables w
 class Config(Table):
     """The checked settings of an experiment. Keys that you do not set have their defaults.
 
-    A config is immutable. It contains the tables of a config file. In Python, a hyphen in a key
-    becomes an underscore: `config.local.aux_lr`. `fedmuon.run` also takes dictionaries, so you need
-    this class only to check or read settings.
+    A config is immutable. A config has the tables of a config file, such as `config.local`. In
+    Python, a hyphen in a key becomes an underscore: `config.local.aux_lr`. `fedmuon.run` also takes
+    dictionaries, so you need this class only to check or read settings.
 
     Attributes:
         data: The samples: their source, number and scaling.
@@ -127,11 +127,14 @@ class Config(Table):
 
     @property
     def given(self) -> UserObjects:
-        """The custom objects that were passed in Python. Config files do not contain them."""
+        """The custom objects that were passed in Python.
+
+        A config file does not contain these objects.
+        """
         return self._given
 
     def with_objects(self, given: UserObjects) -> "Config":
-        """Return a copy of the config with these custom objects.
+        """Return a copy of the config with other custom objects.
 
         Args:
             given: Custom objects that replace built-in names.
@@ -217,8 +220,8 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
 def to_resume(folder: Path) -> Path:
     """Return the path of config.toml in the folder of a run to resume.
 
-    Raise an error if the file is missing. Otherwise, a command with --resume and a wrong path would
-    start a new run with the defaults.
+    Raise an error if the file is missing. With a wrong path and --resume, the command would
+    otherwise start a new run with the defaults.
     """
     if not (file := folder / "config.toml").exists():
         raise InputError(

@@ -1373,7 +1373,7 @@ def _constant(value: float | str) -> float | str:
 
 
 class Stability(Table):
-    """Neighbouring data sets of `fedmuon stability`, and assumptions of its bound."""
+    """Neighbouring data sets and assumptions of the bound in `fedmuon stability`."""
 
     trials: Count = key(
         10, "Number of neighbouring data sets that are tested.", read_if=DRAWN_NEIGHBOURS

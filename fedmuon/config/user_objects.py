@@ -1,6 +1,6 @@
 """Custom objects, at most one of each kind: passed in Python, or named in the config.
 
-A custom object is the value itself, or a function that returns the value. The function receives
+A custom object is the value itself, or a function that returns the value. Such a function receives
 arguments by the names of its parameters. Possible arguments are keys of the object's table, options
 (such as `[local.options]`), and facts about the run, such as the shape of a sample.
 """
@@ -196,7 +196,7 @@ def user_objects(config: Config) -> UserObjects:
 
 @lru_cache(maxsize=8)
 def _checked(config: Config, named: tuple[Named, ...]) -> UserObjects:
-    """Return the objects, after checking that they have a parameter for each key and option."""
+    """Return the objects if they have a parameter for each key and option, else raise an error."""
     own = _with_named(config.given, named)
     for kind, (table, key) in NAMED.items():
         if (found := getattr(own, kind)) is None:
@@ -229,8 +229,8 @@ def _checked(config: Config, named: tuple[Named, ...]) -> UserObjects:
 def _with_named(given: UserObjects, named: tuple[Named, ...]) -> UserObjects:
     """Return the objects passed in Python, together with the objects that the config names.
 
-    The result is cached, so that samples are read only once per run. A later call from Python does
-    not use this cached result, because the objects may have changed.
+    The result is cached, so that samples are read only once per run. Another call from Python does
+    not use this result, because the objects may have changed.
     """
     found = {kind: import_object(name, key) for kind, name, key, _ in named}
     return dataclasses.replace(given, **found) if found else given

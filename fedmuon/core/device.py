@@ -2,10 +2,10 @@
 
 A GPU must finish all its queued work before Python can read a number from it, for example with
 `bool(t)`, `float(t)`, `t.tolist()`, `nonzero` or a mask as an index. To avoid this wait, a round on
-a GPU first assumes the usual case: losses are finite, and Gram matrices are accurate. The round
-collects these conditions as tensors, and checks all of them after its last step. If a condition
-does not hold, the round is computed again, and each condition is checked immediately. Numbers and
-errors are therefore the same as on a CPU.
+a GPU first assumes the usual conditions: losses are finite, and Gram matrices are accurate. The
+round collects these conditions as tensors, and checks all of them after its last step. If a
+condition does not hold, the round is computed again, and each condition is checked immediately.
+Therefore, a GPU returns the same numbers and errors as a CPU would.
 
 A release with secret noise is never repeated or discarded, because the choice would depend on the
 data. A round with secret noise therefore checks each condition immediately, as on a CPU. Only the
@@ -32,10 +32,10 @@ _DOUBTED: set[torch.device] = set()  # devices where a condition failed in the l
 
 @dataclass
 class _Round:
-    """The conditions of one training round.
+    """The conditions that one training round checks.
 
-    If `asks` is true, each condition is checked immediately. Otherwise, the condition is stored in
-    `noted` and checked after the round.
+    If `asks` is true, the conditions are checked immediately. Otherwise, the conditions are stored
+    in `noted` and checked after the round.
     """
 
     asks: bool
@@ -81,7 +81,7 @@ def without_checks() -> Iterator[None]:
 def assumed(device: torch.device) -> bool:
     """Return whether `without_checks` is active and the device is a GPU.
 
-    Conditions on the device are then not computed.
+    In this case, conditions on the device are not computed.
     """
     return _assumed.get() and device.type not in AT_HAND
 
@@ -119,8 +119,9 @@ def with_deferred_checks(device: torch.device, work: Callable[[], Found]) -> Fou
     """Call the function `work`, and check all conditions of this call together at its end.
 
     If a condition does not hold, `work` is called again, and each condition is checked immediately.
-    Both calls compute the same numbers. Later rounds also check immediately, until all conditions
-    of one round hold. Within another `with_deferred_checks`, the function only calls `work`.
+    Both calls compute the same numbers. After this, rounds also check immediately, until all
+    conditions of one round hold. Within another `with_deferred_checks`, the function only calls
+    `work`.
     """
     if device.type in AT_HAND or _round.get() is not None:
         return work()

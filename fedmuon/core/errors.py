@@ -59,7 +59,7 @@ class OwnError(InputError):
 class Interrupted(BaseException):
     """A request to stop the program, for example by Ctrl-C.
 
-    This is not a `KeyboardInterrupt`, because some libraries catch that exception.
+    The class is not derived from `KeyboardInterrupt`, because some libraries catch that exception.
     """
 
     def __init__(self, number: int = signal.SIGINT) -> None:
@@ -313,8 +313,8 @@ def _is_theirs(module: str, file: str) -> bool:
 def _of_kind(kind: type[BaseException]) -> Callable[[str], OwnError]:
     """Return an error class that is both `OwnError` and the error class of the user's code.
 
-    Code that calls fedmuon can therefore still catch the user's own error class, for example if a
-    callback raises it to end a run.
+    Therefore, a callback can end a run with the user's own exception, and the user's code can catch
+    this exception.
     """
     if not issubclass(kind, Exception) or not _is_theirs(str(kind.__module__), ""):
         return OwnError

@@ -82,7 +82,7 @@ def why_and_remedy(error: OSError, path: Path | None = None, elsewhere: bool = T
 def disk_full(path: Path | None = None) -> str:
     """Return the end of an error message about a full disk.
 
-    This text is for files whose place the user cannot choose.
+    The text is for files that the user cannot store elsewhere.
     """
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     return why_and_remedy(error, path, elsewhere=False)
@@ -91,7 +91,7 @@ def disk_full(path: Path | None = None) -> str:
 def regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
     """Open a regular file, and return its file descriptor.
 
-    This function can be the argument `opener` of `open`. A path to another kind of file, such as a
+    `open` accepts this function as the argument `opener`. A path to another kind of file, such as a
     named pipe, is rejected without opening it. If the function creates the file, only the file's
     owner can read the file.
     """
@@ -118,9 +118,11 @@ def regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
 
 
 def require_regular(path: Path) -> Path:
-    """Return the path if it names a regular file. Otherwise, raise an error.
+    """Return the path if it names a regular file.
 
-    Use this function before you pass the path to a library that opens the file.
+    If the path names another kind of file, raise an error.
+
+    Call this function before you pass the path to a library that opens the file.
     """
     os.close(regular(path))
     return path
@@ -160,7 +162,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def append(path: Path, lines: Iterable[str], durable: bool = False) -> None:
-    """Append lines to a file. If this creates the file, only the file's owner can read it.
+    """Append lines to a file. If the function creates the file, only the file's owner can read it.
 
     Args:
         path: The file.
@@ -235,9 +237,9 @@ def sums_of(folder: Path) -> dict[str, str]:
 
 
 def announce(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Add the checksums of files to SHA256SUMS. Call this before writing the files.
+    """Add the checksums of files to SHA256SUMS. Call this function before you write the files.
 
-    Because of this order, no file of a run is ever without a checksum.
+    Therefore, no file of a run is ever without a checksum.
     """
     sums = sums_of(folder) | {name: digest(content) for name, content in contents.items()}
     lines = [f"{value}  {name}\n" for name, value in sorted(sums.items())]

@@ -1,7 +1,7 @@
 """Detection of undeclared state: numbers, arrays and tensors that a custom object changes.
 
-Checkpoints contain only declared state. This module searches the usual places of undeclared state:
-attributes of an object, and variables in the closure of a function.
+Checkpoints contain only declared state. This module searches attributes of objects, and variables
+in closures of functions.
 """
 
 import contextlib

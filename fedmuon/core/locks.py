@@ -2,8 +2,8 @@
 
 The operating system manages the lock (flock), so a lock ends when its process ends or is killed.
 The lock file contains a description of the process that holds the lock. The file is removed when
-the lock is released. The package `filelock` is not sufficient: it does not name the process, and it
-does not detect that the locked folder was replaced.
+the lock is released. The package `filelock` is not sufficient. It does not name the process that
+holds the lock, and does not notice a replaced folder.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Registries of built-in objects, and the import of custom objects that a config names.
 
-A config can name a source, partition, task, recipe, orthogonalizer, aggregator or schedule. Such a
-name is a built-in name, or it has the form `package.module:object` or `./file.py:object`. The name
-`given` means an object that was passed in Python.
+A config can name a source, partition, task, recipe, orthogonalizer, aggregator or schedule. The
+name in the config is a built-in name, or has the form `package.module:object` or
+`./file.py:object`. The name `given` means an object that was passed in Python.
 """
 
 import ast
@@ -223,7 +223,10 @@ def stamp(file: Path) -> Stamp:
 
 
 def _read_module(path: Path) -> ModuleType:
-    """Import a file as a module. Import it again only if the file or a local import has changed."""
+    """Import a file as a module.
+
+    The file is imported again only if the file or a local import has changed.
+    """
     name = f"fedmuon_own_{sha256(str(path).encode()).hexdigest()[:12]}"
     now = stamp(path)
     if name in sys.modules and getattr(sys.modules[name], "__fedmuon_stamp__", None) == now:
@@ -308,9 +311,8 @@ def make(found: Any, known: Mapping[str, Any], values: tuple[type, ...] = ()) ->
     """Return the object itself if it is a value, or the value that it returns when it is called.
 
     `known` contains the facts, such as the seed, by parameter name. An object of one of the types
-    `values` is a value. A function that needs further arguments is itself the value, and its
-    parameters that are facts are set. Any other function is called with only the facts, and returns
-    the value.
+    `values` is a value. A function that needs further arguments is a value, too. Its parameters
+    that are facts are set. Any other function is called with only the facts, and returns the value.
     """
     if isinstance(found, values) or not callable(found) or _is_module(found):
         return found
@@ -376,7 +378,7 @@ def _is_module(found: Any) -> bool:
 def require_callable(found: Any, kind: str, wanted: str) -> Any:
     """Return the object if it can be called.
 
-    Otherwise, raise an error whose text `wanted` tells which objects are possible.
+    Otherwise, raise an error that names the objects in `wanted` as possible objects.
     """
     if not callable(found):
         raise unfit(found, kind, wanted)

@@ -2,8 +2,8 @@
 
 Work is divided into pieces, and each piece runs in one thread. The pieces depend only on the size
 of the work. Within a piece, torch uses only one thread. Otherwise, torch's threads would wait for
-each other, which takes several times as long on a busy machine. The thread that divides the work
-also computes pieces. A piece can itself be divided into pieces.
+each other, and work would be several times slower on a busy machine. The thread that divides the
+work also computes pieces. A piece can itself be divided into pieces.
 """
 
 import atexit
@@ -67,8 +67,8 @@ def parts(size: int, count: float) -> list[slice]:
 class Turns:
     """A fixed order in which several threads add their results, as a single thread would.
 
-    Each piece of work has a number. A piece waits only for pieces with smaller numbers, so no
-    deadlock occurs.
+    Each piece of work has a number, and adds its results after all pieces with smaller numbers. A
+    piece never waits for a piece with a larger number, so no deadlock occurs.
     """
 
     def __init__(self) -> None:
@@ -169,8 +169,8 @@ def without_autocast() -> Iterator[None]:
 class _Job:
     """The pieces of work of one `spread` call. Several threads take these pieces one by one.
 
-    Helper threads do not inherit torch's settings. They copy the settings from the thread that
-    creates the job: autocast, inference mode, and whether subnormal numbers become 0.
+    Helper threads do not inherit torch's settings. A helper thread copies the settings of the
+    thread that creates the job: autocast, inference mode, and whether subnormal numbers become 0.
     """
 
     def __init__(self, pieces: Sequence[Callable[[], Any]], crew: _Crew) -> None:
@@ -257,7 +257,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _offer(job: _Job) -> None:
-    """Let one more helper thread take part in the job as soon as a helper thread is idle."""
+    """Let one more idle helper thread compute pieces of the job."""
     held = _helpers[0]
     with held.lock:
         while len(held.threads) < job.crew.size - 1:

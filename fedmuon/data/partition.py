@@ -95,7 +95,7 @@ def shards(per_client: int = 2) -> Partition:
 
 @PARTITIONS.add("quantity")
 def quantity(alpha: float, minimum: int) -> Partition:
-    """Return a partition with client sizes from Dir(alpha 1_N) and at least `minimum` samples each.
+    """Return a partition with random client sizes, Dir(alpha 1_N), of at least `minimum` samples.
 
     Labels have no effect.
     """
@@ -214,8 +214,8 @@ def _by_class(labels: np.ndarray) -> list[np.ndarray]:
 def _deal_evenly(labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
     """Assign the samples to the clients in turn, class after class, in random order within a class.
 
-    The number of samples, and the number of samples of each class, differs by at most one between
-    clients.
+    Clients differ by at most one in their number of samples, and in their number of samples of each
+    class.
     """
     order = np.concatenate([rng.permutation(members) for members in _by_class(labels)])
     client = np.empty(len(labels), np.int64)
@@ -254,8 +254,8 @@ def _fill_up(
 ) -> np.ndarray:
     """Move random samples, in place, from the largest clients to clients below the minimum.
 
-    The code finds the highest level tau >= minimum such that the samples above tau are enough for
-    all clients below the minimum. The largest clients give away their samples above tau, and end
+    The level tau >= minimum is the highest level with enough samples above tau to fill up all
+    clients. The largest clients give their samples above tau to clients below the minimum, and end
     with tau or tau + 1 samples.
     """
     sizes = np.bincount(client, minlength=clients)

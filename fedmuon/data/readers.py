@@ -1,6 +1,6 @@
 """Readers of all data sources: bundled, generated, in local files, or on the Hugging Face hub.
 
-This file starts with the readers of images. Files are read as data only, so no file can make a
+The readers of images come first in this file. Files are read as data only, so no file can make a
 reader run code. `READERS` lists the reader of each source. `read_mapped` saves a source to a cache,
 so that several processes can share its arrays as memory maps.
 """

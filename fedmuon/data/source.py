@@ -55,7 +55,7 @@ class Source:
     def with_public_center(self, count: int) -> "Source":
         """Subtract the mean of the last `count` samples of the official test part from all samples.
 
-        These `count` samples count as public and are removed from the source.
+        The source no longer contains these `count` samples, which count as public.
 
         Raises:
             InputError: If the official test part is missing or has too few samples.
@@ -132,9 +132,9 @@ def flat_rows(
     """Flatten all samples, or the samples with the indices `chosen`, to the rows of a matrix.
 
     Each row is scaled independently of the others. `pixels` divides uint8 images by 255, in
-    float32, and leaves other values unchanged. `tokens` converts to float32, which represents
-    integers below 2^24 exactly. For other values of `normalize`, see `unit_rows`. Before this, the
-    vector `center` [d] is subtracted. It has the scale of the values that `pixels` returns.
+    float32, leaves other values unchanged, and then subtracts the vector `center` [d]. `tokens`
+    converts to float32, which represents integers below 2^24 exactly. For other values of
+    `normalize`, see `unit_rows`.
     """
     if normalize not in (PIXELS, TOKENS):
         return unit_rows(raw, normalize, chosen, center)

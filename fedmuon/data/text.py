@@ -30,8 +30,8 @@ def pydoc(context: int = 64) -> Source:
     """Read the help texts of Python's `help()` topics as windows of T + 1 tokens.
 
     The topics are divided into ten groups of about the same length, and the label is the number of
-    the group. Topics quote each other, so repeated paragraphs are removed. Otherwise, the same text
-    could be in both the train part and the test part.
+    the group. Topics quote each other, so repeated paragraphs are removed. Otherwise, training and
+    test samples could contain the same text.
     """
     # Imported here: these are 500 kB of text, which only this source needs.
     from pydoc_data import topics
@@ -411,8 +411,8 @@ def make_text(
 ) -> list[Path]:
     """Write synthetic files of tables, with one or two sentences about each table.
 
-    The names of the files begin with made-up-train, made-up-dev and made-up-test. Each table is in
-    only one file.
+    The names of the files begin with made-up-train, made-up-dev and made-up-test. No table is in
+    two files.
 
     Args:
         folder: The output folder.

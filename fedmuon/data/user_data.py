@@ -459,7 +459,7 @@ def _arrays(
 def digest(source: Source) -> str:
     """Return a hash of all samples.
 
-    A resumed run checks by this hash that its data are unchanged.
+    A resumed run compares this hash to check that its data are unchanged.
     """
     found = hashlib.sha256()
     for array in (source.inputs, source.labels):
@@ -473,8 +473,8 @@ def npz(
 ) -> Source:
     """Read an .npz file with an array of inputs and an array of labels.
 
-    If `client` is set, it is the name of an array with the owner of each sample. The partition
-    `column` uses this array.
+    `client`, if set, is the name of an array with the owner of each sample. The partition `column`
+    uses this array.
     """
     path = _file(folder, "npz")
     try:
@@ -490,7 +490,7 @@ def npz(
 def comma_separated(folder: str = "", label: str = "label", client: str = "") -> Source:
     """Read a .csv file with a column of labels and columns of inputs, named in the first line.
 
-    If `client` is set, it is the name of the column with the owner of each sample.
+    `client`, if set, is the name of the column with the owner of each sample.
     """
     path = _file(folder, "csv")
     try:
@@ -506,7 +506,7 @@ def comma_separated(folder: str = "", label: str = "label", client: str = "") ->
 
 
 def parquet(folder: str = "", label: str = "label", client: str = "") -> Source:
-    """Read a .parquet file with the same columns as a .csv file. This requires pyarrow."""
+    """Read a .parquet file with the same columns as a .csv file. The reader requires pyarrow."""
     path = _file(folder, "parquet")
     try:
         # Imported here: pyarrow is optional.

@@ -8,10 +8,10 @@ the protected unit, which is an example or a client:
   public probability. The schedule of clients is public, so it does not amplify privacy.
 - `PerClient`: A round makes one release, which protects each whole client. In Poisson cohorts, all
   clients are sampled with the same probability K / N, so one account, `EVERYONE`, is valid for
-  every client. This account contains one release per round. In all other cases (a public schedule,
-  local trust, distributed trust), each client has its own account. The client's account contains
-  one release, with sampling probability 1, for each of the client's rounds. With distributed trust,
-  only the noise shares of the clients assumed to be honest count.
+  every client. The account `EVERYONE` contains one release per round. In all other cases (a public
+  schedule, local trust, distributed trust), each client has its own account. The client's account
+  contains one release, with sampling probability 1, for each of the client's rounds. With
+  distributed trust, only the noise shares of the clients assumed to be honest count.
 
 A round is written to the ledger before it starts.
 """
@@ -290,7 +290,8 @@ def with_noise(
     """Set the smallest noise that keeps every client within [privacy] epsilon.
 
     Args:
-        config: The config. If it sets both a noise and an epsilon, the noise must meet epsilon.
+        config: The config. If the config sets both noise and epsilon, the noise must be large
+            enough for epsilon.
         experiment: The run before its noise is known.
         sizes: Number of samples of each client [N].
         params: The model's parameters.
@@ -374,8 +375,8 @@ def _spent_at_most(unit: PerExample | PerClient, blocks: int, delta: float, cut:
 def _left_by_cuts(mechanism: Mechanism | None, delta: float, cut: float, epsilon: float) -> float:
     """Return the part of delta that remains for the releases.
 
-    The other part of delta covers the probability that a lot is cut. Raise an error if less than
-    half of delta remains. Rounds that are repeated after an interruption use up more of delta.
+    The rest of delta covers the probability that a lot is cut. Raise an error if less than half of
+    delta remains. Rounds that are repeated after an interruption reduce the remaining delta.
     """
     left = delta_left(delta, cut, epsilon)
     if cut and mechanism is not None and left < max(delta / 2, LEAST_DELTA):
@@ -397,10 +398,9 @@ def require_counted(
     delta: float,
     tensors: Sequence[Tensor],
 ) -> None:
-    """Raise an error if the privacy accountant cannot account for these releases.
+    """Raise an error if the accountant cannot compute the privacy of these releases.
 
-    An error is also raised if these releases draw noise on a lattice (a grid of numbers) and the
-    lattice is not possible for this noise.
+    Also raise an error if the releases draw noise on a grid of numbers that is not possible.
     """
     counted, shared = 1.0, False
     if isinstance(released, ClientLevel):  # noise shares have another lattice
@@ -436,16 +436,17 @@ def _too_little(released: Mechanism | ClientLevel) -> str:
 
 
 def protected(config: Config, sizes: np.ndarray, mechanism: Mechanism | None = None) -> float:
-    """Return the number of clients or examples that privacy protects, to choose delta.
+    """Return the number of protected clients or examples, from which delta is chosen.
 
-    With client-level privacy, the result is a number of clients. Otherwise, it is the number of
-    examples of one client.
+    With client-level privacy, the result is the number of clients. Otherwise, the result is the
+    number of examples of one client.
 
     Args:
-        config: The config. It may set a public population of examples.
+        config: The config. A public population of examples in the config is the result.
         sizes: Number of samples of each client [N]. Without a public population, the function
             returns the size of the largest client.
-        mechanism: The user's own mechanism. Its public population overrides that of the config.
+        mechanism: The user's own mechanism. Its public population overrides the population in the
+            config.
     """
     if config.privacy.level == "client":
         return float(config.federation.clients)

@@ -2,7 +2,7 @@
 
 Algorithm 1 of the Stability note is a deterministic program once every random draw is fixed. The
 final model X^R is then a function of w, the weights of the samples in the gradients of their
-clients. This function is smooth where the orthogonalizer is smooth. For several directions V at
+clients. The function is smooth where the orthogonalizer is smooth. For several directions V at
 once, one pass from the last round to the first round computes
 
     <V, dX^R / dw_z>
@@ -12,7 +12,7 @@ samples with weight 0.
 
 Each round is computed again from the server's state at the start of the round. Autograd then
 propagates the adjoints of the server's model X and momentum M (if there is one) backwards through
-the round. The memory is that of 2 sqrt(R) server states and one round.
+the round. The required memory is that of 2 sqrt(R) server states and one round.
 """
 
 import dataclasses
@@ -67,7 +67,7 @@ class Weighted(Batch):
 class Differentiable:
     """A task whose gradient can be differentiated with respect to the sample weights.
 
-    This class wraps another task. `directions` is the number of reverse passes that run together.
+    The object wraps another task. `directions` is the number of reverse passes that run together.
     """
 
     task: Task
@@ -158,7 +158,8 @@ def _of_network(
 ) -> tuple[Params, Tensor]:
     """Return the derivatives of the scalar product of a client's gradient and `towards`.
 
-    They are with respect to the parameters, and to the weights of the n samples and P candidates.
+    The derivatives are with respect to the parameters, and to the n + P weights of samples and
+    candidates.
     """
     task = what.task
     assert isinstance(task, NetworkTask)
@@ -197,8 +198,8 @@ class Pulled(NamedTuple):
 
     Each derivative is <V, dX^R / dw>, where V is one of k directions, X^R is the final model and w
     is the weight of a sample. `own` [k, b] contains the derivatives for the b samples in `rows`. If
-    `rows` is None, these are all samples of the client. `others` [k, P] contains the derivatives
-    for the P candidates that may replace a sample.
+    `rows` is None, `own` contains all samples of the client. `others` [k, P] contains the
+    derivatives for the P candidates that may replace a sample.
     """
 
     client: int
@@ -243,7 +244,7 @@ def pulled_back(
 
     The derivatives are with respect to the weights of the samples. `towards` contains the k
     directions. The function `others` returns the candidates of a client, which may replace one of
-    the client's samples. The function `heard` is called after each round.
+    the client's samples. The function `heard` is called after each round has been processed.
     """
     adjoint: Tree = {("params", name): value for name, value in towards.items()}
     count = len(next(iter(towards.values())))

@@ -202,8 +202,8 @@ def _joint_block(config: Config, task: Task) -> frozenset[str] | None:
 def _is_centred(config: Config, task: Task) -> bool:
     """Return whether the rows of every momentum sum to 0.
 
-    The gradients of a softmax and their weighted sums have this property. Noise destroys the
-    property, and so do aggregates that select single entries from several clients.
+    The gradients of a softmax and their weighted sums have rows with sum 0. Noise destroys this
+    property. Aggregates that select single entries from several clients destroy it, too.
     """
     summed = config.federation.aggregate in ("mean", "by-samples")
     whole = config.compression.uplink == config.compression.downlink == "none"
@@ -217,7 +217,7 @@ def user_map(config: Config) -> Orthogonalizer | None:
 
 
 def routes(network: nn.Module, rule: str, qkv: str = "split") -> RoutingTable:
-    """List every parameter with its shape, its matrix view [out, -1] and its optimizer.
+    """List every parameter with its shape, its shape as a matrix [out, -1] and its optimizer.
 
     You can print the result. The rule `hidden` assigns vectors, embeddings, norms, and the first
     and last layer to the auxiliary optimizer. If no matrix is left for Muon, Muon updates the
@@ -234,8 +234,8 @@ def routes(network: nn.Module, rule: str, qkv: str = "split") -> RoutingTable:
 def matrix_counts(network: nn.Module, rule: str, qkv: str = "split") -> dict[str, int]:
     """Return the number of matrices into which each parameter is split for orthogonalization.
 
-    The number is 0 if the auxiliary optimizer updates the parameter. Otherwise it is 1, or more for
-    a fused projection. Raise an error if the rule finds no matrix.
+    The number is 0 if the auxiliary optimizer updates the parameter. The number is 1 for an
+    ordinary matrix, and larger for a fused projection. Raise an error if the rule finds no matrix.
     """
     table = routes(network, rule, qkv)
     found = {one.name: one.matrices[0] if one.matrices else 0 for one in table}
@@ -321,7 +321,7 @@ def _require_personal(config: Config, recipe: Recipe, task: Task) -> None:
 
 
 def _require_public(config: Config, recipe: Recipe) -> None:
-    """Raise an error if a private recipe reveals more than the ledger counts."""
+    """Raise an error if a private recipe would reveal more than the ledger counts."""
     tuned = config.output.fine_tune if reads(config, "output.fine-tune") else 0
     if tuned and (recipe.private or PERSONAL in recipe.persistent or recipe.direction):
         why = (
@@ -425,8 +425,8 @@ def _map_for(config: Config, mine: Any) -> dict[str, Orthogonalizer]:
     """Return the argument `orthogonalizer` for a custom recipe that has this parameter.
 
     The argument is the custom orthogonalizer, or the built-in orthogonalizer that the config names.
-    If no key of [orthogonalizer] is set, the default in the recipe's signature is used, if there is
-    one. Raise an error if [orthogonalizer] is set but the recipe has no such parameter.
+    If no key of [orthogonalizer] is set, a default in the recipe's signature is used. Raise an
+    error if [orthogonalizer] is set but the recipe has no such parameter.
     """
     table, keys = config.orthogonalizer, []
     for name in NEEDS["orthogonalizer"]:

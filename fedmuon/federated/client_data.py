@@ -216,7 +216,7 @@ def _partition_guard(config: Config) -> AbstractContextManager[None]:
 
 
 def _index_arrays(config: Config) -> tuple | list | None:
-    """Return the user's partition if it consists of index arrays. Otherwise, return None."""
+    """Return the user's partition if it consists of index arrays, otherwise None."""
     found = user_objects(config).partition
     with _partition_guard(config):
         return found if isinstance(found, tuple | list) else None
@@ -338,8 +338,7 @@ class Shard:
 
     Attributes:
         data: The samples, and their replacements if there are any.
-        position: The positions of the replaced samples, stored on the CPU so that no GPU
-            synchronization is needed.
+        position: The positions of the replaced samples, on the CPU to avoid waiting for the GPU.
         test: The client's own test samples, if any.
     """
 

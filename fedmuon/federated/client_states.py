@@ -1,9 +1,10 @@
 """Client states that are stored between the rounds in which a client takes part.
 
 A state is identified by its client and by the round in which the client took part. In round r, a
-client uses the newest state of an earlier round. A repeated round and a resumed run therefore read
-the same state again. Files are never changed. Before a checkpoint, all states that are not yet in a
-file are written to one new file. A file is deleted when no checkpoint needs any of its states.
+client uses the newest state of an earlier round. Repeated rounds and resumed runs therefore use the
+same states as the first attempt. Files are never changed. Before a checkpoint, all states that are
+not yet in a file are written to one new file. A file is deleted when no checkpoint needs any of its
+states.
 
 Memory contains the states that are not yet in a file, and the states that were read most recently,
 up to a budget in bytes. If the budget is too small, states are written early. Memory therefore does
@@ -118,7 +119,7 @@ class ClientStates:
     def commit(self, round: int) -> None:
         """Drop states that neither this round's checkpoint nor the previous checkpoint needs.
 
-        Call this after the checkpoint is written.
+        Call this method after the checkpoint is written.
         """
         self.checkpoints = (*self.checkpoints[-1:], round)
         for client in list(self._several):
@@ -192,7 +193,7 @@ class ClientStates:
                 self.folder.rmdir()
 
     def _prune(self, client: int) -> None:
-        """Drop a client's states, except the newest states and those that checkpoints need."""
+        """Drop a client's states, except its newest states and the states that checkpoints need."""
         rounds = self._rounds[client]
         needed = {self.last_round(client, one) for one in self.checkpoints} | {rounds[-1]}
         for one in rounds:
