@@ -19,7 +19,7 @@ def _training() -> Any:
 
 
 def query(message: Message, context: Context) -> Message:
-    """Reply with this node's partition number, which the random node id does not show."""
+    """Reply with this node's partition number, which the random node id does not contain."""
     return answer(message, {"who": ConfigRecord({"partition": partition(context)})})
 
 

@@ -19,7 +19,7 @@ Fetch = Callable[[], UserObjects]
 
 
 def nothing() -> UserObjects:
-    """Return no custom objects, for runs whose config names everything that a client needs."""
+    """Return no custom objects, because the config names everything that a client needs."""
     return NOTHING
 
 

@@ -4,9 +4,9 @@ In a simulation, the server stores the states of all clients. In a deployment, e
 states of its client on its disk.
 
 A state is identified by the last round in which the client took part. The server sends the round of
-the required state, and the checkpoints to which the server may return. A resumed run therefore
-reads the states of its checkpoint. If a node does not have the required state, the node reports an
-error and never starts from a new state.
+the required state, and the rounds of its checkpoints. A resumed run therefore reads the states of
+its checkpoint. If a node does not have the required state, the node reports an error and never
+starts from a new state.
 
 Each run has a unique id, so a run never reads the states of another run, even with the same config.
 When a node starts another run, the node removes states that were not used for a week.

@@ -93,7 +93,7 @@ def mask_reply(recipe: Recipe, reply: Reply, message: Message, context: Context)
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Within this block, end the process if the message takes longer than its time to live.
+    """End the process if this block takes longer than the time to live of the message.
 
     A simulation waits for its workers. Without this limit, a client that hangs would block the
     simulation. The limit works even if Python hangs.
@@ -161,7 +161,7 @@ def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Mess
     """Evaluate the model on this client's samples, and reply with losses and metrics per replica.
 
     Raises:
-        InputError: If the run is private, because the ledger would not count the measurement.
+        InputError: If the run is private, because the ledger does not count an evaluation.
     """
     number = partition(context)
     with distrusted():

@@ -97,7 +97,7 @@ class RunAuditResult:
         path: The run folder. The secret coins are stored next to it, in `NAME-coins`.
         epsilon: The epsilon of the run's ledger.
         epsilon_at_least: The largest lower bound on epsilon that uses only the guess counts.
-        declared: A lower bound that trusts the declared mechanism, except for its noise level.
+        declared: A lower bound that assumes the declared mechanism, but not its noise level.
         below: Whether both lower bounds are at most the epsilon of the ledger. False refutes the
             epsilon of the ledger.
         canaries: Number of canaries.
@@ -239,7 +239,7 @@ def answer_of_bins(
     correlation: tuple[int, tuple[float, bool], int],
     trials: int,
 ) -> dict[str, Any]:
-    """Return two epsilons: for secret balls-in-bins lots, and for the same lots in a public order.
+    """Return the epsilons of secret balls-in-bins lots and of the same lots in a public order.
 
     `correlation` describes the noise by its band, its momentum and its number of buffers.
     """
@@ -552,9 +552,9 @@ def audit(
         trials: Number of runs with the canary. The number of runs without the canary is the same.
             The default is 100,000, or 2,000 for `code="release"`.
         seed: Random seed of the trials.
-        code: "projected" draws only the component of each release along the canary, which tests the
-            accountant. "release" takes real private steps of a small network, which tests the
-            training code.
+        code: The part under test. "projected" tests the accountant: it draws only the component of
+            each release along the canary. "release" tests the training code: it takes private steps
+            of a small network.
 
     Returns:
         The lower bounds and the epsilons that the accountant claims.

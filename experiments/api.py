@@ -558,7 +558,7 @@ def compare(
         runs: Results and folders in one list, or lists under your own labels, such as
             `{"mine": [...], "theirs": [...]}`. If a folder is not a run folder, the runs directly
             inside it are compared.
-        more: Not allowed. It exists only so that the error message can ask for one list.
+        more: Not allowed. If it is given, the error message asks for one list.
 
     Returns:
         The rows, the curves, and the damaged runs that were left out.

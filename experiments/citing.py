@@ -1,7 +1,8 @@
 """References for the methods, data and software that a run used, as BibTeX.
 
 `references.bib` contains the entries. The tables in this module map each value of a config key to
-its entries. A method without an entry, such as plain SGD or your own method, has no reference.
+its BibTeX entries. A method without an entry, such as plain SGD or your own method, has no
+reference.
 """
 
 import re

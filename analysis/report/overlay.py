@@ -151,5 +151,5 @@ def _panel(runs: Sequence[DrawnRun], measure: str) -> dict[str, Any]:
 
 
 def _extent(text: str) -> float:
-    """Return the width of a number on a narrow screen, in the length unit of the figure."""
+    """Return the width of a printed number on a narrow screen, in the length unit of the figure."""
     return LETTERS * sum(ADVANCE.get(one, DIGIT) for one in text)

@@ -1,4 +1,4 @@
-"""Estimates with intervals, the verdict on each claim, and the next step for an open claim.
+"""Estimates with intervals, verdicts on claims, and commands that would decide open claims.
 
 Verdicts
 --------
@@ -21,11 +21,10 @@ Next steps
 The report shows a command that would decide an open claim, at full scale or with more seeds. If no
 built-in suite can decide the claim, the report shows the reason instead.
 
-The number of seeds follows from the length of the interval. The interval of n seeds is Student's
-interval, whose length is proportional to t(n) / sqrt(n). Here t(n) is the 97.5% quantile of
-Student's distribution with n - 1 degrees of freedom. Let the interval of an effect be its value
-± h, and let d be the distance from the effect to an end of the interval A. The claim needs an n for
-which the interval is d / h times as long.
+The required number of seeds n follows from the length of Student's interval, which is proportional
+to t(n) / sqrt(n). Here t(n) is the 97.5% quantile of Student's distribution with n - 1 degrees of
+freedom. Let the interval of an effect be its value ± h, and let d be the distance from the effect
+to an end of the interval A. The claim needs an n for which the interval is d / h times as long.
 """
 
 import math
@@ -436,7 +435,7 @@ class Claim:
 
     @cached_property
     def worst(self) -> int | None:
-        """Index of the place whose interval exceeds the range of the rule by the largest amount.
+        """Index of the place whose interval lies furthest outside the range of the rule.
 
         If some places refute the claim, only these places are considered. If the claim is open and
         some places have no interval, the index is that of the first place without an interval.

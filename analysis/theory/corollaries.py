@@ -1,4 +1,4 @@
-"""Bounds that follow from a certificate: corollaries, rates, and certified unlearning.
+"""Bounds that follow from the stability of a run: corollaries, rates, and certified unlearning.
 
 Corollaries
 -----------
@@ -10,7 +10,7 @@ take part in each round. `smoothed_polar` (Corollary D.2), `newton_schulz` (D.5)
 `gaussian_smoothed_sign` (D.11) look up the constant L of their orthogonalizer and call `theorem`.
 `theorem` combines Theorem 4.1 with Corollary 4.2 (full batches), Corollary 4.3 (random
 participation) or Theorem J.1 (known batches). `full_participation` (Corollary K.2) and
-`partial_participation` (K.3) return the bound for equal clients as a rate.
+`partial_participation` (K.3) return the bound and its rate for equal clients.
 
 Certified unlearning by output perturbation
 -------------------------------------------
@@ -40,7 +40,7 @@ directions, if and only if
     Phi(d/(2 sigma) - epsilon sigma/d) - e^epsilon Phi(-d/(2 sigma) - epsilon sigma/d) <= delta
 
 (Balle and Wang 2018, Theorem 8). The left side rises with d/sigma. The statement is about real
-numbers: sigma must not depend on the samples, and the low bits of floating point are not covered.
+numbers and does not cover rounding errors. sigma must not depend on the samples.
 """
 
 import math
@@ -664,7 +664,7 @@ def removal(certificates: np.ndarray, sizes: np.ndarray, leaving: Mapping[int, i
 def indistinguishable(shift: float, epsilon: float) -> float:
     """Return the delta at which two unit Gaussians are (epsilon, delta)-indistinguishable.
 
-    The distance of the Gaussians is `shift` = d/sigma. The result is the smallest such delta, the
+    The distance of the Gaussians is `shift` = d/sigma. The result is the smallest such delta: the
     left side of the inequality in the module docstring. Let a = shift/2 - epsilon/shift and b = a -
     shift. Then phi(a) = e^epsilon phi(b), so delta is phi(a) times the difference of Mills' ratios
     at -a and -b. This form of the formula loses no significant digits.

@@ -64,10 +64,10 @@ As (a + b)^2 <= 2 a^2 + 2 b^2, (s + t)^2 (||X - Y||^2 + w^2)
 
 Maps near the polar factor
 --------------------------
-The Stability note bounds the distance of Newton-Schulz from the polar factor (Proposition D.4), but
-does not use this bound. This section uses this bound in the recursion. A run uses the map T. A
-second run uses a map S in place of T, with the same samples, schedule and batches. The second run
-has momenta M~. S is L-Lipschitz. T needs no Lipschitz constant. Only the errors
+Proposition D.4 of the Stability note bounds the distance of Newton-Schulz from the polar factor.
+This section uses this bound in the recursion. A run uses the map T. A second run uses a map S in
+place of T, with the same samples, schedule and batches. The second run has momenta M~. S is
+L-Lipschitz. T needs no Lipschitz constant. Only the errors
 
     e_t = ||T(M_t) - S(M_t)||_F
 
@@ -82,8 +82,8 @@ the contribution of a replaced sample. Averaging is convex, so
 bound does not go to 0 with 1/n_i. No better bound is possible in general, because T may be the
 exact sign (Stability note, Proposition D.6).
 
-*From one run only.* D(Z') requires the run of the neighbour. A bound without this run exists for
-spectral T and S: the error is then a function of singular values. If ||M - M'||_F <= m, Weyl's
+*From one run only.* D(Z') requires the run of the neighbour. This run is not needed if T and S are
+spectral maps, because the error is then a function of singular values. If ||M - M'||_F <= m, Weyl's
 inequality shows that the singular values of M' are within m of the singular values of M. Let e*(m)
 be the largest error over all singular values in this range (`furthest`). Then
 
@@ -104,7 +104,7 @@ Newton-Schulz maps, whose own constants are infinite or too large to be useful. 
 a tube that is the same for all data sets. This certificate does not require a tube. You may try
 several S if you add their failure probabilities. Nothing is added if you choose S before the sample
 is drawn. For S = 0, the second model does not move, so L = 0 and D is the length of the path of T.
-The resulting bound does not use stability at all. It is a baseline for other bounds.
+The resulting bound does not use stability, and serves as a baseline for other bounds.
 """
 
 import math

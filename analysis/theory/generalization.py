@@ -18,13 +18,13 @@ the loss by at most eps_i each, which gives the term 2 eps_i. Given all samples 
 is independent of z_a, so E[g_a | others] = 0. Replacing sample b of client j moves g_a by at most 2
 eps_j.
 
-*Tool 1, k(r).* If replacing coordinate j moves H by at most c_j, McDiarmid's inequality gives
-P(|H - EH| >= t) <= 2 exp(-2 t^2 / C^2), C^2 = sum c_j^2. Integrating r t^(r-1) against this tail
-gives E|H - EH|^r <= 2 Gamma(r/2 + 1) (C^2 / 2)^(r/2), that is ||H - EH||_r <= k(r) C. With
+*The moment bound k(r).* If replacing coordinate j moves H by at most c_j, McDiarmid's inequality
+gives P(|H - EH| >= t) <= 2 exp(-2 t^2 / C^2), C^2 = sum c_j^2. Integrating r t^(r-1) against this
+tail gives E|H - EH|^r <= 2 Gamma(r/2 + 1) (C^2 / 2)^(r/2), that is ||H - EH||_r <= k(r) C. With
 m = r/2 >= 1, 2 Gamma(m + 1) <= 2 m^m <= (2m)^m. Hence k(r) <= sqrt(r / 2), with equality at r = 2.
 
-*Tool 2.* Rio's inequality: martingale differences satisfy ||sum X_j||_r^2 <= (r-1) sum ||X_j||_r^2
-for r >= 2. Sums of independent centred terms are a special case. The proof applies this inequality
+*Rio's inequality.* Martingale differences satisfy ||sum X_j||_r^2 <= (r-1) sum ||X_j||_r^2 for r >=
+2. Sums of independent centred terms are a special case. The proof applies Rio's inequality
 conditionally on the other blocks. Minkowski's inequality in L_{r/2} then removes the condition.
 
 *The dyadic tree.* Pad the number of samples to 2^J, 2^(J-1) < n <= 2^J. At level l the samples form
@@ -32,26 +32,26 @@ blocks of 2^l samples. Let g_a^l = E[g_a | z_a, all samples outside the block of
 telescoping sum of E[g_a | z_a] and J differences D_a^l = g_a^l - g_a^(l+1).
 
 - E[g_a | z_a] is a constant minus a number in [0, B]. These terms are independent, centred and in
-  an interval of length B. Tool 1 with c_a = w_a B gives k(r) B (sum w_a^2)^(1/2) =
+  an interval of length B. The moment bound with c_a = w_a B gives k(r) B (sum w_a^2)^(1/2) =
   k(r) B / sqrt(n_eff).
 - Given all samples outside the block B of a, the D_a^l with a in B are functions of one coordinate
   each. Hence they are independent, and they are centred because E[g_a | others] = 0. Given z_a and
   all samples outside the parent block, D_a^l is a function of the sibling block B* minus its mean.
-  So tool 1 bounds D_a^l by k(r) A_{B*} with A_B = (sum_{b in B} 4 eps^2)^(1/2). By tool 2, the
-  block contributes sqrt(r-1) k(r) W_B A_{B*}, with W_B = (sum_B w_a^2)^(1/2). By Cauchy-Schwarz
-  over siblings, then over parents, a level contributes at most sqrt(r-1) k(r) W A, with W A = 2 S
-  over all samples.
+  So the moment bound limits D_a^l to k(r) A_{B*} with A_B = (sum_{b in B} 4 eps^2)^(1/2).
+  By Rio's inequality, the block contributes sqrt(r-1) k(r) W_B A_{B*}, with
+  W_B = (sum_B w_a^2)^(1/2). By Cauchy-Schwarz over siblings, then over parents, a level contributes
+  at most sqrt(r-1) k(r) W A, with W A = 2 S over all samples.
 
 *The tail.* P(X >= delta^(-1/r) ||X||_r) <= delta for every r fixed before the data are drawn.
 
-**Values of `c_hp`.** `sharp` is the bound above with the best r. `explicit` uses
+**Values of `c_hp`.** `sharp` uses the bound above with the best r. `explicit` uses
 r = max(2, ln(1/delta)), where delta^(-1/r) <= e, with k(r) <= sqrt(r/2) and sqrt(r-1) <= sqrt(r).
-Its first term uses sqrt(r) in place of sqrt(r/2), which is the value that tool 2 alone would give:
+Its first term uses sqrt(r) in place of sqrt(r/2), the value that follows from Rio's inequality:
 
     gap <= 2 sum p_i eps_i + e [B sqrt(r / n_eff) + sqrt(2) r J S].
 
-`variance` is explained in the next section. If `c_hp` is a number, it is the C_hp in H of the
-Stability note, eq. (10). No proof covers this choice.
+`variance` is explained in the next section. If `c_hp` is a number, it replaces C_hp in H of the
+Stability note, eq. (10). No proof covers a given number.
 
 By variance
 -----------
@@ -75,10 +75,10 @@ d_1 + d_2 + d_3:
 remaining differences, which the tree bounds. Each inequality gets its own share of delta.
 
 *A tree of m branches.* Pad the number of samples to m^J. D_a^l is now a function of the m - 1
-siblings of the block of a, so A_{B*}^2 is the sum of the squares of these siblings. Summed over the
-blocks B of one parent,
-sum W_B A_{B*} <= (sum W_B^2)^(1/2) (sum A_{B*}^2)^(1/2) = W (m - 1)^(1/2) A of the parent. So a
-level costs (m - 1)^(1/2) times as much as in the dyadic tree, and there are ceil(log_m n) levels.
+siblings of the block of a, so A_{B*}^2 is the sum of A^2 over these siblings. Summed over the
+blocks B of one parent, sum W_B A_{B*} <= (sum W_B^2)^(1/2) (sum A_{B*}^2)^(1/2) = W (m - 1)^(1/2) A
+of the parent. So a level costs (m - 1)^(1/2) times as much as in the dyadic tree, and there are
+ceil(log_m n) levels.
 
 *Bernstein.* E[g_a | z_a] is a constant minus h(z_a), h(z) = E loss(A(S), z), as S^a is independent
 of z_a and has the law of S. With v = sum_a w_a^2 Var h(z_a), the sum of all terms is at most
@@ -97,8 +97,8 @@ E N_t <= N_t + C (L_3 / 2)^(1/2), except with probability d_3. The Efron-Stein i
 Var N_t <= C^2 / 4. So E N^2 = (E N_t)^2 + Var N_t - t^2 <= s^2.
 
 `by_variance` uses d = (0.75, 0.15, 0.1) delta, the best r, m up to 64, and the t that is best for
-N = 0. It limits s + eps~ to B / 2, because no variance exceeds B^2 / 4. As H then depends on the
-samples, H and G use separate shares of delta: 0.9 delta and 0.1 delta.
+N = 0. The function limits s + eps~ to B / 2, because no variance exceeds B^2 / 4. As H then depends
+on the samples, H and G use separate shares of delta: 0.9 delta and 0.1 delta.
 
 Golden-section search
 ---------------------
@@ -125,11 +125,11 @@ describe the mean of F - F_hat over several training sets or runs. F_hat is comp
 mean over all training samples, so only F is estimated. Condition on the training samples, the model
 and the labels of the held-out samples. Then the held-out losses are independent, and the losses of
 a class have the same law, if no held-out sample was used to train or choose the model. An interval
-that is valid under this condition is also valid without it. The q_i are fixed, too: if they are the
-training shares of the clients, F is the risk at those shares. Half-widths are proportional to B,
-the length of an interval that contains all losses of the model for every sample. B is 1 for the
-loss 1 - p_y. For a model that cannot leave a ball, B is the range that is proved on that ball
-(`reach`), whatever the model has learned.
+that is valid under this condition is also valid without it. The label shares q_i are fixed, too. If
+the q_i are the shares in the training data, F is the risk at these shares. Half-widths are
+proportional to B, the length of an interval that contains all losses of the model for every sample.
+B is 1 for the loss 1 - p_y. For a model that cannot leave a ball, B is the range that is proved on
+that ball (`reach`), whatever the model has learned.
 
 **Half-widths** at failure probability d, with T_y losses of variance V_y (unbiased) in class y. The
 estimate of F is a sum of independent terms w_y loss / T_y, each in an interval of length
@@ -143,14 +143,14 @@ w_y B / T_y:
 *Bernstein* is the inequality of Maurer and Pontil (2009, Theorem 4), extended to strata. Let s be
 the variance of this sum. The centred terms are at most r B in size. So the sum exceeds its mean by
 at most sqrt(2 l s) + r B l / 3, except with probability e^-l = d/3 (Bernstein's inequality). The
-same holds below the mean. It remains to show that sqrt(s) <= sqrt(v) + r' B sqrt(2 l), except with
-probability d/3. Let B = 1. Z_y = T_y V_y falls by at most 1 when one loss is replaced, and the
+same bound holds below the mean. It remains to show that sqrt(s) <= sqrt(v) + r' B sqrt(2 l), except
+with probability d/3. Let B = 1. Z_y = T_y V_y falls by at most 1 when one loss is replaced, and the
 squares of these changes over all losses sum to at most T_y / (T_y - 1) Z_y (proof of Theorem 10 in
 Maurer and Pontil). Consider Z = sum_y c_y Z_y = v / r^2 with c_y = (w_y / (T_y r))^2 <= 1; the
 largest c_y is 1. Z falls by at most 1, and the squares of its changes sum to at most a Z, with
 a = max_y c_y T_y / (T_y - 1) = (r' / r)^2 >= 1. Theorem 7 of Maurer and Pontil gives
 P(EZ - Z > t) <= exp(-t^2 / (2 a EZ)). With t = sqrt(2 a l EZ) this is
-sqrt(EZ) <= sqrt(Z) + sqrt(2 a l). Multiplied by r, with s = r^2 EZ, this is the claim.
+sqrt(EZ) <= sqrt(Z) + sqrt(2 a l). Multiplied by r, with s = r^2 EZ, this inequality is the claim.
 """
 
 import math

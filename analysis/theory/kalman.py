@@ -1,11 +1,11 @@
-"""The general Kalman filter of gradients: eq. (5) of the DiSK paper, as published and corrected.
+"""The Kalman filter of gradients, eq. (5) of the DiSK paper, in published and corrected form.
 
 The gradient theta_t = grad F(x_t) in R^d changes at each step t, and a private step observes it
 with noise:
 
     theta_t = theta_{t-1} + H_t (x_t - x_{t-1}) + v_t,        g_t = C_t theta_t + w_t.
 
-The filter replaces the second term by one product a = H~ (x_t - x_{t-1}) with a realization H~ of
+The filter replaces the term with H_t by one product a = H~ (x_t - x_{t-1}) with a realization H~ of
 the random Hessian. The error of the product a has covariance Sigma_H, and v, w and C have the
 covariances Sigma_v, Sigma_w and Sigma_C. Eq. (5) of the paper is
 
@@ -20,9 +20,9 @@ inverse in eq. (5).)
 error of g~_t with any gain K has covariance (I - K C) P_{t|t-1} (I - K C)' + K Sigma_w K'. This
 covariance is smallest at the gain K = P_{t|t-1} C' (C P_{t|t-1} C' + Sigma_w)^-1, where it equals
 (I - K C) P_{t|t-1}. If C is known, this is eq. (5) without the term - Sigma_H. An example in one
-dimension has Sigma_w = 1, Sigma_H = 0.6 and Sigma_v = 0.3. There eq. (5) converges to K = 0.75 and
-P = 0.3, but the error with this gain has variance 0.66. The smallest possible variance is 0.6, at
-K = 0.6. If Sigma_H > Sigma_w, the published K exceeds 1 and P_t is negative.
+dimension has Sigma_w = 1, Sigma_H = 0.6 and Sigma_v = 0.3. In this example, eq. (5) converges to
+K = 0.75 and P = 0.3, but the true variance of the error is then 0.66. The smallest possible
+variance is 0.6, at K = 0.6. If Sigma_H > Sigma_w, the published K exceeds 1 and P_t is negative.
 
 *Algorithm 2 of the paper* is eq. (5) with C = I, isotropic covariances, K at its limit kappa, and a
 finite difference for a. The user sets kappa, so the mistake in eq. (5) does not affect Algorithm 2.
@@ -95,8 +95,8 @@ def kalman_step(
         carried: The product of the Hessian with the last step of the model, H (x_t - x_{t-1}) [d].
         moment: S_t [d, d], the second moment of g~_t. It is required if `model.spread` is set. The
             step itself does not know S_t, because it computes g~_t.
-        printed: Whether to subtract Sigma_H in the inverse, as eq. (5) does. With False and a known
-            C, the step is the Kalman filter.
+        printed: Whether to subtract Sigma_H in the inverse, as the published eq. (5) does. With
+            False and a known C, the step is the Kalman filter.
 
     Returns:
         The estimate after the step.

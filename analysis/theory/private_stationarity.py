@@ -5,9 +5,10 @@ Theorem 3.4
 `dp_muon` is Theorem 3.4 of the DP-Muon paper for one matrix block, with all its constants.
 
 Notation: f is L-smooth from ||.||_op to ||.||_*, D = f(W_0) - f*, r = min(m, n) and d = m n. A step
-releases G~ = (1/B) sum_lot clip(G, C) + Z with Z ~ N(0, (sigma C / B)^2). Then M <- beta M + G~
-from 0, and W <- W - eta O. Let b = E clip(G, C) - grad, and let xi = G~ - E G~ given the past. The
-normalized momentum M / s_t has the weights w_tj = beta^(t-j) / s_t, with s_t = sum_{k<t} beta^k.
+computes the private gradient G~ = (1/B) sum_lot clip(G, C) + Z with Z ~ N(0, (sigma C / B)^2). The
+momentum M starts at 0. A step sets M <- beta M + G~ and W <- W - eta O with the orthogonalized
+momentum O. Let b = E clip(G, C) - grad, and let xi = G~ - E G~ given the past. The normalized
+momentum M / s_t has the weights w_tj = beta^(t-j) / s_t, with s_t = sum_{k<t} beta^k.
 
 - E ||b||_* <= sqrt(r) E (||G||_F - C)_+, because clipping shortens a gradient by exactly the amount
   by which its length exceeds C.
@@ -81,11 +82,11 @@ is 0, where
 
     m_t = (1-k)(e_{t-1} + R_t),     R_t = grad F(x_t) - grad F(x_{t-1}) - E Q_t.
 
-R_t = 0 for gamma = -1, because Q_t is then the difference itself. R_t = 0 also if gradients are
-linear. Otherwise ||R_t|| <= r L ||d||, with r = 2 for gamma > 0. For gamma < 0, the segments of
-both differences overlap, so r is 2 (1 - |gamma|) or 2 (1 - 1/|gamma|), whichever is positive. Let
-b_t = E||m_t||^2, let N_t be the second moment of the noise, and let v_t = E||g~_t||^2 = E||grad F -
-m_t||^2 + N_t. Then, for any s', a > 0,
+R_t = 0 for gamma = -1, because Q_t is then the gradient difference itself. R_t = 0 also if
+gradients are linear. Otherwise ||R_t|| <= r L ||d||, with r = 2 for gamma > 0. For gamma < 0, the
+segments of both gradient differences overlap, so r is 2 (1 - |gamma|) or 2 (1 - 1/|gamma|),
+whichever is positive. Let b_t = E||m_t||^2, let N_t be the second moment of the noise, and let
+v_t = E||g~_t||^2 = E||grad F - m_t||^2 + N_t. Then, for any s', a > 0,
 
     b_t <= q (b_{t-1} + N_{t-1}) + P v_{t-1},  q = (1-k)^2 (1+s'), P = (1-k)^2 (1+1/s') (r L eta)^2,
     N_t <= k^2 V + P' v_{t-1},  V = (1+a) s^2/B + W, P' = (1-k)^2 (1+1/a) (L eta)^2 / B.
@@ -108,11 +109,11 @@ valid, so the smallest bound over a grid of choices is valid, too.
 paper starts with g~_{-1} = 0, so m_0 = (1-k) grad F(x_0) and N_0 = k^2 (s^2/B + W). This module
 supports both starts.
 
-*Errors in the paper.* The two conditions on eta in Theorem 3 differ. The mean in Theorem 3 divides
-a sum of T + 1 terms by T. The proof requires C_1 > 0 and beta >= 0, as `printed_theorem_3` does for
-gamma = -1. Theorem 6 requires kappa > 8 (eta L)^2, but this does not ensure beta >= 0: for eta L =
-0.1 and kappa = 0.09 the denominator is negative. A condition near kappa > 3 eta L would ensure beta
->= 0. The brackets of C_2 in Theorem 6 do not match.
+*Errors in the paper.* Theorem 3 states two different conditions on eta. The mean in Theorem 3
+divides a sum of T + 1 terms by T. The proof requires C_1 > 0 and beta >= 0, as `printed_theorem_3`
+does for gamma = -1. Theorem 6 requires kappa > 8 (eta L)^2, but this does not ensure beta >= 0: for
+eta L = 0.1 and kappa = 0.09 the denominator of beta is negative. A condition near kappa > 3 eta L
+would ensure beta >= 0. The brackets of C_2 in Theorem 6 do not match.
 
 *Corollary 4.* C_k = kappa/(L eta) = ||grad F(x_0)||^2/(2 L D). Smoothness keeps C_k below 1, so the
 published minimum with 1 has no effect. Let R = 0, use full batches, start from zero, and set
@@ -120,8 +121,8 @@ y = z = 1 and L eta <= 1/2. As (1-k)^2/(2-k) + k/2 <= 1/2,
 
     mean E||grad F||^2 <= 3 D/(eta T) + (1 + 1/T) C_k L eta W/2 = sqrt(6 (1 + 1/T) C_k L D W / T)
 
-at eta = sqrt(6 D/(C_k L (1 + 1/T) W T)). This is below the published 4 sqrt(C_k L D W/T) as soon as
-T is so large that L eta <= 1/2.
+at eta = sqrt(6 D/(C_k L (1 + 1/T) W T)). This bound is below the published 4 sqrt(C_k L D W/T) if T
+is so large that L eta <= 1/2.
 """
 
 import math
@@ -156,7 +157,7 @@ SINGLE = 100_000  # number of steps that `averages` sums one by one
 
 @dataclass(frozen=True)
 class Release:
-    """The noisy gradient that one step of DP-Muon releases.
+    """The noisy gradient that one step of DP-Muon publishes (releases).
 
     Attributes:
         clip: Clipping threshold C.
@@ -603,7 +604,7 @@ def theorem_5(
 
     The clipping threshold C cannot stay constant while kappa falls. Theorem 3 requires C >= (1 + 2
     (1-k)/k) G. If C is smaller, gradients are clipped, and no theorem of the paper covers clipped
-    gradients. This function does not check C. The caller must ensure that C is large enough.
+    gradients. This function does not check C, so the caller must ensure that C is large enough.
     """
     spread = noise_of_privacy(clip, samples, entries, steps, epsilon, delta)
     room = positive("smoothness", smoothness) * positive("gap", gap)

@@ -1,15 +1,15 @@
-"""Bounds on the gradient norms that Muon reaches (Nesterov Muon, Newton–Schulz convergence).
+"""Bounds on the gradient norms that Muon reaches, from Nesterov Muon and Newton–Schulz convergence.
 
 Step sizes
 ----------
 Each schedule computes the step size and the momentum from the number of steps (the horizon). The
 schedules of Nesterov Muon need neither the smoothness nor the noise level. The schedules of
-Newton–Schulz convergence need both.
+Newton–Schulz convergence need the smoothness and the noise level.
 
 Nesterov Muon
 -------------
-`nesterov_muon` bounds the gradient norm of Muon with Nesterov momentum: Nesterov Muon, Theorems
-3.4 and 3.5 and Corollary 3.6.
+`nesterov_muon` bounds the gradient norm of Muon with Nesterov momentum. The sources are Theorems
+3.4 and 3.5 and Corollary 3.6 of Nesterov Muon.
 
 The theorems do not state constants that depend on alpha and d0. The proofs (Nesterov Muon,
 Appendices C and D.3) contain all of these constants, and this module includes them.
@@ -20,9 +20,9 @@ Newton-Schulz
 and for SGD with momentum. The source is Newton–Schulz convergence.
 
 Notation: f is L-smooth from ||.||_op to ||.||_*, D = f(X_0) - f*, and r bounds the rank. Samples
-satisfy E ||G - grad||_F^2 <= sigma^2, and a batch contains B of them. The momentum is M <- beta M +
-(1 - beta) G, from 0. Let C be the corresponding average of the true gradients. Then S = grad - M =
-(grad - C) + (C - M), and both parts are bounded:
+satisfy E ||G - grad||_F^2 <= sigma^2, and a batch contains B samples. The momentum M starts at 0,
+and each step sets M <- beta M + (1 - beta) G. Let C be the corresponding average of the true
+gradients. Then S = grad - M = (grad - C) + (C - M), and both parts are bounded:
 
 - C - M is (1 - beta) sum_s beta^(t-s) xi_s, so E ||C - M||_F^2 <= (1 - beta)/(1 + beta)
   sigma^2/B.
@@ -30,7 +30,7 @@ satisfy E ||G - grad||_F^2 <= sigma^2, and a batch contains B of them. The momen
   A_0 = beta grad f(X_0), where ||grad f(X_0)||_* <= sqrt(2 L D) by smoothness.
 
 The constants come from the proofs of Newton–Schulz convergence, in a form that includes beta. The
-docstring of each function derives them.
+docstring of each function derives its constants.
 """
 
 import math

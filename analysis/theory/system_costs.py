@@ -6,22 +6,22 @@ These functions compute the depth of the tree, the bytes of a round at each leve
 error of the mean.
 
 K clients participate, and every aggregator has at most F children. A client sends n_i and its
-model. An aggregator sends sum_i n_i and sum_i n_i X_i of all clients below it, in float64. The root
-divides once. The sum of the counts is exact. With float32 models and n_i < 2^29, n_i X_i needs at
-most 24 + 29 bits and is exact, so only additions round. The value of an entry goes through at most
-h = sum_l (c_l - 1) additions, where c_l is the maximum number of children at level l. Hence
+model. An aggregator sends sum_i n_i and sum_i n_i X_i of all clients below it, in float64. Only the
+root divides the sums. The sum of the n_i is exact. With float32 models and n_i < 2^29, n_i X_i
+needs at most 24 + 29 bits and is exact, so only additions round. The value of an entry goes through
+at most h = sum_l (c_l - 1) additions, where c_l is the maximum number of children at level l. Hence
 
     |sum - computed sum| <= gamma_h sum_i |n_i X_i|,    gamma_h = h u / (1 - h u),    u = 2^-53
 
 (Higham, Accuracy and Stability of Numerical Algorithms, 4.2). Without a tree, h = K - 1. Values are
 added in the order of the client numbers. So the same tree gives bit-identical results, whichever
-client answers first. Another tree may give other bits, unless all entries are multiples of a large
-enough power of 2: see `exact_bits`.
+client answers first. Another tree may give a slightly different result, unless all entries are
+multiples of a large enough power of 2 (`exact_bits`).
 
 Wall-clock time
 ---------------
-These functions compare the cost of an exact polar factor with the cost of Newton-Schulz
-(Newton–Schulz convergence, Lemma 11).
+These functions compare the cost of an exact polar factor with the cost of Newton-Schulz. The source
+is Newton–Schulz convergence, Lemma 11.
 
 For an m x n layer with m <= n (transpose it otherwise), the numbers of operations are as follows. A
 multiply-add counts as 2 operations.
@@ -32,16 +32,16 @@ multiply-add counts as 2 operations.
                     q (4 n m^2 + 2 (k - 1) m^3)     powers of the Gram matrix first, as in
                                                     Nesterov Muon
 
-Horner's rule is never cheaper than the other order: it needs 2 q (k - 1) m^2 (n - m) more
-operations. Lemma 11 divides the counts by the speeds P_svd and P_gemm of a machine, in operations
-per second:
+Horner's rule is never cheaper than computing the powers first, because it needs 2 q (k - 1) m^2 (n
+- m) more operations. Lemma 11 divides the counts by the speeds P_svd and P_gemm of a machine, in
+operations per second:
 
     t_SVD / t_NS = (8 + 4 m/n) / (q (k + 1))  P_gemm / P_svd.
 
 For q = 3 and k = 2 the first factor lies between 8/9 and 4/3. So the speedup is close to P_gemm /
 P_svd, as the paper states.
 
-*P_gemm / P_svd from a published curve.* All other work of a step takes the same time with SVD and
+*P_gemm / P_svd from a published curve.* All other parts of a step take the same time with SVD and
 with Newton-Schulz. The ratio of the times of whole steps is therefore closer to 1 than t_SVD /
 t_NS. Assume that SVD and Newton-Schulz reach the same loss after the same number of steps, and that
 SVD needs s > 1 times as many seconds. Then s <= t_SVD / t_NS, so P_gemm / P_svd is at least s q (k

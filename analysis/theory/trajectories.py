@@ -6,7 +6,7 @@ After a run, the recursion of the Stability note can use constants that were mea
 run. The result is a certificate for this run only.
 
 Let client k of round r be at X at its local step e, and let the neighbouring run be at X' at the
-same step, with ||X - X'||_F <= x. With H(X) the Hessian of the client's mean loss,
+same step, with ||X - X'||_F <= x. If H(X) is the Hessian of the client's mean loss, then
 
     ||grad F_k(X') - grad F_k(X)|| <= (||H(X)|| + B_3 x / 2) x.
 
@@ -31,19 +31,19 @@ D^2 f = -Var_p(v), D^3 f = -E_p (v - E_p v)^3,
 
 The certificate holds in real arithmetic for this run and for the neighbours that were evaluated, if
 ||H|| is not underestimated. So its status is `realized` and never `certified`. This certificate
-cannot bound a gap, not even with high probability: Theorem 4.1 requires differences that are valid
-for every training set, and these differences are valid only for this training set. McDiarmid's
-inequality with an exceptional set would require the probability that a fresh training set has
-larger differences. This module proves bounds for every sample only through suprema over a ball
-(`reach`, below).
+cannot bound a gap, not even with high probability. Theorem 4.1 requires differences that are valid
+for every training set, but the measured differences are valid only for this training set.
+McDiarmid's inequality with an exceptional set would require the probability that a fresh training
+set has larger differences. This module proves bounds for every sample only through suprema over a
+ball (`reach`, below).
 
 Reachable ball
 --------------
 This section bounds how far the iterates of FedMuon can move from X0. For each step, the result is a
 set of constants that are valid for all models up to this distance.
 
-The momentum starts at 0. On every client and at the server it is a weighted mean of sample
-gradients, with weights that sum to at most 1. If gradients are at most g_t at step t, then
+The momentum starts at 0. On every client and at the server, the momentum is a weighted mean of
+sample gradients, with weights that sum to at most 1. If gradients are at most g_t at step t, then
 
     m_t = beta m_(t-1) + (1 - beta) g_t >= ||M_t||_op,      rho_(t+1) = rho_t + eta_t phi(m_t),
 
@@ -58,12 +58,12 @@ direction is at most t = m', or beta m' + f g_t in Nesterov forms. Without an or
 b v + (the maximum distance moved in the round), and X+ = X + V+. So each round ends in rho + v+.
 For b = 0, rho + v+ is the rho of the last step of the round.
 
-So at step t, a run and its neighbour are both in a ball on which Lg_t and diam_t are known. Here
-diam_t is the diameter of the set of sample gradients. One replaced sample moves a mean of n_i
-gradients by at most diam_t / n_i, and a_t (of `recursion`, with Lg_t) converts this into a change
-of the final model. At the end, the loss is g_T-Lipschitz on the last ball. Let sup and inf be the
-largest and the smallest value of the loss on this ball. F - F_hat does not change if a constant is
-subtracted from the loss, so Theorem 4.1 holds with B = sup - inf.
+**Constants on the ball.** At step t, a run and its neighbour are both in a ball on which Lg_t and
+diam_t are known. Here diam_t is the diameter of the set of sample gradients. One replaced sample
+moves a mean of n_i gradients by at most diam_t / n_i, and a_t (of `recursion`, with Lg_t) converts
+this into a change of the final model. At the end, the loss is g_T-Lipschitz on the last ball. Let
+sup and inf be the largest and the smallest value of the loss on this ball. F - F_hat does not
+change if a constant is subtracted from the loss, so Theorem 4.1 holds with B = sup - inf.
 """
 
 import math

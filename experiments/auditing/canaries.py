@@ -1,31 +1,31 @@
 """Canaries in real runs, and auditors that guess which canaries were included.
 
 Each canary has a secret coin that decides whether the canary takes part in training. An auditor
-sees only the releases of a run. Lots, sums, noise and later computations are those of the run.
-Evaluations use the original samples.
+sees only the releases: the noisy values that the run publishes. Lots, sums, noise and later
+computations are those of the run. Evaluations use the original samples.
 
 # Canaries among the examples
 
-A canary replaces a sample. When a Poisson lot draws the canary, the coin decides: either the
-canary's gradient is added before the noise, or nothing is added. In every parameter tensor, this
-gradient has one nonzero entry, whose position and sign are public. The gradient is so long that
-every clipping rule reduces it to its bound, so no example has a larger influence.
+A canary replaces a sample. If a Poisson lot contains the canary, the coin decides whether the
+canary's gradient is added before the noise. In every parameter tensor, this gradient has one
+nonzero entry, whose position and sign are public. The gradient is so long that every clipping rule
+reduces it to its bound, so no example has a larger influence.
 
 # Canaries among the clients
 
-A canary replaces a client. If a cohort contains the canary and the canary's coin includes it, the
+A canary replaces a client. If a cohort contains the canary and the coin includes the canary, the
 canary's update changes one entry of the model. The position and the sign of this entry are public.
 The update is longer than the bound, so clipping gives it norm C, the maximum for a client.
 Otherwise, the update is 0 before and after clipping, so all sums are the same as in a federation
 without this client (`client_level.py`). The coin therefore tests add-remove adjacency if cohorts
 are Poisson samples, and zero-out adjacency otherwise.
 
-Under distributed trust, all but H clients of a cohort may tell the server what they sent, and the
-privacy guarantee must hold against all of them. In this audit, clients without a canary collude,
-but at least H clients of the cohort do not collude. The messages of the colluding clients are
-subtracted. The remaining sum contains the messages of H clients, or of all canaries if there are
-more than H canaries. The remaining sum is at least as private as claimed, because H shares have H/K
-of the noise variance.
+Under distributed trust, all but H clients of a cohort may collude: they tell the server what they
+sent. The privacy guarantee must also hold against colluding clients. In this audit, clients without
+a canary collude, but at least H clients of the cohort do not collude. The messages of the colluding
+clients are subtracted. The remaining sum contains the messages of H clients, or of all canaries if
+there are more than H canaries. The remaining sum is at least as private as claimed, because H
+shares have H/K of the noise variance.
 """
 
 import dataclasses

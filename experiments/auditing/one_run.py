@@ -4,9 +4,8 @@ The usual training code runs the config and writes its ledger. Canaries replace 
 some clients at client level (`canaries.py`). Runs that differ in one coin have zero-out adjacency,
 because no sampling rate depends on a coin. Zero-out is a special case of the other adjacencies
 (`dominating_pairs.py`), so an epsilon that this audit refutes is also refuted for the other
-adjacencies. The number of guesses is fixed before the run. A rehearsal that draws likelihood ratios
-from the declared mechanism chooses this number. The coins stay with the auditor, in a separate
-folder.
+adjacencies. The number of guesses is chosen before the run, by a rehearsal that draws likelihood
+ratios from the declared mechanism. The coins are stored in a separate folder.
 """
 
 import dataclasses

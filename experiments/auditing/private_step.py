@@ -1,8 +1,8 @@
 """A private step under audit: lots, clipped sums and noise, with and without a canary.
 
-The parameters are fixed, and the precision is that of training. As in a run, `Mechanism` and `Task`
-clip, draw lots and add noise. The adversary knows the parameters and the canary's gradient, sees
-all releases, and adds up the components of the releases along this gradient.
+The parameters are fixed, and the precision is the same as in training. As in a run, `Mechanism` and
+`Task` draw lots, clip and add noise. The adversary knows the parameters and the canary's gradient,
+sees all releases, and adds up the components of the releases along this gradient.
 """
 
 import math

@@ -1,6 +1,6 @@
 """`fedmuon privacy audit`: check the accountant with simulated runs, half of them with a canary.
 
-`projected` draws only the component of each release along the canary. This is fast and tests the
+The fast mode `projected` draws only the component of each release along the canary, and tests the
 claim of the accountant. `release` takes real private steps of a small network, and tests whether
 these steps satisfy the claim.
 """
@@ -57,8 +57,8 @@ def audit(
         code: `projected` or `release`.
         lot: The expected size of a lot, for `release`.
         population: The number of examples, for `release`.
-        say: Called before the trials with a note if there are too few trials to test the claim,
-            else with "".
+        say: Called before the trials, with a note if there are too few trials to test the claim,
+            otherwise with "".
     """
     if code not in TRIALS:
         raise InputError(f"code '{code}' is unknown: use {' or '.join(TRIALS)}")
