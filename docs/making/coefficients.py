@@ -17,26 +17,27 @@ DIGITS = 6
 
 HEAD = """# Newton–Schulz coefficients
 
-`[orthogonalizer] coefficients` names a set of polynomials, one per step. Step t maps each singular
-value x of the normalized matrix to a x + b x³ + c x⁵ + …. The composition of the first T steps is
-p_T. If a set has fewer than T steps, its last step is repeated. If it has more, only the first T
-steps are used.
+`[orthogonalizer] coefficients` names a set of polynomials. Each step uses one polynomial. Step t
+maps each singular value x of the normalized matrix to a x + b x³ + c x⁵ + …. The map p_T is the
+composition of the first T steps. If a set has fewer than T steps, its last step is repeated. If a
+set has more than T steps, only the first T steps are used.
 
-`[orthogonalizer] safety` divides the argument of every step of a set except the last, as Polar
-Express does (`fedmuon.orthogonalize.with_safety`). The first steps of `polar-express` are those of
-`polar-express-e3` with the factor 1.01, rounded. The numbers of this page are for sets without an
-additional factor. For other factors, use `fedmuon bound` and `fedmuon.orthogonalize.lipschitz`.
+`[orthogonalizer] safety` is a factor. It divides the input of every step except the last step of a
+set, as in Polar Express (`fedmuon.orthogonalize.with_safety`). The first steps of `polar-express`
+are rounded steps of `polar-express-e3` with the factor 1.01. The numbers of this page are for sets
+without an additional factor. For other factors, use `fedmuon bound` and
+`fedmuon.orthogonalize.lipschitz`.
 
-Each number below is an upper bound. It is proved by interval arithmetic for the coefficients in
-float64, and rounded up. If interval arithmetic finds no bound, the table says "unknown".
+Each number in the table is an upper bound, rounded up. Interval arithmetic proves each bound for
+the coefficients in float64. If interval arithmetic finds no bound, the table says "unknown".
 
 - **T** is the number of steps in the set, or 5 if the set repeats one step.
-- **p_T′(0)** is the product of the coefficients a of all steps. It says how fast small singular
-  values grow.
-- **L** is the maximum of |p_T′| on [0, 1]. It is the Lipschitz constant of the scalar map on [0, 1]
-  and of the matrix map X ↦ U p_T(S) Vᵀ, in the Frobenius norm, on matrices of operator norm at most
-  1. The orthogonalizer also normalizes, so its constant is L / ε with `plus` and `max`, and L with
-  `unit`.
+- **p_T′(0)** is the product of the coefficients a of all steps. This product says how fast small
+  singular values grow.
+- **L** is the maximum of |p_T′| on [0, 1], so L is the Lipschitz constant of p_T there. On matrices
+  of operator norm at most 1, L is also the Lipschitz constant of the matrix map X ↦ U p_T(S) Vᵀ in
+  the Frobenius norm. An orthogonalizer first normalizes its input. The constant of the
+  orthogonalizer is therefore L / ε with `plus` and `max`, and L with `unit`.
 - **max |p_T|** is the maximum on [0, 1], which bounds the operator norm of the output.
 - **Error** is the maximum of |p_T(x) − 1| on [ε, 1]. An error below 1 proves that p_T is positive
   on this interval, so the step does not reverse a direction.
@@ -47,16 +48,17 @@ PROOF = """
 
 `max_slope` and `max_deviation` in `fedmuon.orthogonalize.lipschitz_constants` split [0, 1] into
 boxes and enclose p_T, or p_T′, on each box. Every operation rounds outward by one unit in the last
-place. A box is dropped if its enclosure exceeds the largest value found at a point by at most a
-relative 10⁻⁹. All other boxes are split. So the number is never below the maximum. It exceeds the
-maximum by at most a relative 10⁻⁹ or the effect of rounding, which is below 10⁻⁵ in this table.
+place. If an enclosure exceeds the largest value found at a point by more than a relative 10⁻⁹, the
+box is split. The result is the largest enclosure of the other boxes, so the result is never below
+the maximum. The result exceeds the maximum by at most a relative 10⁻⁹ or by the effect of rounding.
+In this table, the effect of rounding is below 10⁻⁵.
 
-The step from scalars to matrices is a theorem: if an odd function has the Lipschitz constant L on
-[−1, 1], the matrix map has the same constant in the Frobenius norm on the unit ball of the operator
-norm. The reason is that the derivative multiplies entries by divided differences, which are slopes
-of chords (Daleckii and Krein). The matrix map attains L wherever p_T is steepest.
+A theorem extends the bound from scalars to matrices. If an odd function has the Lipschitz constant
+L on [−1, 1], the matrix map has the same constant in the Frobenius norm, on matrices of operator
+norm at most 1. The reason is that the derivative of the matrix map multiplies entries by slopes of
+chords of the function (Daleckii and Krein). No smaller constant is valid for the matrix map.
 
-The proofs assume exact arithmetic. They do not count rounding in float32 or bfloat16.
+The proofs assume exact arithmetic. The proofs do not cover rounding in float32 or bfloat16.
 
 The tests recompute this page, and compare each number with a dense sample of p_T and p_T′.
 """
