@@ -68,8 +68,8 @@ class Ledger:
         """Open the ledger of a run, or create it.
 
         If the last line is incomplete because of an interruption, the releases that this line
-        announces were not made. The incomplete line is removed. If only the newline after the last
-        line is missing, the newline is added.
+        announces were not made. The incomplete line is removed. If only the last newline of the
+        file is missing, this newline is added.
 
         Args:
             path: The file.
@@ -273,7 +273,7 @@ class Ledger:
 
 
 def _whole(content: bytes) -> bytes:
-    """Return the complete lines. If only the newline after the last line is missing, add it."""
+    """Return the complete lines of a ledger. Add a newline if only the last newline is missing."""
     lines = content[: content.rfind(b"\n") + 1]
     try:
         json.JSONDecoder().raw_decode(content[len(lines) :].decode())

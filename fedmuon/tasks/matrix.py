@@ -147,7 +147,8 @@ class Member(NamedTuple):
 
     @property
     def thick(self) -> bool:
-        """Whether the member has many matrix rows, so that products split by rows stay fast."""
+        """Whether the member has enough matrix rows to split a product by rows without a loss of
+        speed."""
         return self.weight.shape[0] * self.weight.shape[1] >= THICK
 
     @property

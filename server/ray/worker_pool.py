@@ -123,7 +123,7 @@ class WorkerPool:
         """Use a worker as soon as it answers, or replace a worker that died.
 
         After a few consecutive failures, a worker is not started again. If no worker is left, raise
-        the error.
+        `error`.
         """
         # The next call will show whether the actor is dead.
         unsure = isinstance(error, ActorUnavailableError)
@@ -147,7 +147,7 @@ class WorkerPool:
         return worker.ready.remote(*(self._held if worker in self._earlier else ()))
 
     def due(self) -> list[tuple[Any, int]]:
-        """Return the absent actors that must be queried again now, with their numbers of failures.
+        """Return the absent actors to query again now, and how often each of them has failed.
 
         The actors are removed from `absent`.
         """

@@ -321,10 +321,10 @@ def find_ghosts(module: nn.Module, shape: tuple[int, ...], whole: bool = False) 
     """Return the layers with parameters, or None if records give no exact per-example gradients.
 
     Records give exact per-example gradients under these conditions: Every layer with parameters has
-    a rule, and its first axis runs over the samples. A parameter is used only by its own layer. No
-    input of a layer is overwritten, and every output has a gradient. The test uses two batch sizes
-    on torch's device `meta`, where nothing is computed. If `whole` is true, samples are integers,
-    such as tokens. Otherwise, samples have the dtype of the parameters.
+    a rule, and the first axis of its inputs runs over the samples. A parameter is used only by its
+    own layer. No input of a layer is overwritten, and every output has a gradient. The test uses
+    two batch sizes on torch's device `meta`, where nothing is computed. If `whole` is true, samples
+    are integers, such as tokens. Otherwise, samples have the dtype of the parameters.
     """
     owners = {
         name: layer
