@@ -15,7 +15,7 @@ def cite(
     folders: Annotated[
         list[Path],
         Argument(
-            help="Run folders, sweep folders, or folders that contain them.",
+            help="Folders of runs or sweeps, or folders that contain such folders.",
             autocompletion=completion.run_folders,
         ),
     ],

@@ -87,7 +87,7 @@ def explain(
 @app.command(cls=Command)
 def init(
     file: Annotated[
-        Path | None, Argument(help="Path of a new file. Default: print the config.")
+        Path | None, Argument(help="Path of a new file. Without a path, the config is printed.")
     ] = None,
 ) -> None:
     """Write a config with every key, its default and its meaning.

@@ -47,7 +47,8 @@ def show(
         Option(
             "--clients",
             help=(
-                "Show how loss and accuracy vary between clients, with the mean of the worst tenth."
+                "Show how loss and accuracy vary between clients, and the mean of the worst tenth "
+                "of the clients."
             ),
         ),
     ] = False,
@@ -55,8 +56,10 @@ def show(
         Path | None,
         Option(
             "--figure",
-            help="Also plot the curves, or the clients with --clients, to this .png, .pdf or .svg "
-            "file.",
+            help=(
+                "Also plot the curves to this .png, .pdf or .svg file. With --clients, plot the "
+                "clients instead."
+            ),
         ),
     ] = None,
     x: HorizontalAxis = "rounds",
@@ -226,7 +229,7 @@ def compare(
     folders: Annotated[
         list[Path],
         Argument(
-            help="Run folders, sweep folders, or folders that contain them.",
+            help="Folders of runs or sweeps, or folders that contain such folders.",
             autocompletion=completion.run_folders,
         ),
     ],
@@ -280,7 +283,7 @@ def report(
         Argument(
             help=(
                 "Output folder of `fedmuon suite`, `stability` or `run`, or a folder that "
-                "contains several of them."
+                "contains several such folders."
             ),
             autocompletion=completion.run_folders,
         ),

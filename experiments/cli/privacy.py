@@ -59,7 +59,10 @@ Blocks = Annotated[
     int,
     Option(
         "--blocks",
-        help="Number of parameter blocks. Each step clips each block to C and releases all blocks.",
+        help=(
+            "Number of parameter blocks. Each step clips every block to C, and publishes all "
+            "blocks with noise."
+        ),
     ),
 ]
 Mode = Annotated[
@@ -67,9 +70,9 @@ Mode = Annotated[
     Option(
         "--mode",
         help=(
-            "How blocks are counted. joint: count all blocks together, which a certified epsilon "
-            "requires. per-release: reproduce the published epsilons of DP-Muon (Table 3), which "
-            "are too small."
+            "How epsilon counts the blocks of a step. joint: all blocks share one lot, as in a "
+            "real run. per-release: each block counts as if it had its own lot. This gives the "
+            "published epsilons of DP-Muon (Table 3), which are too small."
         ),
         autocompletion=completion.among("joint", "per-release"),
     ),
@@ -79,10 +82,9 @@ Adjacency = Annotated[
     Option(
         "--adjacency",
         help=(
-            "How neighbouring data sets differ. zero-out: an example contributes 0 "
-            "instead of its gradient. add-remove: an example is added or removed, and the "
-            "population is public. replace-one: an example is replaced by any other "
-            "example."
+            "How neighbouring data sets differ. zero-out: an example contributes 0 instead of its "
+            "gradient. add-remove: an example is added or removed, and --population is a public "
+            "number. replace-one: an example is replaced by any other example."
         ),
         autocompletion=completion.among("zero-out", "add-remove", "replace-one"),
     ),
@@ -92,12 +94,11 @@ Sampling = Annotated[
     Option(
         "--sampling",
         help=(
-            "How lots are drawn. poisson: each example is drawn independently, which "
-            "amplifies privacy. shuffle or cyclic: lots are cut from an order of the "
-            "examples, without amplification. balls-in-bins (only for `fedmuon privacy "
-            "epsilon`): each example is put into one random, secret lot, and the steps "
-            "use these lots in turn. With balls-in-bins, epsilon is estimated by Monte "
-            "Carlo."
+            "How lots are drawn. poisson: each example is drawn independently, which lowers "
+            "epsilon. shuffle or cyclic: lots are cut from a public order of the examples, which "
+            "does not lower epsilon. balls-in-bins (only for `fedmuon privacy epsilon`): each "
+            "example is put into one random, secret lot, and the steps use these lots in turn. "
+            "With balls-in-bins, epsilon is estimated by Monte Carlo."
         ),
         autocompletion=completion.among("poisson", "shuffle", "cyclic", "balls-in-bins"),
     ),
@@ -107,8 +108,8 @@ Band = Annotated[
     Option(
         "--band",
         help=(
-            "With --sampling cyclic: number of consecutive steps whose noise is correlated, "
-            "including the current step. 1 means independent noise."
+            "Number of consecutive steps whose noise is correlated, for --sampling cyclic. 1 "
+            "means independent noise."
         ),
     ),
 ]
@@ -117,8 +118,8 @@ BufferCount = Annotated[
     Option(
         "--buffers",
         help=(
-            "With --sampling cyclic: number of buffers (BLT) that correlate the noise instead of "
-            "a band. The buffers are optimized for the number of steps."
+            "Number of buffers of BLT noise, a kind of correlated noise for --sampling cyclic. "
+            "Use either --buffers or --band. BLT noise is optimized for the number of steps."
         ),
     ),
 ]
@@ -127,8 +128,8 @@ Memory = Annotated[
     Option(
         "--momentum",
         help=(
-            "With --band or --buffers: coefficient β of the momentum whose noise is "
-            "minimized. With 1, the noise of gradient sums is minimized."
+            "Momentum β for which the correlated noise of --band or --buffers is optimized. 1 "
+            "means that the noise is optimized for sums of gradients."
         ),
     ),
 ]
@@ -248,13 +249,21 @@ def correlated(
     population: Population,
     steps: Steps,
     momentum: Annotated[
-        float, Option(help="Momentum β. With 1, the command compares the noise of gradient sums.")
+        float,
+        Option(
+            help=(
+                "Momentum β. With 1, the command compares the noise in sums of gradients, not in "
+                "a momentum."
+            )
+        ),
     ] = 0.95,
     nesterov: Ahead = False,
     band: Annotated[
         int, Option(help="Number of consecutive steps whose noise is correlated.")
     ] = 16,
-    buffers: Annotated[int, Option(help="Number of buffers (BLT) that correlate the noise.")] = 2,
+    buffers: Annotated[
+        int, Option(help="Number of buffers of BLT noise, a kind of correlated noise.")
+    ] = 2,
 ) -> None:
     """Compare kinds of correlated noise at equal epsilon.
 
@@ -326,8 +335,8 @@ def tuned(
         Option(
             "--draw",
             help=(
-                "Also draw the number of runs at random. Draw this number only once, before "
-                "the first run."
+                "Also draw the number of runs at random. Use this option only once, before the "
+                "first run."
             ),
         ),
     ] = False,
@@ -414,9 +423,9 @@ def audit(
         int | None,
         Option(
             help=(
-                "Random seed of the simulated runs (default: 0). With --one-run: random seed of "
-                "the run. The lots, noise and coins of real training steps are secret and do not "
-                "depend on the seed."
+                "Random seed of the simulated runs (default: 0), or of the run with --one-run. In "
+                "real training steps, lots, noise and the choice of canaries are secret and do "
+                "not depend on the seed."
             )
         ),
     ] = None,
@@ -424,8 +433,8 @@ def audit(
         str,
         Option(
             help=(
-                "What is simulated. projected: only the component of each release along the "
-                "canary. release: the private training steps of a small network, with few "
+                "What is simulated. projected: only one number per noisy gradient, the component "
+                "along the canary. release: private training steps of a small network, for few "
                 "steps and blocks."
             ),
             autocompletion=completion.among("projected", "release"),
@@ -438,8 +447,8 @@ def audit(
         int | None,
         Option(
             help=(
-                "With --one-run: number of canaries. Default: half of the samples, or half of "
-                "the clients if privacy.level=client."
+                "Number of canaries for --one-run. Default: half of the samples, or half of the "
+                "clients if privacy.level=client."
             )
         ),
     ] = None,
@@ -447,15 +456,15 @@ def audit(
         str,
         Option(
             help=(
-                "With --one-run: what the attack sees. releases: all releases of the run. model: "
-                "only the final model."
+                "What the attack of --one-run sees. releases: the noisy result of every private "
+                "step. model: only the final model."
             ),
             autocompletion=completion.among("releases", "model"),
         ),
     ] = "releases",
     out: Annotated[
         Path | None,
-        Option("--out", help="With --one-run: run folder. Default: a new folder in runs/."),
+        Option("--out", help="Run folder for --one-run. Default: a new folder in runs/."),
     ] = None,
     overrides: Overrides = None,
     engine: EngineName = None,

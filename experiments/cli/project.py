@@ -25,7 +25,8 @@ NODES = 2  # the number of nodes that Flower simulates by default
 
 def new(
     project: Annotated[
-        Path, Argument(help="Path of a new folder. Its name becomes the package name.")
+        Path,
+        Argument(help="Path of a new folder. The name of the folder becomes the package name."),
     ],
 ) -> None:
     """Create a project with templates for your own model, data and optimizer.

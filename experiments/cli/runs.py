@@ -44,7 +44,7 @@ def run(
             metavar="INTEGER",
             help=(
                 "Repeat the run with this number of seeds: --seed, --seed + 1, and so on. One "
-                "folder contains all runs, with means and intervals."
+                "folder contains all runs, with the means and 95% intervals of their results."
             ),
         ),
     ] = None,
@@ -54,7 +54,10 @@ def run(
     ] = False,
     watch: Annotated[
         bool,
-        Option("--watch", help="Show the run on a page in the browser, and print its address."),
+        Option(
+            "--watch",
+            help="Show the run on a page in the browser, and print the address of the page.",
+        ),
     ] = False,
     clients: Annotated[
         bool,
@@ -153,7 +156,7 @@ def stability(
         bool,
         Option(
             "--all",
-            help="Train on every neighbouring data set: replace each sample once (a census).",
+            help="Train on every neighbouring data set, so that each sample is replaced once.",
         ),
     ] = False,
     hardest: Annotated[
@@ -161,9 +164,8 @@ def stability(
         Option(
             "--worst",
             help=(
-                "Rank all replacements by derivatives, and train on the neighbours with the "
-                "largest "
-                "predicted change."
+                "Predict by derivatives how much each replacement of a sample changes the model, "
+                "and train on the data sets with the largest predicted change."
             ),
         ),
     ] = False,
@@ -254,7 +256,8 @@ def suite(
     resume: Annotated[
         bool,
         Option(
-            "--resume", help="Compute only the missing results in --out. You can also add seeds."
+            "--resume",
+            help="Compute only the missing results in --out. You can also raise --seeds.",
         ),
     ] = False,
     ray_address: Annotated[
@@ -305,8 +308,8 @@ def sweep(
             parser=options.count,
             metavar="INTEGER",
             help=(
-                "Number of seeds per grid point. The first seed is that of the config, and the "
-                "others follow."
+                "Number of seeds per grid point. The first seed is the seed of the config. Each "
+                "further seed is larger by 1."
             ),
         ),
     ] = 1,
@@ -333,7 +336,10 @@ def sweep(
         bool,
         Option(
             "--resume",
-            help="Compute only the missing results in --out. You can also add values and seeds.",
+            help=(
+                "Compute only the missing results in --out. You can also add values to --grid and "
+                "raise --seeds."
+            ),
         ),
     ] = False,
     overrides: options.Overrides = None,
@@ -493,8 +499,8 @@ def unlearn(
         Option(
             "--sample",
             help=(
-                "Sample to forget, as its index in the data source (train_index). You can repeat "
-                "this option."
+                "Index of a sample to forget, from the array train_index in partition.npz. You "
+                "can repeat this option."
             ),
         ),
     ],
@@ -502,19 +508,23 @@ def unlearn(
         float,
         Option(
             help=(
-                "ε: bounds how well a statistical test can distinguish the noisy model from a "
-                "retrained model."
+                "Privacy parameter ε. A smaller ε makes the noisy model harder to distinguish "
+                "from a retrained model."
             )
         ),
     ] = 1.0,
     delta: Annotated[
-        float, Option(help="δ: the probability with which the bound of ε may fail.")
+        float,
+        Option(help="Privacy parameter δ: the probability with which the guarantee of ε may fail."),
     ] = 1e-5,
     out: Annotated[
         Path | None,
         Option(
             "--out",
-            help="Folder for the noisy model. Default: the name of the run folder with -unlearned.",
+            help=(
+                "Folder for the noisy model. Default: the path of the run folder with the ending "
+                "-unlearned."
+            ),
         ),
     ] = None,
 ) -> None:

@@ -18,7 +18,7 @@ def bound(
     run_dir: Annotated[
         Path | None,
         Argument(
-            help="Run folder. Without a run folder, the options describe the setting.",
+            help="Run folder. Without a run folder, the command uses only the options.",
             autocompletion=completion.run_folders,
         ),
     ] = None,
@@ -63,7 +63,7 @@ def bound(
     kind: Annotated[
         str | None,
         Option(
-            help="Form of the orthogonalizer's Lipschitz constant: sharp, or paper (as published).",
+            help="Lipschitz constant of the orthogonalizer: sharp (tight) or paper (published).",
             autocompletion=completion.value_of("stability.lipschitz"),
         ),
     ] = None,
@@ -81,8 +81,8 @@ def bound(
         float | None,
         Option(
             help=(
-                "Probability that the bound fails because clients are chosen at random, if "
-                "not all clients take part in each round (K < N). Default: 0.01."
+                "Probability that the random choice of clients makes the bound fail. It has an "
+                "effect if fewer than all clients take part in a round (K < N). Default: 0.01."
             )
         ),
     ] = None,
@@ -151,12 +151,17 @@ def stationarity(
         str,
         Option(
             "--schedule",
-            help="Schedule of the step size: heavy-tailed, or alpha-free (Nesterov Muon).",
+            help="Schedule of the step size: heavy-tailed or alpha-free. Used by Nesterov Muon.",
             autocompletion=completion.among("heavy-tailed", "alpha-free"),
         ),
     ] = "heavy-tailed",
     alpha: Annotated[
-        float, Option(help="Tail index α of the gradient noise, above 1 up to 2 (Nesterov Muon).")
+        float,
+        Option(
+            help=(
+                "Tail index α of the gradient noise, above 1 and at most 2. Used by Nesterov Muon."
+            )
+        ),
     ] = 2.0,
     gap: Annotated[
         float,
@@ -169,8 +174,8 @@ def stationarity(
         float,
         Option(
             help=(
-                "Noise σ₀ of the gradient of one sample (Nesterov Muon, DiSK, Newton-Schulz "
-                "convergence)."
+                "Noise σ₀ of the gradient of one sample. Used by Nesterov Muon, DiSK and "
+                "Newton-Schulz convergence."
             )
         ),
     ] = 1.0,
@@ -178,23 +183,26 @@ def stationarity(
         float,
         Option(
             help=(
-                "Noise σ₁ of one sample's gradient, relative to the norm of the full gradient "
-                "(Nesterov Muon)."
+                "Noise σ₁ of one sample's gradient, relative to the norm of the full gradient. "
+                "Used by Nesterov Muon."
             )
         ),
     ] = 0.0,
     batch: Annotated[
-        int, Option(help="Samples per gradient. With Poisson lots: expected number per lot.")
+        int,
+        Option(
+            help="Number of samples per gradient. For Poisson lots, this is the expected number."
+        ),
     ] = 1,
     rank: Annotated[
-        int, Option(help="Smaller side min(m, n) of the m x n matrix, which bounds its rank.")
+        int, Option(help="Smaller side min(m, n) of the m x n matrix, which is its maximum rank.")
     ] = 10,
     gamma: Annotated[
         float,
         Option(
             help=(
-                "Error γ of the orthogonalizer O: <M, O(M)> is at least (1 - γ) times the "
-                "nuclear norm of M (Nesterov Muon)."
+                "Error γ of the orthogonalizer O: <M, O(M)> is at least (1 - γ) times the nuclear "
+                "norm of M. Used by Nesterov Muon."
             )
         ),
     ] = 0.0,
@@ -202,7 +210,8 @@ def stationarity(
         float,
         Option(
             help=(
-                "Error ν of the orthogonalizer: its operator norm is at most 1 + ν (Nesterov Muon)."
+                "Error ν of the orthogonalizer: the operator norm of its result is at most 1 + ν. "
+                "Used by Nesterov Muon."
             )
         ),
     ] = 0.0,
@@ -210,30 +219,43 @@ def stationarity(
         str,
         Option(
             help=(
-                "Singular values of the momentum, such as 1,0.5,0.1. They determine γ and ν, so "
-                "they replace --gamma and --nu (Nesterov Muon)."
+                "Singular values of the momentum, such as 1,0.5,0.1. The command computes γ and ν "
+                "from these values, so leave --gamma and --nu out. Used by Nesterov Muon."
             )
         ),
     ] = "",
     coefficients: Annotated[
         str,
         Option(
-            help="Coefficient schedule of the orthogonalizer, only with --singular (Nesterov Muon)."
+            help=(
+                "Coefficient schedule of the orthogonalizer. Used by Nesterov Muon, only with "
+                "--singular."
+            )
         ),
     ] = "quintic",
     sketch: Annotated[
         int,
-        Option(help="Rank of a sketch, only with --singular (Nesterov Muon). 0 means no sketch."),
+        Option(
+            help=(
+                "Rank of a sketch. 0 means no sketch. Used by Nesterov Muon, only with --singular."
+            )
+        ),
     ] = 0,
     oversample: Annotated[
-        int, Option(help="Number of columns of the sketch beyond its rank (Nesterov Muon).")
+        int,
+        Option(
+            help=(
+                "Number of columns that the sketch has in addition to its rank. Used by Nesterov "
+                "Muon."
+            )
+        ),
     ] = 10,
     power: Annotated[
         int | None,
         Option(
             help=(
-                "Number of power iterations h. Default: the smallest number for which the "
-                "theorem holds (Nesterov Muon)."
+                "Number of power iterations h. Default: the smallest number for which the theorem "
+                "holds. Used by Nesterov Muon."
             )
         ),
     ] = None,
@@ -241,22 +263,26 @@ def stationarity(
         float,
         Option(
             help=(
-                "Initial residual, 1 - (s_r / |M|_F)^2, where s_r is the smallest positive "
-                "singular "
-                "value of the momentum M (DP-Muon, Newton-Schulz convergence)."
+                "Initial residual 1 - (s_r / |M|_F)^2, where s_r is the smallest positive "
+                "singular value of the momentum M. Used by DP-Muon and Newton-Schulz convergence."
             )
         ),
     ] = 0.99,
     degree: Annotated[
-        int, Option(help="Degree of the Taylor coefficients (DP-Muon, Newton-Schulz convergence).")
+        int,
+        Option(
+            help=(
+                "Degree of the Taylor coefficients. Used by DP-Muon and Newton-Schulz convergence."
+            )
+        ),
     ] = 2,
     iterations: Annotated[
         int,
         Option(
             "--q",
             help=(
-                "Number of Newton-Schulz steps (DP-Muon, Newton-Schulz convergence, and Nesterov "
-                "Muon with --singular)."
+                "Number of Newton-Schulz steps. Used by DP-Muon and Newton-Schulz convergence. "
+                "Nesterov Muon uses it only with --singular."
             ),
         ),
     ] = 5,
@@ -265,48 +291,60 @@ def stationarity(
         Option(
             help=(
                 "Noise multiplier: standard deviation of the noise in a lot's gradient sum, "
-                "divided by the clipping bound (DP-Muon, DiSK)."
+                "divided by the clipping bound. Used by DP-Muon and DiSK."
             )
         ),
     ] = 1.0,
     columns: Annotated[
         int,
         Option(
-            help="Larger side max(m, n) of the m x n matrix. 0 means a square matrix (DP-Muon, "
-            "DiSK)."
+            help=(
+                "Larger side max(m, n) of the m x n matrix. 0 means a square matrix. Used by "
+                "DP-Muon and DiSK."
+            )
         ),
     ] = 0,
     tail: Annotated[
         float,
-        Option(help="Tail constant K of the gradient G: E exp(|G|_F^2 / K^2) <= e (DP-Muon)."),
+        Option(
+            help="Tail constant K of the gradient G: E exp(|G|_F^2 / K^2) <= e. Used by DP-Muon."
+        ),
     ] = 1.0,
     moment: Annotated[
         float,
         Option(
-            help="Moment G_2 of the gradient G: E |G|_F^2 <= G_2^2. It replaces --tail (DP-Muon, "
-            "B.6)."
+            help=(
+                "Moment G_2 of the gradient G: E |G|_F^2 <= G_2^2. Use either --moment or --tail. "
+                "Used by DP-Muon (Corollary B.6)."
+            )
         ),
     ] = 0.0,
     clip: Annotated[
-        float | None, Option(help="Clipping bound C. Default: from the schedule (DP-Muon, DiSK).")
+        float | None,
+        Option(
+            help=(
+                "Clipping bound C. Default: from the schedule for DP-Muon, and 1 for DiSK. Used "
+                "by DP-Muon and DiSK."
+            )
+        ),
     ] = None,
     excess: Annotated[
         float | None,
         Option(
             help=(
-                "Mean excess E(|G|_F - C)_+ of the gradient norm over the clipping bound. Default: "
-                "computed from --tail or --moment (DP-Muon)."
+                "Mean excess E(|G|_F - C)_+ of the gradient norm over the clipping bound. "
+                "Default: computed from --tail or --moment. Used by DP-Muon."
             )
         ),
     ] = None,
-    gain: Annotated[float, Option(help="Gain kappa of the filter (DiSK).")] = 0.7,
-    reach: Annotated[float, Option(help="Look-ahead gamma of the filter (DiSK).")] = -1.0,
+    gain: Annotated[float, Option(help="Gain kappa of the filter. Used by DiSK.")] = 0.7,
+    reach: Annotated[float, Option(help="Look-ahead gamma of the filter. Used by DiSK.")] = -1.0,
     lr: Annotated[float | None, Option(help="Step size η. Default: from the schedule.")] = None,
     beta: Annotated[float | None, Option(help="Momentum β. Default: from the schedule.")] = None,
 ) -> None:
     """Compute a bound on the gradient norm after training, with its schedule and assumptions.
 
-    If only some papers use an option, its description ends with the names of these papers.
+    If only some papers use an option, its description names these papers.
 
     Example: [bold]fedmuon stationarity --paper 002 --steps 100000 --alpha 1.5 --batch 64[/]
     """
@@ -353,7 +391,8 @@ def flops(
         ),
     ] = "muon",
     aux: Annotated[
-        str, Option(help="With muon: optimizer of the parameters that Muon does not train.")
+        str,
+        Option(help="Optimizer of the parameters that Muon does not train, for --optimizer muon."),
     ] = "adamw",
     steps: Annotated[int, Option(help="Number of Newton-Schulz steps q.")] = 5,
     coefficients: Annotated[
@@ -373,7 +412,7 @@ def flops(
         ),
     ] = 0,
     oversample: Annotated[
-        int, Option(help="Number of columns of the sketch beyond its rank.")
+        int, Option(help="Number of columns that the sketch has in addition to its rank.")
     ] = 10,
     power: Annotated[int, Option(help="Number of power iterations h.")] = 1,
     sketch: Annotated[

@@ -416,14 +416,14 @@ class Data(Table):
     )
     train: Samples = key(
         4000,
-        "n, the number of training samples that are divided among the clients. If you do not set "
-        "it for your own data or file, all samples that are not held out are used.",
+        "n, the number of training samples that are divided among the clients. For your own data "
+        "or a file, the default is all samples except the held-out samples.",
         symbol="n",
     )
     test: Samples = key(
         1000,
-        "Number of held-out samples on which test loss and test accuracy are measured. If you do "
-        "not set it for your own data or file, a fifth of the samples is held out, at most 1000.",
+        "Number of held-out samples on which test loss and test accuracy are measured. For your "
+        "own data or a file, the default is a fifth of the samples, at most 1000.",
     )
     validation: Annotated[float, Field(ge=0, le=SAMPLES), AfterValidator(_share_or_count)] = key(
         0.0,
@@ -441,8 +441,9 @@ class Data(Table):
     alpha: Annotated[float, Field(ge=1 / LARGE)] = key(
         0.5,
         "Concentration of the Dirichlet distribution that divides the samples among the clients. "
-        "The partition dirichlet draws each client's share of every label; quantity draws each "
-        "client's number of samples. A small value gives uneven shares; inf gives equal shares.",
+        "The partition dirichlet draws each client's share of every label. The partition quantity "
+        "draws each client's number of samples. A small value gives uneven shares; inf gives "
+        "equal shares.",
         read_if=DIRICHLET_PARTITION,
         symbol="α",
     )
@@ -480,8 +481,8 @@ class Data(Table):
     )
     target: Text = key(
         "",
-        "Name of the label in data that you pass in Python: the column of a table, or the key "
-        "in each dict. If `target` is empty, common keys such as label are tried in dicts.",
+        "Name of the label in data that you pass in Python: the column of a table, or the key in "
+        "each dict. If `target` is empty, dicts are searched for common keys such as label.",
         read_if=OWN_SOURCE,
         values="a name",
     )
@@ -522,8 +523,8 @@ class Federation(Table):
     )
     per_round: Annotated[int, Field(ge=1, le=CLIENTS)] = key(
         5,
-        "K, the number of clients that take part in each round. They are drawn again in every "
-        "round. If there are fewer than 5 clients, the default is all clients.",
+        "K, the number of clients that take part in each round. These clients are drawn anew in "
+        "every round. If there are fewer than 5 clients, the default is all clients.",
         values="1 to `clients`",
         symbol="K",
     )
@@ -537,8 +538,7 @@ class Federation(Table):
     aggregate: Annotated[Text, AfterValidator(_named("federation.aggregate"))] = key(
         "mean",
         "How the server combines the models and states that the clients of a round return. "
-        "Stability bounds require mean or by-samples. Optimizers whose names end in -muonbc "
-        "also require one of these two values.",
+        "Stability bounds and optimizers whose names end in -muonbc require mean or by-samples.",
     )
     partition: Annotated[Text, AfterValidator(_named("federation.partition"))] = key(
         "dirichlet", "How samples are divided among the clients."
@@ -563,7 +563,7 @@ class TaskTable(Table):
     )
     width: Count = key(
         128,
-        "Width of the decoder, which is the length of its hidden vectors.",
+        "Length of the decoder's hidden vectors.",
         read_if=DECODER_TASK,
         values="a multiple of `heads`",
     )
@@ -588,22 +588,23 @@ class TaskTable(Table):
         "tied",
         "Last layer of the decoder. tied: the matrix of the token embeddings, as in GPT-2. "
         "untied: a separate parameter (DP-Muon, Appendix D). If `weights` do not contain this "
-        "parameter, it starts as a copy of the token embeddings.",
+        "parameter, its initial value is a copy of the token embeddings.",
         read_if=DECODER_TASK,
     )
     positions: Annotated[int, Field(ge=0, le=10**6)] = key(
         0,
-        "Number of position embeddings of the decoder, at least `data.context`. 0 means as many "
-        "as `data.context`. GPT-2 has 1024.",
+        "Number of position embeddings of the decoder, at least `data.context`. 0 means "
+        "`data.context`. GPT-2 has 1024 position embeddings.",
         read_if=DECODER_TASK,
         values="0, or at least `data.context`",
     )
     lora_rank: Annotated[int, Field(ge=0, le=10**6)] = key(
         0,
         "r, the rank of the LoRA adapters of the query, key and value projections. Only the "
-        "adapters are trained. The parameters in `weights` stay fixed, count as public, and "
-        "must be the same in a resumed run. With 0, there are no adapters, and all parameters "
-        'are trained. To let Muon train all adapters, set `local.route = "all-matrices"`.',
+        "adapters are trained. The parameters in `weights` stay fixed. They are treated as "
+        "public, and must be the same in a resumed run. With 0, there are no adapters, and all "
+        "parameters are trained. To let Muon train all adapters, set `local.route = "
+        '"all-matrices"`.',
         read_if=DECODER_TASK,
         values="0 to `width`",
     )
@@ -615,15 +616,15 @@ class Local(Table):
 
     recipe: Annotated[Text, AfterValidator(_named("local.recipe"))] = key(
         "fedmuon",
-        "Optimizer. It defines the local steps of the clients, and how the server updates the "
-        "model from the clients' average.",
+        "Optimizer: the rule for the local steps of the clients and for the server's update of "
+        "the model.",
     )
     steps: Count = key(5, "E, the number of local steps of each client in a round.", symbol="E")
     epochs: Annotated[float, Field(ge=0, le=1e6)] = key(
         0.0,
-        "Number of passes over a client's samples in each round. This key replaces `steps`: "
-        "clients with more samples then take more steps. With 0, `steps` sets the number of "
-        "steps.",
+        "Number of passes over a client's samples in each round. A number above 0 replaces "
+        "`steps`, so that clients with more samples take more steps. 0 means that `steps` sets "
+        "the number of steps.",
         read_if=ANY_STEPS,
     )
     batch: Annotated[int, Field(ge=0, le=SAMPLES)] = key(
@@ -650,13 +651,13 @@ class Local(Table):
     )
     schedule: Annotated[Text, AfterValidator(_named("local.schedule"))] = key(
         "constant",
-        "How lr changes from round to round. heavy-tailed sets both lr and momentum as in "
-        "Nesterov Muon.",
+        "How lr changes from round to round. The schedule heavy-tailed sets both lr and momentum, "
+        "as in the paper Nesterov Muon.",
     )
     tail_index: Annotated[float, Field(ge=0, le=2)] = key(
         0.0,
-        "Tail index α of the gradient noise (Nesterov Muon). 0 means that the tail index is "
-        "unknown.",
+        "Tail index α of the gradient noise, for the schedule heavy-tailed. 0 means that the tail "
+        "index is unknown.",
         read_if=HEAVY_TAILED,
         values="0, or above 1 up to 2",
     )
@@ -701,8 +702,8 @@ class Local(Table):
     )
     rank: Count = key(
         8,
-        "r, the rank of the factors in which momenta are sent. A matrix is sent unchanged if its "
-        "factors would not be smaller.",
+        "r, the rank of the two factors that replace a momentum matrix in messages. A matrix that "
+        "is not larger than its factors is sent unchanged.",
         read_if=COMPRESSED,
         symbol="r",
     )
@@ -715,9 +716,10 @@ class Local(Table):
     )
     route: Literal["hidden", "all-matrices"] = key(
         "hidden",
-        "Parameters of a network that Muon orthogonalizes. hidden: all matrices except the first "
-        "and last layer, embeddings and norms; if no matrix is left, the largest matrix. "
-        "all-matrices: every matrix. The file `routes.txt` of a run lists these parameters.",
+        "Parameters that Muon orthogonalizes. hidden: all matrices except embeddings, norms, and "
+        "the first and the last layer. If no hidden matrix exists, hidden means the largest "
+        "matrix. all-matrices: every matrix. The file `routes.txt` of a run lists these "
+        "parameters.",
         read_if=(NETWORK_TASK, MUON_RECIPE),
     )
     qkv: Literal["split", "whole"] = key(
@@ -729,8 +731,8 @@ class Local(Table):
     aux: Literal["sgd", "adamw"] = key(
         "sgd",
         "Optimizer of the parameters that are not orthogonalized. sgd: each step is −aux-lr · M, "
-        "where M is the momentum. adamw: AdamW, which federated optimizers restart in every "
-        "round.",
+        "where M is the momentum. adamw: AdamW. Federated optimizers reset the state of AdamW in "
+        "every round.",
         read_if=(NETWORK_TASK, MUON_RECIPE),
     )
     aux_lr: Amount = key(
@@ -742,9 +744,9 @@ class Local(Table):
     adjust: Literal["none", "original", "match-rms", "scion", "polargrad"] = key(
         "none",
         "Factor that multiplies the orthogonalized step of an [m, n] matrix. none: 1. original: "
-        "√max(1, m/n), as in torch.optim.Muon. match-rms: 0.2 √max(m, n), as in "
-        "torch.optim.Muon. scion: √(m/n). polargrad: ⟨M, Orth(M)⟩, which is the nuclear norm of "
-        "M if Orth is exact. With polargrad, no bound holds.",
+        "√max(1, m/n), as in torch.optim.Muon. match-rms: 0.2 √max(m, n), as in torch.optim.Muon. "
+        "scion: √(m/n). polargrad: ⟨M, Orth(M)⟩, which is the nuclear norm of M if Orth is exact. "
+        "With polargrad, there is no stability bound.",
         read_if=MUON_RECIPE,
     )
     options: Options = ()
@@ -784,7 +786,7 @@ class OrthogonalizerTable(Table):
     )
     eps: Positive = key(
         1e-7,
-        "ε in the divisor of M (see `normalization`).",
+        "ε, the small number in the divisor that `normalization` selects.",
         read_if=(*BY_MAP["newton-schulz"], WITH_EPSILON),
     )
     normalization: Literal["plus", "max", "unit", "aol"] = key(
@@ -792,15 +794,15 @@ class OrthogonalizerTable(Table):
         "Divisor of the matrix M before the first polynomial step. plus: ‖M‖ + ε (Stability "
         "note). max: max(‖M‖, ε) (torch). unit: max(‖M‖, 1) (DP-Muon). aol: each row of the "
         "shorter side is divided by the square root of Σⱼ |M Mᵀ|ᵢⱼ (Turbo-Muon). aol has no "
-        "Lipschitz constant, so no bound holds.",
+        "Lipschitz constant, so there is no stability bound.",
         read_if=BY_MAP["newton-schulz"],
     )
     products: Literal["full", "bfloat16"] = key(
         "full",
         "Precision of the matrix products in Newton–Schulz. full: the precision of the run. "
         "bfloat16: faster on GPUs and on processors with AMX, as in torch.optim.Muon. The "
-        "relative error of bfloat16 is about 0.01. With bfloat16, there is no Lipschitz "
-        "constant, so no bound holds.",
+        "relative error of bfloat16 is about 0.01. bfloat16 has no Lipschitz constant, so there "
+        "is no stability bound.",
         read_if=BY_MAP["newton-schulz"],
     )
     sigma: Positive = key(
@@ -819,7 +821,7 @@ class OrthogonalizerTable(Table):
     )
     oversample: Annotated[int, Field(ge=0, le=10**6)] = key(
         2,
-        "Number of columns of the random sketch beyond `rank`.",
+        "Number of columns that the random sketch has in addition to `rank`.",
         read_if=BY_MAP["randomized-polar"],
     )
     power: Few = key(
@@ -829,8 +831,9 @@ class OrthogonalizerTable(Table):
     )
     sketch: Literal["gaussian", "kaczmarz"] = key(
         "gaussian",
-        "How the random sketch is drawn. gaussian: it mixes all columns with Gaussian weights. "
-        "kaczmarz: columns are sampled with probabilities proportional to their squared norms.",
+        "How the random sketch of a matrix is drawn. gaussian: sums of all columns with random "
+        "Gaussian weights. kaczmarz: some columns, drawn with probabilities proportional to their "
+        "squared norms.",
         read_if=BY_MAP["randomized-polar"],
     )
     row_memory: Annotated[float, Field(ge=0, lt=1)] = key(
@@ -858,7 +861,7 @@ class OrthogonalizerTable(Table):
 
     @property
     def polynomials(self) -> Coefficients:
-        """The coefficients, with their safety factor if it has an effect."""
+        """The coefficients. If `safety` has an effect, they contain this factor."""
         given = self.coefficients
         return with_safety(given, self.safety) if given in SEVERAL else given
 
@@ -871,7 +874,8 @@ class Privacy(Table):
     one block. With `flat`, all parameters are clipped as one vector. With `automatic`, gradients
     are scaled to the bound. The mean of a lot is the sum of its bounded gradients, divided by
     `lot`. Every entry of the mean has noise of standard deviation `noise * bound / lot`. A client's
-    sampling rate is `lot / n_i`, `lot / population` with a public `population`, or a public `rate`.
+    sampling rate is `lot / n_i`. A public `population` changes the rate to `lot / population`, and
+    a public `rate` replaces it.
 
     Level `client` protects whole clients. Then `bound` is the clipping bound of a client's whole
     update, and the sum of a round has noise of standard deviation `noise * bound`.
@@ -879,11 +883,11 @@ class Privacy(Table):
 
     clipping: Literal["block", "flat", "automatic", "automatic-flat"] = key(
         "block",
-        "How each example's gradient is bounded. block: each matrix block is clipped "
-        "separately. flat: all parameters are clipped as one vector, as in Opacus. automatic: "
-        "as block, but every gradient is scaled to the bound. automatic-flat: as flat, but "
-        "every gradient is scaled to the bound. With m blocks, block needs √m times the noise "
-        "of flat for the same ε.",
+        "How each example's gradient is bounded. block: each matrix block is clipped separately. "
+        "flat: all parameters are clipped as one vector, as in Opacus. automatic: as block, but "
+        "every gradient is scaled to the bound. automatic-flat: as flat, but every gradient is "
+        "scaled to the bound. For m blocks and the same ε, block needs √m times as much noise as "
+        "flat.",
         read_if=PRIVATE_RECIPE,
     )
     blocks: Literal["routed", "hidden"] = key(
@@ -903,15 +907,15 @@ class Privacy(Table):
     )
     quantile: Annotated[float, Field(ge=0, lt=1)] = key(
         0.0,
-        "Target share of gradients that are not clipped. The clipping bound C starts at `bound` "
-        "and is adapted to this share by noisy counts. The privacy cost of these counts is "
-        "included in `noise`. 0 means a fixed bound.",
+        "Target share of gradients that are not clipped. The clipping bound C starts at `bound`. "
+        "Noisy counts of unclipped gradients then adapt C to the target. The privacy cost of the "
+        "counts is included in `noise`. 0 means a fixed bound.",
         read_if=PRIVATE_RECIPE,
     )
     quantile_rate: Annotated[float, Field(ge=1 / LARGE, le=10)] = key(
         0.2,
-        "Step size for the clipping bound C. After each lot, ln C decreases by `quantile-rate` "
-        "times the share of unclipped gradients minus `quantile`. C stays between 10⁻¹⁵ and "
+        "Step size for the clipping bound C. After each lot, ln C decreases by `quantile-rate` · "
+        "(s − `quantile`), where s is the share of unclipped gradients. C stays between 10⁻¹⁵ and "
         "10¹⁵.",
         read_if=(PRIVATE_RECIPE, QUANTILE),
     )
@@ -931,8 +935,8 @@ class Privacy(Table):
     )
     lot: Annotated[float, Field(ge=1e-3, le=SAMPLES)] = key(
         64.0,
-        "Size of a lot, which is the batch of a private step. With `sampling` = poisson, this "
-        "is the expected number of samples. With shuffle and cyclic, it is the exact number.",
+        "Size of a lot, which is the batch of a private step. `lot` is the expected number of "
+        "samples if `sampling` is poisson, and otherwise the exact number.",
         read_if=PRIVATE_RECIPE,
     )
     epsilon: Annotated[float, Field(ge=0, le=1e6)] = key(
@@ -951,35 +955,36 @@ class Privacy(Table):
     level: Literal["example", "client"] = key(
         "example",
         "Unit of privacy. example: each single sample of a client is protected. client: all "
-        "samples of a client are protected together. client needs an optimizer whose server "
-        "averages models, or models and momenta.",
+        "samples of a client are protected together. The level client needs an optimizer whose "
+        "server averages only models and momenta, such as fedmuon.",
     )
     trust: Literal["central", "local", "distributed"] = key(
         "central",
         "Who adds the noise. central: the server. local: each client adds all of the noise. "
-        "distributed: each client adds a share of the noise, and masks that cancel in the sum "
-        "hide the single updates from the server. distributed needs cohorts = fixed. On ray and "
-        "deployment, distributed also needs [faults] policy = strict and retries = 0.",
+        "distributed: each client adds a part of the noise and a mask. The masks hide single "
+        "updates from the server and cancel in the sum. distributed needs cohorts = fixed. With "
+        "the engines ray and deployment, distributed also needs [faults] policy = strict and "
+        "retries = 0.",
         read_if=CLIENT_LEVEL,
     )
     honest: Annotated[float, Field(gt=0, le=1)] = key(
         0.5,
-        "Share of a round's clients that are assumed to add their noise and to hide it from the "
-        "server. ε is computed as if only H = max(1, ⌊`honest` · K⌋) of the K clients added "
-        "noise. Therefore σ √(H / K) replaces σ.",
+        "Assumed share of honest clients in a round, which add their noise and hide it from the "
+        "server. ε counts only the noise of H = max(1, ⌊`honest` · K⌋) of the K clients. ε is "
+        "therefore computed with σ √(H / K) instead of σ.",
         read_if=(CLIENT_LEVEL, DISTRIBUTED_TRUST),
     )
     state_weight: Positive = key(
         1.0,
-        "Weight w of the momenta in a client's update (X_k − X, w (M_k − M)). With a larger w, "
-        "the momenta use more of the clipping bound, and the noise of the momenta, σC / w, is "
-        "smaller.",
+        "Weight w of the momenta M when a client's update (X_k − X, w (M_k − M)) is clipped. With "
+        "a larger w, the momenta use more of the clipping bound, and the noise of the momenta, σC "
+        "/ w, is smaller.",
         read_if=(CLIENT_LEVEL, SENDS_STATES),
     )
     cohorts: Literal["poisson", "fixed"] = key(
         "poisson",
         "How the clients of a round are drawn. poisson: each client takes part with probability "
-        "per-round / clients. This amplifies privacy, but the participants must stay secret. "
+        "per-round / clients. This random choice lowers ε, but the participants must stay secret. "
         "fixed: exactly per-round clients take part, and the participants may be public.",
         read_if=CLIENT_LEVEL,
     )
@@ -993,11 +998,10 @@ class Privacy(Table):
     )
     sampling: choices.Sampling = key(
         "poisson",
-        "How the lot of each step is drawn. poisson: each sample is drawn independently, with "
-        "the probability lot / population or `rate`. shuffle: the samples are put into a new "
-        "random order for each epoch, and this order is cut into lots. cyclic: one order is "
-        "used in all epochs. For shuffle and cyclic, ε is computed without amplification by "
-        "sampling.",
+        "How the lot of each step is drawn. poisson: each sample is drawn independently, with the "
+        "probability lot / population or `rate`. shuffle: the samples are put into a new random "
+        "order for each epoch, and this order is cut into lots. cyclic: one order is used in all "
+        "epochs. Only the random choice of poisson lowers ε (amplification by sampling).",
         read_if=PRIVATE_RECIPE,
     )
     max_lot: Annotated[int, Field(ge=0, le=SAMPLES)] = key(
@@ -1008,40 +1012,39 @@ class Privacy(Table):
     )
     noise_correlation: choices.NoiseCorrelation = key(
         "none",
-        "Correlation of the noise between steps (DP-FTRL): each step cancels part of the earlier "
-        "noise. sqrt-toeplitz and blt reduce the noise in sums of gradients; momentum and "
-        "blt-momentum reduce it in the momentum of dp-muon. The blt forms use a few optimized "
-        "buffers. The run needs one client and one process, and cannot be resumed.",
+        "How the noise of a step cancels part of the earlier noise (DP-FTRL). sqrt-toeplitz and "
+        "blt reduce the noise in sums of gradients. momentum and blt-momentum reduce the noise in "
+        "the momentum of dp-muon. blt and blt-momentum need less memory (see `buffers`). "
+        "Correlated noise needs one client and one process, and the run cannot be resumed.",
         read_if=CYCLIC_LOTS,
     )
     band: Count = key(
         8,
-        "Number of steps whose noise is correlated, including the current step. The run needs "
-        "memory for `band` − 1 further models. The best value is near the number of lots in an "
-        "epoch.",
+        "Number of consecutive steps whose noise is correlated. The run needs memory for `band` − "
+        "1 further models. The best value is near the number of lots in an epoch.",
         read_if=(*CYCLIC_LOTS, BAND_OF_NOISE),
     )
     buffers: Annotated[int, Field(ge=1, le=8)] = key(
         2,
-        "Number of buffers for correlated noise, each as large as the model. More than 3 buffers "
-        "improve little.",
+        "Number of buffers, which store sums of earlier noise. Each buffer is as large as the "
+        "model. More than 3 buffers reduce the noise only a little.",
         read_if=(*CYCLIC_LOTS, BUFFERED_NOISE),
     )
     population: Annotated[int, Field(ge=0, le=SAMPLES)] = key(
         0,
-        "Public number of samples of each client. The sampling rate is then lot / population. "
-        "With 0, each client uses its own number of samples.",
+        "Public number of samples of each client. A number above 0 sets the sampling rate to lot "
+        "/ population. 0 means that each client uses its own number of samples.",
         read_if=PRIVATE_RECIPE,
     )
     rate: Annotated[float, Field(ge=0, le=1)] = key(
         0.0,
-        "Public sampling rate: the probability that a sample is drawn into the lot of a step. "
-        "The sum of a lot's gradients is divided by `lot`, for any rate. With 0, the rate is "
-        "lot / population.",
+        "Public sampling rate: the probability that a sample is drawn into the lot of a step. The "
+        "rate does not change the mean of a lot, which is the sum of gradients divided by `lot`. "
+        "0 means the rate lot / population.",
         read_if=PRIVATE_RECIPE,
     )
     kappa: Annotated[float, Field(gt=0, le=1)] = key(
-        0.7, "κ, the gain of the Kalman filter (DiSK).", read_if=DISK_RECIPE
+        0.7, "κ, the gain of the Kalman filter in DiSK.", read_if=DISK_RECIPE
     )
     lookahead: Annotated[float, Field(ge=1 / LARGE)] = key(
         0.5,
@@ -1051,7 +1054,7 @@ class Privacy(Table):
     )
     probes: Annotated[int, Field(ge=1, le=1024)] = key(
         1,
-        "Number of antithetic pairs of random probes that estimate the bias correction (DP-Muon).",
+        "Number of antithetic pairs of random probes that estimate the bias correction of DP-Muon.",
         read_if=(PRIVATE_RECIPE, BIAS_CORRECTED),
     )
     noise_source: choices.NoiseSource = key(
@@ -1064,33 +1067,33 @@ class Privacy(Table):
     arithmetic: choices.Arithmetic = key(
         "auto",
         "Arithmetic of the noise. continuous: noise in floating point. grid: exact discrete "
-        "Gaussian noise on a lattice, so the low bits reveal nothing. auto: grid for secret "
+        "Gaussian noise on a lattice, so that rounding reveals nothing. auto: grid for secret "
         "noise, but continuous for reproducible noise, for correlated noise and if `quantile` is "
-        "above 0. Distributed trust always uses integers.",
+        "above 0. With trust = distributed, the noise is always made of integers.",
         read_if=PRIVATE_RUN,
     )
     insecure_reproducible_noise: bool = key(
         False,
         "Draw noise and lots from `federation.seed`, so that a run can be repeated exactly. Use "
-        "this only for tests, because the run then protects nobody.",
+        "this key only for tests, because such a run is not private.",
         read_if=PRIVATE_RUN,
     )
 
     @model_validator(mode="before")
     @classmethod
     def _with_adjacency(cls, keys: Any) -> Any:
-        """If a population or rate is public, the default of adjacency becomes add-remove."""
+        """Set the default of adjacency to add-remove if a population or rate is public."""
         public = isinstance(keys, Mapping) and (keys.get("population") or keys.get("rate"))
         return {"adjacency": "add-remove", **keys} if public else keys
 
     @property
     def public_rate(self) -> float:
-        """The public sampling rate of every sample; 0 if the rate of a client is lot / n_i."""
+        """The public sampling rate, or 0 if each client has its own rate lot / n_i."""
         return self.rate or (min(1.0, self.lot / self.population) if self.population else 0.0)
 
     @property
     def public_population(self) -> float:
-        """The public number of samples of each client; 0 if each client uses its own number."""
+        """The public number of samples of a client, or 0 if each client uses its own number."""
         return self.lot / self.public_rate if self.public_rate else 0.0
 
 
@@ -1104,8 +1107,7 @@ class Engine(Table):
     )
     dtype: Literal["float32", "float64"] = key(
         "float32",
-        "Floating-point type of all computation. `fedmuon stability` uses float64 if you do not "
-        "set this key.",
+        "Floating-point type of all computation. The default of `fedmuon stability` is float64.",
     )
     device: Text = key(
         "auto",
@@ -1175,8 +1177,8 @@ class Compression(Table):
     )
     rank: Count = key(
         4,
-        "r, the rank of the factors that are sent. A matrix is sent unchanged if its factors "
-        "would not be smaller.",
+        "r, the rank of the two factors that replace a matrix in messages. A matrix that is not "
+        "larger than its factors is sent unchanged.",
         read_if=OF_A_RANK,
         symbol="r",
     )
@@ -1197,9 +1199,9 @@ class Faults(Table):
 
     policy: Literal["strict", "drop"] = key(
         "strict",
-        "What happens if a client sends no valid reply. strict: the request is repeated up to "
-        "`retries` times. The run then stops, and you can resume the run. drop: the server "
-        "averages over the clients that replied, and no stability bound is valid.",
+        "What happens if a client sends no valid reply. strict: after `retries` repeated "
+        "requests, the run stops, and you can resume the run. drop: the server averages over the "
+        "clients that replied, and there is no stability bound.",
         read_if=REMOTE_CLIENTS,
     )
     retries: Few = key(
@@ -1235,7 +1237,7 @@ class Devices(Table):
         "How simulated time affects training. none: no clock. synchronous: each round waits for "
         "all clients. deadline: a round ends after `per-round` replies or after `deadline` "
         "seconds. fedbuff: `per-round` clients always train, and the server updates the model "
-        "after every `buffer` replies. Some replies then started from an older model (Nguyen et "
+        "after every `buffer` replies. With fedbuff, some clients train an older model (Nguyen et "
         "al. 2022).",
     )
     select: Annotated[int, Field(ge=0, le=CLIENTS)] = key(
@@ -1271,14 +1273,14 @@ class Devices(Table):
     )
     speed: Positive = key(
         100.0,
-        "Simulated operations per second. With `speeds` = constant: speed of every client. With "
-        "log-normal: speed of the median client. With pareto: speed of the fastest client.",
+        "Simulated operations per second of every client (`speeds` = constant), of the median "
+        "client (log-normal) or of the fastest client (pareto).",
         read_if=DRAWN_SPEED,
     )
     speed_spread: Amount = key(
         0.5,
-        "Spread of the speeds. With `speeds` = log-normal: standard deviation of the logarithm "
-        "of the speed. With pareto: 1 / shape parameter of the Pareto distribution.",
+        "Spread of the speeds: the standard deviation of the logarithm of the speed (`speeds` = "
+        "log-normal), or 1 / shape parameter of the Pareto distribution (pareto).",
         read_if=(CLOCK, ReadIf("devices.speeds", SPREADS, "speeds that are drawn use")),
     )
     bandwidths: Distribution = key(
@@ -1289,21 +1291,20 @@ class Devices(Table):
     )
     bandwidth_down: Positive = key(
         1e6,
-        "Bytes per second from the server to a client. With `bandwidths` = constant: for every "
-        "client. With log-normal: for the median client. With pareto: for the fastest client.",
+        "Bytes per second from the server to every client (`bandwidths` = constant), to the "
+        "median client (log-normal) or to the fastest client (pareto).",
         read_if=DRAWN_BANDWIDTH,
     )
     bandwidth_up: Positive = key(
         1e6,
-        "Bytes per second from a client to the server. With `bandwidths` = constant: for every "
-        "client. With log-normal: for the median client. With pareto: for the fastest client.",
+        "Bytes per second to the server from every client (`bandwidths` = constant), from the "
+        "median client (log-normal) or from the fastest client (pareto).",
         read_if=DRAWN_BANDWIDTH,
     )
     bandwidth_spread: Amount = key(
         0.5,
-        "Spread of the bandwidths. With `bandwidths` = log-normal: standard deviation of the "
-        "logarithm of the bandwidth. With pareto: 1 / shape parameter of the Pareto "
-        "distribution.",
+        "Spread of the bandwidths: the standard deviation of the logarithm of the bandwidth "
+        "(`bandwidths` = log-normal), or 1 / shape parameter of the Pareto distribution (pareto).",
         read_if=(CLOCK, ReadIf("devices.bandwidths", SPREADS, "bandwidths that are drawn use")),
     )
     trace: Text = key(
@@ -1322,8 +1323,8 @@ class Devices(Table):
     )
     available: Annotated[float, Field(gt=0, le=1)] = key(
         0.5,
-        "With `availability` = bernoulli: probability that a client is available in a round. "
-        "With day-night: share of each day in which a client is available.",
+        "Probability that a client is available in a round (`availability` = bernoulli), or share "
+        "of each day in which a client is available (day-night).",
         read_if=(
             CLOCK,
             ReadIf(
@@ -1340,8 +1341,8 @@ class Devices(Table):
     availability_trace: Text = key(
         "",
         "Path of a CSV file with the columns client, start and end. Each row is an interval, in "
-        "simulated seconds, in which a client is available. All intervals repeat after the last "
-        "end.",
+        "simulated seconds, in which a client is available. After the end of the last interval, "
+        "all intervals repeat.",
         read_if=(
             CLOCK,
             ReadIf("devices.availability", ("trace",), "availability by a trace uses"),
@@ -1373,18 +1374,18 @@ def _constant(value: float | str) -> float | str:
 
 
 class Stability(Table):
-    """Neighbouring data sets and assumptions of the bound in `fedmuon stability`."""
+    """Settings of `fedmuon stability` and of the stability bound."""
 
     trials: Count = key(
-        10, "Number of neighbouring data sets that are tested.", read_if=DRAWN_NEIGHBOURS
+        10, "Number of neighbouring data sets to train on.", read_if=DRAWN_NEIGHBOURS
     )
     neighbours: Literal["own", "any", "worst", "all"] = key(
         "own",
-        "Which sample is replaced, and by what. own: a random sample, by a sample of the same "
-        "client's distribution. any: a random sample, by a sample of any client's distribution. "
-        "worst: `trials` replacements with the largest predicted effect, and `trials` random "
-        "ones (see `predicted.csv`). At most 2,048 held-out samples are tried. all: each sample "
-        "is replaced once.",
+        "How neighbouring data sets are chosen. own: a sample of the same client's distribution "
+        "replaces a random sample. any: a sample of any client's distribution replaces a random "
+        "sample. worst: the `trials` replacements with the largest predicted effect among at most "
+        "2,048 held-out samples, and `trials` random replacements. all: each sample is replaced "
+        "once.",
     )
     delta: Chance = key(0.05, "δ, the failure probability of the bound.")
     lipschitz: Literal["paper", "sharp"] = key(
@@ -1395,27 +1396,28 @@ class Stability(Table):
     constants: Literal["ball", "global"] = key(
         "ball",
         (
-            "Models for which the constants of the task are valid. ball: all models in a ball "
-            "around X⁰ that the run cannot leave before the step. global: all models, as in the "
+            "Models for which the constants of the task are valid. ball: for each step, a ball "
+            "around X⁰ that contains all models a run can reach. global: all models, as in the "
             "Stability note. global is always used with alignment, weight decay, a custom "
-            "orthogonalizer or your own Lipschitz constant (Lg). A bound that is computed "
-            "without a run also uses global, unless X⁰ is zero."
+            "orthogonalizer or your own Lipschitz constant (Lg). A bound that is computed without "
+            "a run also uses global, unless X⁰ is zero."
         ),
         read_if=MATRIX_TASK,
     )
     realized: bool = key(
         False,
-        "Write the file `realized.csv`: upper bounds on the distance between the model of this "
-        "run and the model on each neighbouring data set. The bounds use the gradients and the "
-        "curvature of this run.",
+        "Write the file `realized.csv` with upper bounds on how far the final model moves if the "
+        "run trains on each neighbouring data set. The bounds use the gradients and the curvature "
+        "of this run.",
         read_if=MATRIX_TASK,
     )
     c_hp: Annotated[float | str, AfterValidator(_constant)] = key(
         "explicit",
-        "Form of C_hp in Theorem 4.1 (Stability note). explicit and sharp: proved; sharp is "
-        "tighter. variance: proved; the training losses of the finished run replace the range "
-        "B, and δ is split into 0.9 δ for H and 0.1 δ for G. A number: your own C_hp, without a "
-        "proof; the terms H and G may each fail with probability δ/2, as published.",
+        "Constant C_hp in Theorem 4.1 (Stability note). explicit: a proved constant. sharp: a "
+        "proved constant that gives a tighter bound. variance: a proved bound from the training "
+        "losses of the finished run. Its terms H and G may fail with probabilities 0.9 δ and 0.1 "
+        "δ. A number: your own C_hp, which is not proved. H and G may then fail with probability "
+        "δ/2 each, as published.",
         values="explicit, sharp, variance, or a number above 0",
     )
     alpha_smoothing: Chance = key(
