@@ -190,10 +190,10 @@ def newton_schulz(
 class Private:
     """The parameters of DP-Muon (000) for noise and clipping.
 
-    `clip` is the clipping bound C. By default, C follows from the light-tailed rule for K = `tail`.
-    If `moment` = G_2 is positive, C follows from the rule of Corollary B.6. `excess` is an upper
-    bound on E(||G||_F - C)_+, the mean length that clipping removes from a gradient G. By default,
-    `excess` is computed from `tail` or `moment`.
+    `clip` is the clipping bound C. By default, C follows from DP-Muon's rule for light tails, with
+    K = `tail`. If `moment` = G_2 is positive, C follows from the rule of Corollary B.6. `excess` is
+    an upper bound on E(||G||_F - C)_+, the mean length that clipping removes from a gradient G. By
+    default, `excess` is computed from `tail` or `moment`.
     """
 
     noise: float = 1.0

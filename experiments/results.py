@@ -166,7 +166,7 @@ class Result:
         After an error, `path` contains no partial copy.
 
         Args:
-            path: A folder that does not exist yet. Folders above it are created.
+            path: A folder that does not exist yet. Missing parent folders are created.
 
         Returns:
             The result itself.
@@ -194,14 +194,17 @@ class Result:
         return self.rounds
 
     def _curve(self) -> list[Record]:
-        """Return the records to draw. For a finished run, they begin with the untrained model."""
+        """Return the records to draw.
+
+        For a finished run, the records begin with the untrained model.
+        """
         return from_start(self.rounds, RunDirectory(self.path).summary())
 
     def to_frame(self) -> "DataFrame":
         """Return the table as a pandas DataFrame: one row per round, or per neighbour.
 
         Returns:
-            The DataFrame. Its columns are the names in the records.
+            The DataFrame. The columns are the names in the records.
 
         Raises:
             InputError: If pandas is not installed.
@@ -461,7 +464,7 @@ class SweepResult:
         """Return the table as a pandas DataFrame.
 
         Returns:
-            The DataFrame. Its columns are the names in the rows.
+            The DataFrame. The columns are the names in the rows.
 
         Raises:
             InputError: If pandas is not installed.
@@ -665,7 +668,7 @@ class Comparison:
         """Return the rows as a pandas DataFrame.
 
         Returns:
-            The DataFrame. Its columns are the names in the rows.
+            The DataFrame. The columns are the names in the rows.
 
         Raises:
             InputError: If pandas is not installed.
@@ -768,7 +771,7 @@ class Comparison:
     def _told(self) -> list[str]:
         """Return the notes below the rows.
 
-        They explain ± and the numbers, and list the runs that were left out.
+        The notes explain ± and the numbers, and list the runs that were left out.
         """
         notes = [SD_NOTE] if any(name.endswith(SPREAD) for name in self.measures) else []
         notes += [self.note] if self.note else []
@@ -957,9 +960,9 @@ def _grouped(runs: Sequence[tuple[str, Finished]], note: str, left: Sequence[str
 
 
 def _name_objects(flats: Sequence[dict[str, Any]], objects: Sequence[Mapping[str, str]]) -> None:
-    """Write the names of objects that were passed in Python into the flat configs.
+    """Replace the objects that were passed in Python by their names in the flat configs.
 
-    If different objects have the same name, add the digest of each object to its name.
+    If different objects have the same name, their names also contain digests.
     """
     for kind, (table, key) in NAMED.items():
         place = f"{table}.{key}"
@@ -974,7 +977,7 @@ def _name_objects(flats: Sequence[dict[str, Any]], objects: Sequence[Mapping[str
 def _spent(members: Sequence[Finished]) -> Record:
     """Return the largest epsilon that private runs spent.
 
-    The result also contains its delta and its assumptions.
+    The result also contains the delta and the assumptions of this epsilon.
     """
     accounts = [one.summary["privacy"] for one in members if "privacy" in one.summary]
     if not accounts:

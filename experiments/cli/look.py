@@ -103,7 +103,7 @@ def show(
 
 
 def _record(run: "RunStatus") -> dict[str, Any]:
-    """Return the JSON record of a run that `show` prints."""
+    """Return the record of a run that `show --json` prints."""
     return {
         "run": run.path,
         "state": run.state,

@@ -87,7 +87,10 @@ def warn(sentence: str) -> None:
 
 
 def complain(sentence: str) -> None:
-    """Print a sentence on stderr. [Brackets] are not markup, because they name config tables."""
+    """Print a sentence on stderr.
+
+    Brackets such as [data] are not markup, because they name config tables.
+    """
     if not sentence:
         return
     text = Text.assemble(("fedmuon: ", "bold red"), plain(sentence, None))

@@ -383,7 +383,7 @@ def spent(
 
 
 def show(answer: dict[str, Any], delta: float, population: int) -> None:
-    """Print an answer of the accountant, with a note if delta is large for the population."""
+    """Print an answer of the accountant, with a note if delta is large for this population."""
     note = " ".join(filter(None, (answer["note"], composition.loose(delta, population))))
     answer = {**answer, "note": note}
     tell(answer, facts("", answer.items()))

@@ -63,7 +63,7 @@ def brief_routes(table: str) -> str:
 
 
 def _noted(record: Record) -> Record:
-    """Return the entries of a record that are shown next to the bar."""
+    """Return the entries of a record that are shown next to the progress bar."""
     return {name: record[name] for name in NOTES if name in record}
 
 
@@ -333,7 +333,7 @@ def accounts(summary: Record | None) -> list[Table]:
 
 
 def run_parts(run: RunStatus, width: int, x: str = "rounds") -> Iterator[RenderableType]:
-    """Return the parts of a run to print: settings, curves, and results or last measurements."""
+    """Return the parts of a run to print: settings, curves, and the results so far."""
     positions(run.rounds, x, str(run.path))  # an error about the axis comes first
     lines = run.card()
     if run.summary is not None:

@@ -1,9 +1,9 @@
 """A temporary folder, and a guard that kills its processes when the owner of the folder ends.
 
-The processes that the owner starts name the folder in their environment. A guard process, in its
-own session, waits until the owner's end of a pipe is closed. Even `kill -9` of the owner closes the
-pipe. Then the guard kills all processes of the folder and removes the folder. If the guard was
-killed as well, the next creation of such a folder removes folders without an owner.
+The environment of each process that the owner starts contains the name of the folder. A guard
+process, in its own session, waits until the owner's end of a pipe is closed. Even `kill -9` of the
+owner closes the pipe. Then the guard kills all processes of the folder and removes the folder. If
+the guard was killed as well, the next creation of such a folder removes folders without an owner.
 
 The guard runs this file as a program outside the Python environment. This file therefore uses only
 the standard library.

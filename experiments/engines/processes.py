@@ -19,8 +19,8 @@ SCRIPTS = sysconfig.get_path("scripts")
 class Processes:
     """Running commands in one guarded folder, each with its own log file and home folder.
 
-    A command may start child processes in other process groups. They are found by the name of the
-    folder in their environment.
+    A command may start child processes in other process groups. Child processes are found by the
+    name of the folder in their environment.
     """
 
     def __init__(self, settings: dict[str, str]) -> None:

@@ -122,7 +122,7 @@ def machines() -> int:
 
 @dataclass(frozen=True)
 class Handed:
-    """An object of the caller in Ray's object store. Every worker process fetches it once."""
+    """An object of the caller in Ray's object store. A worker process fetches the object once."""
 
     place: Any  # a reference to the object
 

@@ -14,7 +14,7 @@ from fedmuon.tasks import matrix
 
 
 def record() -> dict[str, Any]:
-    """Measure each kernel on each device, and look for data sources and packages."""
+    """Measure the speed of each kernel on each device, and look for data sources and packages."""
     devices = {torch.device("cpu"): f"cpu ({os.cpu_count()} x {processor()})"}
     for index in range(torch.cuda.device_count()):
         device = torch.device("cuda", index)

@@ -25,7 +25,7 @@ SHORT = 90  # maximum number of characters of the reason why a run failed
 
 
 def write(run: RunStatus, file: Path, x: str = "rounds") -> Path:
-    """Write a page for one run as a single file, with curves against `x`."""
+    """Write a page for one run as a single file, with `x` as the horizontal axis of the curves."""
     with tempfile.TemporaryDirectory() as draft, mendable(file, "write"):
         content = write_page(Path(draft), [of_run(run, x)]).read_bytes()
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def of_runs(folders: Sequence[Path]) -> Findings:
 
 
 def of_run(run: RunStatus, x: str = "rounds") -> Findings:
-    """Return the section for one finished or unfinished run, with curves against `x`."""
+    """Return the section for one finished or unfinished run, with `x` as the axis of the curves."""
     config = run.config
     return Findings(
         name=run.path.resolve().name,

@@ -18,7 +18,7 @@ Points = Sequence[tuple[float, float]]
 def sparkline(values: Sequence[float], width: int) -> str:
     """Draw the finite values as bars of eight heights, in at most `width` characters.
 
-    If there are more than `width` values, each bar is the mean of a part of them.
+    If there are more than `width` values, each bar is the mean of several neighbouring values.
     """
     found = [one for one in values if math.isfinite(one)]
     count = min(width, len(found))

@@ -118,7 +118,7 @@ def rounds_since(folder: Path, since: str) -> Record:
 
     Args:
         folder: The run folder.
-        since: The field `at` of an earlier answer. If this text is not a position in the file, the
+        since: The field `at` of an earlier answer. If `since` is not a position in the file, the
             lines are read from the start.
     """
     try:

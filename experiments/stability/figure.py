@@ -12,8 +12,8 @@ from fedmuon.analysis.report.numbers import number
 def census_panels(neighbours: Columns, narrow: bool = False, width: float = 0.0) -> Figure:
     """Draw the perturbations of all neighbours of one run by client, with the certificates.
 
-    The second panel shows the perturbations divided by their certificates. Without certificates, it
-    shows the perturbations.
+    The second panel shows the perturbations divided by their certificates. Without certificates,
+    the second panel shows the perturbations.
     """
     figure, (left, right) = style.canvas(2, narrow, 3.3, width=width)
     draw_strips(left, neighbours)

@@ -1,9 +1,10 @@
 """Study `certified-loss`: is the certified population loss below the loss of the initial model?
 
-A certificate bounds F - F_hat, so F is certified to be at most the train loss plus the bound. This
-is useful only if training lowers the train loss by more than the bound. A cell is one federation
-with one number of samples. The runs with tuning seeds try a grid of step sizes, lambdas and numbers
-of rounds. For each form of the bound, runs with other seeds evaluate the best setting.
+A certificate bounds F - F_hat, the population loss minus the train loss. Therefore, F is certified
+to be at most the train loss plus the bound. This is useful only if training lowers the train loss
+by more than the bound. A cell is one federation with one number of samples. The runs with tuning
+seeds try a grid of step sizes, lambdas and numbers of rounds. For each form of the bound, runs with
+other seeds evaluate the best setting.
 """
 
 import itertools

@@ -421,7 +421,7 @@ def numbers(rows: Columns) -> Rows:
 
 @style.styled
 def gains(rows: Columns, narrow: bool = False) -> Figure:
-    """Draw the mean against the gain, for the largest noise and full batches.
+    """Draw the mean squared gradient norm against the gain, for the largest noise and full batches.
 
     There is a panel for each reach.
     """
