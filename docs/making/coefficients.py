@@ -22,10 +22,10 @@ maps each singular value x of the normalized matrix to a x + b x³ + c x⁵ + �
 composition of the first T steps. If a set has fewer than T steps, its last step is repeated. If a
 set has more than T steps, only the first T steps are used.
 
-`[orthogonalizer] safety` is a factor. It divides the input of every step except the last step of a
-set, as in Polar Express (`fedmuon.orthogonalize.with_safety`). The first steps of `polar-express`
-are rounded steps of `polar-express-e3` with the factor 1.01. The numbers of this page are for sets
-without an additional factor. For other factors, use `fedmuon bound` and
+`[orthogonalizer] safety` is a factor. The factor divides the input of every step except the last
+step of a set, as in Polar Express (`fedmuon.orthogonalize.with_safety`). The first steps of
+`polar-express` are rounded steps of `polar-express-e3` with the factor 1.01. The numbers of this
+page are for sets without an additional factor. For other factors, use `fedmuon bound` and
 `fedmuon.orthogonalize.lipschitz`.
 
 Each number in the table is an upper bound, rounded up. Interval arithmetic proves each bound for
