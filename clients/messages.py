@@ -27,9 +27,10 @@ def request(message: Message) -> tuple[FlatConfig, int, int, np.ndarray | None, 
     """Read the settings in a message of the server.
 
     Returns:
-        The config (hashable), the round, the number of replicas, the data sets of the replicas
-        (`Neighbours.rows`, or None if all replicas use the same data), the step-size factor (None
-        without a schedule), and a hash of the partition of the samples.
+        The config (hashable), the round, the number of replicas, the data sets of the replicas, the
+        step-size factor, and a hash of the partition of the samples. The data sets are
+        `Neighbours.rows`, or None if all replicas use the same data. The factor is None without a
+        schedule.
     """
     flat: dict[str, Any] = dict(message.content.config_records["config"])
     round, stack, rows = flat.pop("round"), flat.pop("stack"), flat.pop("rows", None)

@@ -1,7 +1,7 @@
 """Answer messages in a client: unpack a message, train or evaluate, mask and pack the reply.
 
 Between rounds, a client process stores the persistent states of the optimizer (`stored_states.py`).
-It also caches the samples of its clients and the objects that the config describes. With
+The process also caches the samples of its clients and the objects that the config describes. With
 distributed trust, a client also stores the private key of its mask. The key is created when the
 server requests the public key, and deleted after the reply.
 """

@@ -30,9 +30,9 @@ class NoiseResult:
     """The smallest noise multiplier that meets a target epsilon.
 
     Attributes:
-        noise: Noise multiplier σ of one block. It is the standard deviation of the noise divided by
-            the clipping bound.
-        spent: The epsilon that this noise spends. It is at most the target.
+        noise: Noise multiplier σ of one block: the standard deviation of the noise divided by the
+            clipping bound.
+        spent: The epsilon that this noise spends, which is at most the target.
 
     Example:
         >>> import fedmuon
@@ -52,11 +52,11 @@ class AuditResult:
     Attributes:
         epsilon_at_least: The largest lower bound on epsilon.
         counted: The lower bound that uses only the trial counts.
-        tilted: The lower bound that also uses the declared Gaussian noise. It is None if this bound
-            was not computed.
+        tilted: The lower bound that also uses the declared Gaussian noise, or None if it was not
+            computed.
         joint: The epsilon that the accountant certifies.
-        per_release: The epsilon of a mechanism in which each block draws its own lot. This epsilon
-            is not certified.
+        per_release: The epsilon, without a certificate, of a mechanism in which each block draws
+            its own lot.
         below_joint: Whether the lower bound is at most the certified epsilon. False refutes the
             certified epsilon.
         refutes_per_release: Whether counts alone refute `per_release`.
@@ -64,8 +64,7 @@ class AuditResult:
         trials: Number of trials with the canary. The number of trials without the canary is the
             same.
         delta: Privacy parameter δ.
-        note: A warning if the number of trials is too small to test the claim. Otherwise, it is
-            empty.
+        note: A warning if the number of trials is too small to test the claim, otherwise "".
         record: All numbers, as `fedmuon privacy audit --json` prints them.
 
     Example:
@@ -94,7 +93,7 @@ class RunAuditResult:
     """The result of an audit of one run with many canaries.
 
     Attributes:
-        path: The run folder. The secret coins are stored next to it, in `NAME-coins`.
+        path: The run folder NAME. The secret coins are stored next to this folder, in `NAME-coins`.
         epsilon: The epsilon of the run's ledger.
         epsilon_at_least: The largest lower bound on epsilon that uses only the guess counts.
         declared: A lower bound that assumes the declared mechanism, but not its noise level.
@@ -105,9 +104,8 @@ class RunAuditResult:
         right: Number of right guesses.
         confidence: Confidence with which the lower bounds hold.
         delta: Privacy parameter δ.
-        note: A warning if the number of canaries is too small to test the claim. Otherwise, it is
-            empty.
-        record: All numbers of the audit. This is the content of one-run.json.
+        note: A warning if the number of canaries is too small to test the claim, otherwise "".
+        record: All numbers of the audit, as in the file one-run.json.
         temporary: The temporary folder, if the run is stored in one.
 
     Example:
@@ -420,12 +418,12 @@ def epsilon(
 ) -> EpsilonResult:
     """Compute the epsilon that private training spends.
 
-    The blocks of a step share one lot. Together they form one Gaussian release with the multiplier
-    noise / sqrt(blocks) (DP-Muon, Theorem 2.1).
+    The blocks of a step share one lot, and together form one Gaussian release. The multiplier of
+    this release is noise / sqrt(blocks) (DP-Muon, Theorem 2.1).
 
     Args:
-        noise: Noise multiplier σ of one block. It is the standard deviation of the noise divided by
-            the clipping bound.
+        noise: Noise multiplier σ of one block: the standard deviation of the noise divided by the
+            clipping bound.
         lot: Expected size of a Poisson lot, or the size of lots in a fixed order.
         population: Number of examples from which the lots are drawn.
         steps: Number T of noisy releases in the whole run.
@@ -542,8 +540,8 @@ def audit(
     """Compute a lower bound on epsilon from many simulated runs with and without a canary.
 
     Args:
-        noise: Noise multiplier σ of one block. It is the standard deviation of the noise divided by
-            the clipping bound.
+        noise: Noise multiplier σ of one block: the standard deviation of the noise divided by the
+            clipping bound.
         lot: Expected size of a Poisson lot.
         population: Number of examples from which the lots are drawn.
         steps: Number T of noisy releases in a run.

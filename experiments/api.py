@@ -91,11 +91,11 @@ def run(
     Args:
         config: The settings. Pass the path of a TOML file, a dictionary of tables such as
             `{"local": {"lr": 0.1}}`, or a `fedmuon.Config`. A missing key takes its default.
-        data: The samples to use in place of those that `[data]` names. Pass a pair (inputs, labels)
-            of arrays, tensors or tables. Or pass a DataFrame whose label column is `[data] target`,
-            a sequence of pairs or dictionaries such as a torch `Dataset` or a Hugging Face dataset,
-            a scikit-learn `Bunch`, or a function that returns one of these. Arrays of uint8 are
-            read as pixels and divided by 255, so convert other features to floats.
+        data: The samples to use in place of the data set in `[data]`. Pass a pair (inputs, labels)
+            of arrays, tensors or tables. Or pass a DataFrame, whose label column `[data] target`
+            names. Or pass a torch `Dataset`, a Hugging Face dataset, another sequence of pairs or
+            dictionaries, a scikit-learn `Bunch`, or a function that returns such data. Arrays of
+            uint8 are read as pixels and divided by 255, so convert other features to floats.
         test: Held-out samples, in the same forms as `data`. If you pass `test`, pass `data` too.
         partition: How samples are divided among clients: a name, a list with one index array per
             client, a function `(labels, clients, rng)` that returns such a list, or a partitioner
@@ -113,8 +113,8 @@ def run(
         callbacks: Callbacks that are called after each round, such as
             `fedmuon.callbacks.EarlyStopping()` or a function with the arguments `(record, state)`.
             If a callback returns True, the run ends.
-        out: The run folder. Without `out`, the folder is temporary. It is removed with the last
-            result that uses it, or when Python ends. `result.save(path)` copies it.
+        out: The run folder. Without `out`, the folder is temporary. This folder is removed with the
+            last result that uses it, or when Python ends. `result.save(path)` copies the folder.
         resume: Whether `out` may contain an interrupted run, which then continues from its last
             checkpoint.
         progress: Whether to show a progress bar.
@@ -180,11 +180,11 @@ def sweep(
             optimistic. "max:NAME" and "min:NAME" select by your own metric.
         jobs: Number of runs that train at the same time, each in its own process. Your objects must
             then be importable in those processes.
-        data: The samples to use in place of those that `[data]` names. Pass a pair (inputs, labels)
-            of arrays, tensors or tables. Or pass a DataFrame whose label column is `[data] target`,
-            a sequence of pairs or dictionaries such as a torch `Dataset` or a Hugging Face dataset,
-            a scikit-learn `Bunch`, or a function that returns one of these. Arrays of uint8 are
-            read as pixels and divided by 255, so convert other features to floats.
+        data: The samples to use in place of the data set in `[data]`. Pass a pair (inputs, labels)
+            of arrays, tensors or tables. Or pass a DataFrame, whose label column `[data] target`
+            names. Or pass a torch `Dataset`, a Hugging Face dataset, another sequence of pairs or
+            dictionaries, a scikit-learn `Bunch`, or a function that returns such data. Arrays of
+            uint8 are read as pixels and divided by 255, so convert other features to floats.
         test: Held-out samples, in the same forms as `data`. If you pass `test`, pass `data` too.
         partition: How samples are divided among clients: a name, a list with one index array per
             client, a function `(labels, clients, rng)` that returns such a list, or a partitioner
@@ -314,17 +314,17 @@ def stability(
     Args:
         config: The settings. Pass the path of a TOML file, a dictionary of tables such as
             `{"local": {"lr": 0.1}}`, or a `fedmuon.Config`. A missing key takes its default.
-        trials: Number of neighbours, 10 by default. Leave it out with `neighbours="all"`.
+        trials: Number of neighbours, 10 by default. Leave `trials` out with `neighbours="all"`.
         neighbours: How a neighbouring data set is chosen. "own": a random sample of a random client
             is replaced by a held-out sample, whose label is drawn from the client's labels. "any":
             the label is drawn from the labels of all clients. "worst": the pairs of a sample and a
             replacement that change the model most, as estimated from derivatives. "all": each
             sample is replaced once.
-        data: The samples to use in place of those that `[data]` names. Pass a pair (inputs, labels)
-            of arrays, tensors or tables. Or pass a DataFrame whose label column is `[data] target`,
-            a sequence of pairs or dictionaries such as a torch `Dataset` or a Hugging Face dataset,
-            a scikit-learn `Bunch`, or a function that returns one of these. Arrays of uint8 are
-            read as pixels and divided by 255, so convert other features to floats.
+        data: The samples to use in place of the data set in `[data]`. Pass a pair (inputs, labels)
+            of arrays, tensors or tables. Or pass a DataFrame, whose label column `[data] target`
+            names. Or pass a torch `Dataset`, a Hugging Face dataset, another sequence of pairs or
+            dictionaries, a scikit-learn `Bunch`, or a function that returns such data. Arrays of
+            uint8 are read as pixels and divided by 255, so convert other features to floats.
         test: Held-out samples, in the same forms as `data`. If you pass `test`, pass `data` too.
         partition: How samples are divided among clients: a name, a list with one index array per
             client, a function `(labels, clients, rng)` that returns such a list, or a partitioner
@@ -339,8 +339,8 @@ def stability(
             the replies of a round.
         schedule: How the step size changes over rounds. Pass a name, or a function that takes the
             number of the round (0, 1, ...) and returns a factor for `lr`.
-        out: The run folder. Without `out`, the folder is temporary. It is removed with the last
-            result that uses it, or when Python ends. `result.save(path)` copies it.
+        out: The run folder. Without `out`, the folder is temporary. This folder is removed with the
+            last result that uses it, or when Python ends. `result.save(path)` copies the folder.
         resume: Whether `out` may contain an interrupted run, which then continues from its last
             checkpoint.
         progress: Whether to show a progress bar.
@@ -398,11 +398,11 @@ def plan(
     Args:
         config: The settings. Pass the path of a TOML file, a dictionary of tables such as
             `{"local": {"lr": 0.1}}`, or a `fedmuon.Config`. A missing key takes its default.
-        data: The samples to use in place of those that `[data]` names. Pass a pair (inputs, labels)
-            of arrays, tensors or tables. Or pass a DataFrame whose label column is `[data] target`,
-            a sequence of pairs or dictionaries such as a torch `Dataset` or a Hugging Face dataset,
-            a scikit-learn `Bunch`, or a function that returns one of these. Arrays of uint8 are
-            read as pixels and divided by 255, so convert other features to floats.
+        data: The samples to use in place of the data set in `[data]`. Pass a pair (inputs, labels)
+            of arrays, tensors or tables. Or pass a DataFrame, whose label column `[data] target`
+            names. Or pass a torch `Dataset`, a Hugging Face dataset, another sequence of pairs or
+            dictionaries, a scikit-learn `Bunch`, or a function that returns such data. Arrays of
+            uint8 are read as pixels and divided by 255, so convert other features to floats.
         test: Held-out samples, in the same forms as `data`. If you pass `test`, pass `data` too.
         partition: How samples are divided among clients: a name, a list with one index array per
             client, a function `(labels, clients, rng)` that returns such a list, or a partitioner
@@ -462,7 +462,7 @@ def unlearn(
         out: A new folder for the noisy model.
 
     Returns:
-        The noise, and how much accuracy it costs, for each kind of certificate. Keep the record
+        The noise and its cost in accuracy, for each kind of certificate. Keep the record
         confidential, because it contains the indices of the samples.
 
     Raises:
@@ -511,8 +511,8 @@ def bound(
         l_g: Smoothness constant of the loss. The default is the proved constant.
 
     Returns:
-        The bound with its status, its constants and its assumptions. The keys are those of the file
-        bound.json.
+        The bound with its status, its constants and its assumptions. The keys are the same as in
+        the file bound.json.
 
     Raises:
         InputError: If `run` is combined with `config` or `size`, or a number is out of range.
@@ -557,8 +557,8 @@ def compare(
     Args:
         runs: Results and folders in one list, or lists under your own labels, such as
             `{"mine": [...], "theirs": [...]}`. If a folder is not a run folder, the runs directly
-            inside it are compared.
-        more: Not allowed. If it is given, the error message asks for one list.
+            inside this folder are compared.
+        more: Not allowed. If `more` is given, the error message asks for one list.
 
     Returns:
         The rows, the curves, and the damaged runs that were left out.

@@ -390,8 +390,8 @@ def parts(curves: Columns, variant: str, count: int) -> np.ndarray:
 def at_seconds(curves: Columns, variant: str, moments: np.ndarray) -> np.ndarray:
     """Return the train loss at the given times in seconds, as a mean over seeds.
 
-    The loss is interpolated linearly between evaluations. It is nan before the first and after the
-    last evaluation.
+    The loss is interpolated linearly between evaluations. The loss is nan before the first and
+    after the last evaluation.
     """
     mine, found = curves["variant"] == variant, []
     for seed in np.unique(curves["seed"][mine]):

@@ -39,8 +39,8 @@ class Picture:
     ) -> "Picture":
         """Make a picture whose title and caption are in assets/captions.toml.
 
-        `given` are the first positional arguments of the function `draw`. They come before the
-        argument `narrow`.
+        `given` contains the arguments of the function `draw` that come before the argument
+        `narrow`.
         """
         read = read or partial(of_drawn, name)
         return cls(name, draw, TITLES[name] + where, CAPTIONS[name], read).of(*given)

@@ -143,11 +143,11 @@ def canvas(
 
 
 def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
-    """Put a legend below the whole figure. The labels are those of one panel.
+    """Put a legend below the whole figure. All panels must have the same labels.
 
-    All panels must have the same labels. If the labels are long, the legend has fewer columns than
-    `columns`. Labels that are too long for one column are broken into lines. The figure becomes
-    taller by the height of the legend, so the panels keep their height.
+    If the labels are long, the legend has fewer columns than `columns`. Labels that are too long
+    for one column are broken into lines. The figure becomes taller by the height of the legend, so
+    the panels keep their height.
     """
     handles, labels = axes.get_legend_handles_labels()
     look: dict[str, Any] = {"loc": "outside lower center", "handlelength": 1.6,

@@ -8,7 +8,7 @@ effect (Bonferroni). The rule of the claim accepts all effects in an interval A.
 
     holds          if every I_k lies in A,
     refuted        if some J_k has no point in A,
-    inconclusive   otherwise: the data allow both.
+    inconclusive otherwise.
 
 A claim is `not tested here` if an effect was measured without an interval (one seed), or if the
 models learned nothing that could be compared. A value that was counted, or computed without
@@ -355,7 +355,7 @@ class Effect:
     ) -> "Effect":  # fmt: skip
         """Make an effect whose intervals are `values` plus or minus `reach`.
 
-        An infinite value stands for a run that diverged. Its interval has length 0.
+        An infinite value stands for a run that diverged, and has an interval of length 0.
         """
         found = np.atleast_1d(np.asarray(values, dtype=float))
         half = np.where(np.isinf(found), 0.0, np.asarray(reach, dtype=float))
@@ -501,7 +501,7 @@ def current(word: str) -> str:
 
 
 def counted(sentence: str, held: ArrayLike, what: str, detail: str = "") -> Claim:
-    """Make a claim about cases that are counted. It holds if all entries of `held` are True."""
+    """Make a claim about counted cases, which holds if all entries of `held` are True."""
     cases = np.atleast_1d(np.asarray(held, dtype=float))
     share = cases.mean() if len(cases) else np.nan
     effect = Effect.exact(f"share of the {what} for which the claim holds", share, unit="ratio")
@@ -543,8 +543,7 @@ def with_range(claim: Claim, about: Mapping[str, Any]) -> Claim:
     """Add notes on the length of the gap's interval to a claim about a gap.
 
     `about` contains the notes, and config changes that make the interval shorter. The changes are
-    added to the claim in two cases: if the changes would decide the claim with the same runs, or if
-    the suite ran at the small scale.
+    added if they would decide the claim with the same runs, or if the suite ran at the small scale.
     """
     notes, changes = about.get("gap_notes", []), tuple(about.get("gap_changes", ()))
     useful = bool(changes) and claim.holds is None and not claim.limit

@@ -143,8 +143,8 @@ class Realized:
 
     Attributes:
         schedule: Participants of each round `[R, K]`, as integers.
-        rows: Function `(round, client, local step, n_i)` that returns the rows in the batch. If it
-            is None, every batch of a client may contain the replaced sample.
+        rows: Function `(round, client, local step, n_i)` that returns the rows in the batch. If
+            `rows` is None, every batch of a client may contain the replaced sample.
 
     Example:
         >>> import numpy as np
@@ -453,7 +453,7 @@ def gaussian_smoothed_sign(
         participation: What is known about the participants: `Realized` or `Uniform`.
         delta: Failure probability δ of the two branches of the bound.
         sigma: Noise level σ.
-        alpha: Probability that clipping changes at least one call. It is added to the failure
+        alpha: Probability that clipping changes at least one call. alpha is added to the failure
             probability.
         shape: Shape (m, n) of the matrix.
         kind: The Lipschitz constant: "paper" is the published constant, and "sharp" is never
@@ -492,13 +492,13 @@ class Rate:
     """The bound for equal clients, and the rate at which the bound falls.
 
     Attributes:
-        bound: The bound. Its field `h` is eq. (27) of the Stability note, or the corresponding
-            equation of Corollary K.3, with log(2n) in place of log(4n).
+        bound: The bound. The field `h` of the bound is eq. (27) of the Stability note, or the
+            corresponding equation of Corollary K.3, with log(2n) in place of log(4n).
         eps: The stability ε that all clients share.
-        amplified: The constant of the rate. In Corollary K.2 it is C_amp, where sum_s a_s = C_amp η
-            L E R. In Corollary K.3 it is C_a, where max_s a_s = C_a η L E.
-        order: The rate with the constant `amplified`, but without logarithms and without C_hp. This
-            number is not a bound.
+        amplified: The constant of the rate. In Corollary K.2 the constant is C_amp, where sum_s a_s
+            = C_amp η L E R. In Corollary K.3 the constant is C_a, where max_s a_s = C_a η L E.
+        order: The rate with the constant `amplified`, but without logarithms and without C_hp.
+            `order` is not a bound.
 
     Example:
         >>> import numpy as np

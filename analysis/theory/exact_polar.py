@@ -15,10 +15,11 @@ gamma certifies the run if at every call, for every replaced client c,
 
 where the radius is Delta_c times the momentum component of the recursion up to this call. The proof
 is by induction over the calls. At call tau, the momenta of the run and of the neighbour differ by
-at most the radius. The momentum is updated before the sign is taken, so this step uses the constant
-of the sign at earlier calls only. By Weyl's inequality s_q of the neighbour's momentum is at least
-gamma. So both momenta lie in {s_q >= gamma}, where the sign is 1/gamma-Lipschitz (Lemma D.7). The
-paper requires more: sigma >= 2 gamma and radius <= gamma, at L = 2/gamma.
+at most the radius. The momentum is updated before the sign is taken, so this step uses the
+Lipschitz constant of the sign at earlier calls only. By Weyl's inequality s_q of the neighbour's
+momentum is at least gamma. So both momenta lie in {s_q >= gamma}, where the sign is
+1/gamma-Lipschitz (Lemma D.7). The paper requires more: sigma >= 2 gamma and radius <= gamma, at L =
+2/gamma.
 
 The search for gamma uses convexity. The radius is a polynomial in L with coefficients >= 0, so at L
 = 1/gamma the radius is convex in gamma. So the largest violation radius + gamma - sigma_tau over
@@ -49,9 +50,9 @@ M'||_F, and 2 t / (2 sigma - t) rises in t. So the two signs are at most 2 radiu
 radius) apart. The induction of Lemma D.12 then continues with this distance in place of L radius,
 because the induction uses the sign at earlier calls only. If a tube of gamma is valid (radius +
 gamma <= sigma, L = 1/gamma), then 2 / (2 sigma - radius) <= 2 / (sigma + gamma) <= 1 / gamma. So
-this certificate is never worse than the best tube. It also holds if the rows of gradients sum to 0,
-as in the section "A tube". For other optimizers, use (1) and (2) of `recursion`, and replace only
-L t by the distance of the two signs.
+this certificate is never worse than the best tube. The certificate also holds if the rows of
+gradients sum to 0, as in the section "A tube". For other optimizers, use (1) and (2) of
+`recursion`, and replace only L t by the distance of the two signs.
 
 Proof of (*). All norms are Frobenius norms. Let M = U S V^T, M' = W T Z^T, X = V^T Z (orthogonal),
 Y = U^T W and E = M - M', and let s and t be the smallest entries of S and of T. Define
@@ -71,8 +72,8 @@ L-Lipschitz. T needs no Lipschitz constant. Only the errors
 
     e_t = ||T(M_t) - S(M_t)||_F
 
-at the momenta of the first run must be known. They can be computed when the run is finished. At
-each call, the triangle inequality gives ||T(M) - S(M~)|| <= e + L ||M - M~||. So the pair (||X -
+at the momenta of the first run must be known. The errors can be computed when the run is finished.
+At each call, the triangle inequality gives ||T(M) - S(M~)|| <= e + L ||M - M~||. So the pair (||X -
 X~||, ||M - M~||) follows the recursion of the Stability note, eq. (6), with (eta e, 0) in place of
 the contribution of a replaced sample. Averaging is convex, so
 
@@ -99,12 +100,12 @@ not vanish as m -> 0.
 
 Theorem 4.1 bounds the first difference on the right, for S. The remaining term is computed from the
 given sample. So D may be computed from the run, and the failure probability does not change. If S
-is a smoothed polar factor, this is a certificate for runs of the exact sign and of steep
-Newton-Schulz maps, whose own constants are infinite or too large to be useful. Remark D.2 requires
-a tube that is the same for all data sets. This certificate does not require a tube. You may try
-several S if you add their failure probabilities. Nothing is added if you choose S before the sample
-is drawn. For S = 0, the second model does not move, so L = 0 and D is the length of the path of T.
-The resulting bound does not use stability, and serves as a baseline for other bounds.
+is a smoothed polar factor, this bound certifies runs of the exact sign and of steep Newton-Schulz
+maps. The Lipschitz constants of these maps are infinite or too large to be useful. Remark D.2
+requires a tube that is the same for all data sets. This certificate does not require a tube. You
+may try several S if you add their failure probabilities. Nothing is added if you choose S before
+the sample is drawn. For S = 0, the second model does not move, so L = 0 and D is the length of the
+path of T. The resulting bound does not use stability, and serves as a baseline for other bounds.
 """
 
 import math
@@ -341,7 +342,7 @@ class Obstruction:
         trajectory: Models x^0 ... x^steps on S `[steps + 1]`.
         neighbour: Models x^0 ... x^steps on S' `[steps + 1]`.
         gradient_gap: |G_S(0) - G_S'(0)| = 2 a / n.
-        loss_gap: |loss(x(S), +1) - loss(x(S'), +1)| at the end. After one step, this is 2 a
+        loss_gap: |loss(x(S), +1) - loss(x(S'), +1)| at the end. After one step, the loss gap is 2 a
             tanh(η).
 
     Example:

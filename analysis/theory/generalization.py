@@ -120,16 +120,16 @@ share (label skew, as in Dirichlet partitions). So F = sum_i p_i F_i = sum_y w_y
 w_y = sum_i p_i q_i(y). Each E[loss | y] is estimated by the mean over the held-out samples of
 class y.
 
-**What an interval covers.** The interval is for F - F_hat of one finished model. It does not
-describe the mean of F - F_hat over several training sets or runs. F_hat is computed exactly, as a
-mean over all training samples, so only F is estimated. Condition on the training samples, the model
-and the labels of the held-out samples. Then the held-out losses are independent, and the losses of
-a class have the same law, if no held-out sample was used to train or choose the model. An interval
-that is valid under this condition is also valid without it. The label shares q_i are fixed, too. If
-the q_i are the shares in the training data, F is the risk at these shares. Half-widths are
-proportional to B, the length of an interval that contains all losses of the model for every sample.
-B is 1 for the loss 1 - p_y. For a model that cannot leave a ball, B is the range that is proved on
-that ball (`reach`), whatever the model has learned.
+**What an interval covers.** The interval is for F - F_hat of one finished model. The interval does
+not describe the mean of F - F_hat over several training sets or runs. F_hat is computed exactly, as
+a mean over all training samples, so only F is estimated. Condition on the training samples, the
+model and the labels of the held-out samples. Then the held-out losses are independent, and the
+losses of a class have the same law, if no held-out sample was used to train or choose the model. An
+interval that is valid under this condition is also valid without it. The label shares q_i are
+fixed, too. If the q_i are the shares in the training data, F is the risk at these shares.
+Half-widths are proportional to B, the length of an interval that contains all losses of the model
+for every sample. B is 1 for the loss 1 - p_y. For a model that cannot leave a ball, B is the range
+that is proved on that ball (`reach`), whatever the model has learned.
 
 **Half-widths** at failure probability d, with T_y losses of variance V_y (unbiased) in class y. The
 estimate of F is a sum of independent terms w_y loss / T_y, each in an interval of length
@@ -384,10 +384,10 @@ class Bound:
 
     Attributes:
         value: The smaller of `h` and `g`.
-        h: The branch H of the Stability note, eq. (10). It is computed with the part of δ that
-            `shares` assigns to H.
-        g: The branch G of the Stability note, eq. (11). It is computed with the part of δ that
-            `shares` assigns to G.
+        h: The branch H of the Stability note, eq. (10), for the part of δ that `shares` assigns to
+            H.
+        g: The branch G of the Stability note, eq. (11), for the part of δ that `shares` assigns to
+            G.
         n_eff: Effective sample size, 1 / sum_i p_i^2 / n_i.
         c_hp: The constant of H.
         delta: Failure probability δ of H and G.
@@ -581,7 +581,7 @@ def measured_gap(
             B. "bernstein" (Maurer and Pontil) is exact, too, and shorter if the losses vary little.
             "shorter" is exact and never much longer than the other two. "normal" is an
             approximation that requires many samples of each class.
-        loss_bound: Length B of the interval that contains all losses. "normal" does not use it.
+        loss_bound: Length B of the interval that contains all losses. "normal" does not need B.
 
     Returns:
         The gap and its interval.

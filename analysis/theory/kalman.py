@@ -19,10 +19,11 @@ inverse in eq. (5).)
 *Sigma_H in the inverse is an error.* The errors of g_{t|t-1} and of w are uncorrelated, so the
 error of g~_t with any gain K has covariance (I - K C) P_{t|t-1} (I - K C)' + K Sigma_w K'. This
 covariance is smallest at the gain K = P_{t|t-1} C' (C P_{t|t-1} C' + Sigma_w)^-1, where it equals
-(I - K C) P_{t|t-1}. If C is known, this is eq. (5) without the term - Sigma_H. An example in one
-dimension has Sigma_w = 1, Sigma_H = 0.6 and Sigma_v = 0.3. In this example, eq. (5) converges to
-K = 0.75 and P = 0.3, but the true variance of the error is then 0.66. The smallest possible
-variance is 0.6, at K = 0.6. If Sigma_H > Sigma_w, the published K exceeds 1 and P_t is negative.
+(I - K C) P_{t|t-1}. If C is known, the result is eq. (5) without the term - Sigma_H. An
+example in one dimension has Sigma_w = 1, Sigma_H = 0.6 and Sigma_v = 0.3. In this example, eq. (5)
+converges to K = 0.75 and P = 0.3, but the true variance of the error is then 0.66. The smallest
+possible variance is 0.6, at K = 0.6. If Sigma_H > Sigma_w, the published K exceeds 1 and P_t is
+negative.
 
 *Algorithm 2 of the paper* is eq. (5) with C = I, isotropic covariances, K at its limit kappa, and a
 finite difference for a. The user sets kappa, so the mistake in eq. (5) does not affect Algorithm 2.
@@ -93,7 +94,7 @@ def kalman_step(
         before: The estimate after the previous step.
         observed: The private gradient g_t [d].
         carried: The product of the Hessian with the last step of the model, H (x_t - x_{t-1}) [d].
-        moment: S_t [d, d], the second moment of g~_t. It is required if `model.spread` is set. The
+        moment: S_t [d, d], the second moment of g~_t. S_t is required if `model.spread` is set. The
             step itself does not know S_t, because it computes g~_t.
         printed: Whether to subtract Sigma_H in the inverse, as the published eq. (5) does. With
             False and a known C, the step is the Kalman filter.

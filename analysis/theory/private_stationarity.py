@@ -27,8 +27,8 @@ momentum M / s_t has the weights w_tj = beta^(t-j) / s_t, with s_t = sum_{k<t} b
 
 Rates
 -----
-This section states Corollary B.6 of the DP-Muon paper with all constants. It also derives the
-constants that Lemma B.5 and Appendix C.6 do not specify.
+This section states Corollary B.6 of the DP-Muon paper with all constants. The section also derives
+the constants that Lemma B.5 and Appendix C.6 do not specify.
 
 *Lemma B.5: Gamma_T <= c1/(T sqrt(1 - beta)) + c2 sqrt(1 - beta), with c1 and c2 unspecified.* Let
 k = -log beta. Gamma_T is sqrt((1-beta)/(1+beta)) times the mean over t <= T of sqrt(coth(t k/2)).
@@ -569,10 +569,11 @@ def noise_of_privacy(
     """Return the noise W that makes T steps on N clipped gradients (epsilon, delta)-private.
 
     All steps use full batches. Theorem 2 of the DiSK paper contains a constant v that is not
-    specified. This W does not need v. T Gaussian releases of multiplier z are T/(2 z^2)-zCDP, and
-    rho-zCDP implies (rho + 2 sqrt(rho log(1/delta)), delta)-DP (Bun and Steinke). So z^2 = T/(2
-    rho), sqrt(rho) = sqrt(log(1/delta) + epsilon) - sqrt(log(1/delta)), and W = d (z C/N)^2. Two
-    data sets are neighbours if they differ in one sample, whose gradient is 0 in one of them.
+    specified. This function does not need v. T Gaussian releases of multiplier z are
+    T/(2 z^2)-zCDP, and rho-zCDP implies (rho + 2 sqrt(rho log(1/delta)), delta)-DP (Bun and
+    Steinke). So z^2 = T/(2 rho), sqrt(rho) = sqrt(log(1/delta) + epsilon) - sqrt(log(1/delta)), and
+    W = d (z C/N)^2. Two data sets are neighbours if they differ in one sample, whose gradient is 0
+    in one of them.
     """
     log = -math.log(probability("delta", delta))
     rho = (positive("epsilon", epsilon) / (math.sqrt(log + epsilon) + math.sqrt(log))) ** 2
@@ -600,7 +601,7 @@ def theorem_5(
 
     Theorem 5 of the DiSK paper sets T = sqrt(2) N epsilon s/(C sqrt(B d log(1/delta))). For this T,
     eq. (7) of the paper gives O(1/sqrt(N epsilon)) and not the published O(1/(N epsilon)). T must
-    be the square of this value, and then s/sqrt(B) no longer appears in the bound.
+    be the square of the published value, and then s/sqrt(B) no longer appears in the bound.
 
     The clipping threshold C cannot stay constant while kappa falls. Theorem 3 requires C >= (1 + 2
     (1-k)/k) G. If C is smaller, gradients are clipped, and no theorem of the paper covers clipped

@@ -2,8 +2,8 @@
 
 FedMuon
 -------
-`step_amplification` is the two-state recursion of the Stability note, section 4.2. It bounds the
-change of the final model if one gradient changes.
+`step_amplification` is the two-state recursion of the Stability note, section 4.2. The recursion
+bounds the change of the final model if one gradient changes.
 
 Other optimizers
 ----------------
@@ -24,10 +24,10 @@ X' = (1 - eta decay) X - eta ((1 - alpha) Orth(direction) + alpha D). Each line 
 inequality, with ||Orth(M) - Orth(M')|| <= L ||M - M'||. Without an orthogonalizer L = 1, and
 without momentum beta = 0 and f = 1. For y the triangle inequality is applied to X' - X.
 
-On every client, a round starts with the x and d of the previous round and y = 0. It also starts
-with the previous m, or with m = 0 if both runs reset the momentum (Local Muon). The average of the
-server uses weights w_i >= 0 with sum 1: 1/K, or weights in proportion to n_i, which are the same in
-both runs. The round ends in
+On every client, a round starts with the x and d of the previous round and y = 0. The round also
+starts with the previous m, or with m = 0 if both runs reset the momentum (Local Muon). The average
+of the server uses weights w_i >= 0 with sum 1: 1/K, or weights in proportion to n_i, which are the
+same in both runs. The round ends in
 
     x+ = sum w_i x_i + b v,  v+ = b v + sum w_i y_i,  m+ = sum w_i m_i,
     d+ = sum w_i y_i / (eta E)                                                                (2)
@@ -43,8 +43,8 @@ steps. Let a_{s,k} be the value of x after the last round for w_{s,c} = 1. Then
     ||X^R(S) - X^R(S')||_F <= Delta sum_s w_{s,c} 1{c in C_s} sum_k a_{s,k}.
 
 The code computes a_{s,k} backwards from the end, as rows (1 + x, m, v, d) times the matrices of (1)
-and (2). It stores x, the difference of the first entry from 1, to preserve the digits of small
-increments. With weight decay, the first entry shrinks, and the code stores the entry itself.
+and (2). The code stores x, the difference of the first entry from 1, to preserve the digits of
+small increments. With weight decay, the first entry shrinks, and the code stores the entry itself.
 
 Alignment
 ---------
@@ -123,7 +123,7 @@ def step_amplification(
 ) -> np.ndarray:
     """Return how far a unit change of one gradient at one step moves the final model.
 
-    This is a_{s,k} = e1^T A^{E(R-1-s)+E-1-k} b of the Stability note, Appendix J.
+    The result is a_{s,k} = e1^T A^{E(R-1-s)+E-1-k} b of the Stability note, Appendix J.
 
     Args:
         lr: Step size η.
@@ -134,7 +134,7 @@ def step_amplification(
         local_steps: Number of local steps E in a round.
 
     Returns:
-        a_{s,k} `[R, E]`; infinite where it overflows a double.
+        a_{s,k} `[R, E]`; entries that overflow a double are infinite.
 
     Raises:
         InputError: If a number is out of range.
@@ -164,8 +164,8 @@ def scheduled_amplification(
     number or one number per step, because the proof of eq. (6) of the Stability note treats one
     step at a time. The proof requires only an l_g that is valid for the two models at this step.
 
-    The loop computes a_t = e1^T A_{T-1} ... A_{t+1} b_t backwards from the last step t = T-1. It
-    stores (x, m), the difference of the row e1^T A_{T-1} ... A_{t+1} from e1^T. Storing 1 + x
+    The loop computes a_t = e1^T A_{T-1} ... A_{t+1} b_t backwards from the last step t = T-1. The
+    loop stores (x, m), the difference of the row e1^T A_{T-1} ... A_{t+1} from e1^T. Storing 1 + x
     instead would lose the digits of small increments.
     """
     rounds, local_steps = len(factors), whole("local_steps", local_steps)
@@ -191,7 +191,7 @@ def amplification(
 ) -> np.ndarray:
     """Return how far a unit change of a client's gradients in one round moves the final model.
 
-    This is a_s = e1^T A^{E(R-1-s)} (sum_k A^k) b of the Stability note, eq. (8).
+    The result is a_s = e1^T A^{E(R-1-s)} (sum_k A^k) b of the Stability note, eq. (8).
 
     Args:
         lr: Step size η.
@@ -202,7 +202,7 @@ def amplification(
         local_steps: Number of local steps E in a round.
 
     Returns:
-        a_s `[R]`; infinite where it overflows a double.
+        a_s `[R]`; entries that overflow a double are infinite.
 
     Raises:
         InputError: If a number is out of range.
@@ -429,7 +429,7 @@ def aligned_amplification(
     With `alignment` = 0, the result equals that of `amplification`.
 
     Args:
-        lr: Step size η > 0. It cannot be 0, because the global direction is divided by η.
+        lr: Step size η > 0. η cannot be 0, because the global direction is divided by η.
         beta: Momentum β.
         l_orth: Lipschitz constant L of the orthogonalizer.
         l_g: Smoothness L_g of the loss.
@@ -438,7 +438,7 @@ def aligned_amplification(
         alignment: Weight α of the global direction, from 0 to 1.
 
     Returns:
-        a_s `[R]`; infinite where it overflows a double.
+        a_s `[R]`; entries that overflow a double are infinite.
 
     Raises:
         InputError: If a number is out of range.
@@ -566,7 +566,8 @@ def by_samples(schedule: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 def psi(a: ArrayLike, clients: int, per_round: int, rho: float) -> float:
     """Return Ψ(ρ): with probability 1 - ρ, Y_i(C) <= Ψ for every client (Stability note, eq. (15)).
 
-    For K < N this is Bernstein's inequality for each client and a union bound over the N clients.
+    For K < N, Ψ combines Bernstein's inequality for each client with a union bound over the N
+    clients.
 
     Args:
         a: Amplification a_s `[R]`.

@@ -110,8 +110,8 @@ def heavy_tailed(steps: int, alpha: float) -> Schedule:
 def alpha_free(steps: int) -> Schedule:
     """Return the schedule that does not need the tail index (Nesterov Muon, Corollary 3.6).
 
-    The step size is η = K^(-3/4), and the momentum satisfies 1 - β = K^(-1/2). The schedule is that
-    of `heavy_tailed` with alpha = 2.
+    The step size is η = K^(-3/4), and the momentum satisfies 1 - β = K^(-1/2). The schedule equals
+    that of `heavy_tailed` for alpha = 2.
 
     Args:
         steps: Horizon K >= 2.
@@ -471,8 +471,8 @@ def _divisor(s: np.ndarray, given: float | None) -> float:
 def contraction(noise: Noise, shape: tuple[int, int], gamma: float = 0.0, nu: float = 0.0) -> float:
     """Return rho, the number by which the terms of `nesterov_muon` are divided.
 
-    rho = 1 - gamma - (1 + sqrt(d0) (1 + nu)) 2 sqrt(pi) C_a^(1/a) sigma1 / B^((a-1)/a), and it must
-    be > 0.
+    rho = 1 - gamma - (1 + sqrt(d0) (1 + nu)) 2 sqrt(pi) C_a^(1/a) sigma1 / B^((a-1)/a), and rho
+    must be > 0.
     """
     pull = _pull(shape, gamma, nu)
     rho = 1 - gamma - pull * 2 * math.sqrt(math.pi) * noise.reduction * noise.sigma1

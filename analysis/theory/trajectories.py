@@ -30,12 +30,12 @@ D^2 f = -Var_p(v), D^3 f = -E_p (v - E_p v)^3,
 4 sqrt 2. A symmetric form is largest on its diagonal (Banach).
 
 The certificate holds in real arithmetic for this run and for the neighbours that were evaluated, if
-||H|| is not underestimated. So its status is `realized` and never `certified`. This certificate
-cannot bound a gap, not even with high probability. Theorem 4.1 requires differences that are valid
-for every training set, but the measured differences are valid only for this training set.
-McDiarmid's inequality with an exceptional set would require the probability that a fresh training
-set has larger differences. This module proves bounds for every sample only through suprema over a
-ball (`reach`, below).
+||H|| is not underestimated. So the status of the certificate is `realized` and never `certified`.
+This certificate cannot bound a gap, not even with high probability. Theorem 4.1 requires
+differences that are valid for every training set, but the measured differences are valid only for
+this training set. McDiarmid's inequality with an exceptional set would require the probability that
+a fresh training set has larger differences. This module proves bounds for every sample only through
+suprema over a ball (`reach`, below).
 
 Reachable ball
 --------------
@@ -50,7 +50,8 @@ sample gradients, with weights that sum to at most 1. If gradients are at most g
 if ||Orth(M)||_op <= phi(s) for all ||M||_op <= s. Let rho_0 = 0, and let g_t be the supremum of
 sample gradients on the ball {||X - X0||_op <= rho_t}. Induction over t shows: after t local steps,
 counted over rounds, the model of every client is in the ball of radius rho_t, for every possible
-sample. Means of models stay in the ball, because it is convex. X0 does not depend on the samples.
+sample. Means of models stay in the ball, because the ball is convex. X0 does not depend on the
+samples.
 
 **Other optimizers.** Bounds of the norms add up as in `recursion`: m' = beta m + f g_t. The
 direction is at most t = m', or beta m' + f g_t in Nesterov forms. Without an orthogonalizer phi(t)

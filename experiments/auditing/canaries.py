@@ -182,8 +182,8 @@ class TaskWithCanaries:
     ) -> tuple[Tensor, Params]:
         """Return clipped sums over the samples without a canary and the included canaries.
 
-        A canary's gradient is added once, because it is the same at all points and the weights of
-        the points sum to 1.
+        A canary's gradient is added once, because this gradient is the same at all points and the
+        weights of the points sum to 1.
         """
         others = []
         for batch in batches:
@@ -219,11 +219,11 @@ class ExampleAuditor:
     is approximately N(0, v). The variance v is the mean square of all entries of lot · R, and at
     least the variance of the noise. If the lot contains the canary, the log-likelihood ratio is
 
-        x = y - s / 2,    y = sum_w a_w z_w / v_w,    s = sum_w a_w^2 / v_w,
+        x = y - s / 2,    y = sum_w a_w z_w / v_w,    s = sum_w a_w^2 / v_w.
 
-    where w numbers the tensors, z_w is the component of lot · R_w along the canary, and a_w is the
+    Here w numbers the tensors, z_w is the component of lot · R_w along the canary, and a_w is the
     canary's clipped length. Lots are secret and contain an example with probability q, so the
-    log-likelihood ratio of one release is ln(1 - q + q e^x). A score is the sum over releases.
+    log-likelihood ratio of one release is ln(1 - q + q e^x). A score is the sum of these ratios.
     """
 
     canaries: Canaries
@@ -461,7 +461,7 @@ class ClientAuditor:
         return found
 
     def _watched(self, rule: ServerRule, rates: np.ndarray) -> ServerRule:
-        """Return the server's rule, changed so that it first shows the mean to the auditor."""
+        """Return the server's rule, changed so that the auditor sees the mean first."""
 
         def server(old: Params, mean: Params, *states: Any, **factor: Any) -> Any:
             if self.level.trust == "central":
@@ -483,7 +483,7 @@ class ClientAuditor:
         self.shares_seen = max(self.shares_seen, len(honest))
 
     def _look(self, moved: Tensor, rates: np.ndarray, share: float = 1.0) -> None:
-        """Record one release. It contains the fraction `share` of the noise variance."""
+        """Record one release, which contains the fraction `share` of the noise variance."""
         least = share * (self.level.noise * self.level.bound) ** 2
         spread = max(least, float(moved.square().mean()))
         y = self.level.bound * self._along(moved) / spread

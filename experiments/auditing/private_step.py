@@ -46,7 +46,8 @@ def examples(population: int, blocks: int) -> Batch:
     """Return samples. The last sample is the canary.
 
     The canary's gradient is long in every block. The other gradients are short and orthogonal to
-    it. In block w, a gradient is slope x_w^T, and only the canary's x_w has a component along e_1.
+    the canary's gradient. In block w, a gradient is slope x_w^T, and only the canary's x_w has a
+    component along e_1.
     """
     inputs = torch.zeros(population, blocks, FEATURES)
     other = torch.arange(population - 1)
@@ -59,8 +60,8 @@ def examples(population: int, blocks: int) -> Batch:
 class Step:
     """Private steps of a client whose last sample is the canary, at the parameters `at` [1, ...].
 
-    All random numbers come from `rng` if the mechanism is repeatable. Otherwise they are secret, as
-    in a run.
+    All random numbers come from `rng` if the mechanism is repeatable. Otherwise the random numbers
+    are secret, as in a run.
     """
 
     task: Task
