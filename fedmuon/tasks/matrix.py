@@ -147,8 +147,7 @@ class Member(NamedTuple):
 
     @property
     def thick(self) -> bool:
-        """Whether the member has enough matrix rows to split a product by rows without a loss of
-        speed."""
+        """Whether the member has so many matrix rows that products split by rows stay fast."""
         return self.weight.shape[0] * self.weight.shape[1] >= THICK
 
     @property

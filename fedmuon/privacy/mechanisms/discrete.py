@@ -139,8 +139,7 @@ def enclosed(weight: Fraction, exponent: Fraction, digits: int) -> tuple[Fractio
 
 @cache
 def _table() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the strip of each slot, the bounds below which U < A is certain, and the counts
-    c_k."""
+    """Return the strip of each slot, bounds below which U < A is certain, and the counts c_k."""
     around = [
         enclosed(Fraction(SCALE), Fraction(k * k, 2 * STRIPS**2), 40) for k in range(LAST + 1)
     ]
