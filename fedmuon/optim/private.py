@@ -71,8 +71,8 @@ class Private(Optimizer):
     Args:
         model: The module.
         population: Number of examples from which lots are drawn. The guarantee covers a change of
-            one example, or with a public `population` or `rate` in `privacy`, the addition or
-            removal of one example.
+            an example. If `privacy` sets `population` or `rate`, the guarantee covers the addition
+            or removal of an example.
         recipe: Name of a private optimizer, such as "dp-muon", "dp-adam" or "disk-muon".
         lr: Step size η.
         loss: Function from `(outputs, targets)` to one number per example `[examples]`.
@@ -380,8 +380,8 @@ class DPSGD(_Named):
     Args:
         model: The module.
         population: Number of examples from which lots are drawn. The guarantee covers a change of
-            one example, or with a public `population` or `rate` in `privacy`, the addition or
-            removal of one example.
+            an example. If `privacy` sets `population` or `rate`, the guarantee covers the addition
+            or removal of an example.
         lr: Step size η.
         loss: Function from `(outputs, targets)` to one number per example `[examples]`.
         local: Further keys of the config table `[local]`.
@@ -418,8 +418,8 @@ class DPAdam(_Named):
     Args:
         model: The module.
         population: Number of examples from which lots are drawn. The guarantee covers a change of
-            one example, or with a public `population` or `rate` in `privacy`, the addition or
-            removal of one example.
+            an example. If `privacy` sets `population` or `rate`, the guarantee covers the addition
+            or removal of an example.
         lr: Step size η.
         loss: Function from `(outputs, targets)` to one number per example `[examples]`.
         local: Further keys of the config table `[local]`.
@@ -456,8 +456,8 @@ class DPMuon(_Named):
     Args:
         model: The module.
         population: Number of examples from which lots are drawn. The guarantee covers a change of
-            one example, or with a public `population` or `rate` in `privacy`, the addition or
-            removal of one example.
+            an example. If `privacy` sets `population` or `rate`, the guarantee covers the addition
+            or removal of an example.
         lr: Step size η.
         loss: Function from `(outputs, targets)` to one number per example `[examples]`.
         local: Further keys of the config table `[local]`.
@@ -495,8 +495,8 @@ class DPMuonBC(_Named):
     Args:
         model: The module.
         population: Number of examples from which lots are drawn. The guarantee covers a change of
-            one example, or with a public `population` or `rate` in `privacy`, the addition or
-            removal of one example.
+            an example. If `privacy` sets `population` or `rate`, the guarantee covers the addition
+            or removal of an example.
         lr: Step size η.
         loss: Function from `(outputs, targets)` to one number per example `[examples]`.
         local: Further keys of the config table `[local]`.

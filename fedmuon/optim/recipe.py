@@ -466,7 +466,7 @@ def as_recipe(found: Any, guard: Guard | None = None) -> Recipe:
 
 @dataclass(frozen=True)
 class _Chain(Chain):
-    """A custom chain. A chain whose errors name the custom object."""
+    """A custom chain, whose errors name the custom object."""
 
     guard: Guard = field(default_factory=lambda: Guard("recipe"))
 

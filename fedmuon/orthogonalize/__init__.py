@@ -1,7 +1,7 @@
 """Orthogonalizers on stacks of matrices [..., m, n], and their Lipschitz constants.
 
-Each public name is imported when it is first used (PEP 562). Orthogonalizers need torch and
-certificates need numpy, but configs and tables of coefficients need neither torch nor numpy.
+A public name is imported at its first use (PEP 562). Configs and tables of coefficients can
+therefore be read without torch and numpy.
 """
 
 from importlib import import_module
@@ -31,7 +31,7 @@ else:
     }
 
     def __getattr__(name: str) -> object:
-        """Import the public object with this name, and store the object for its next use."""
+        """Import the public object with this name at its first use."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = import_module(f"{__name__}.{_MODULES.get(name, 'polar')}")

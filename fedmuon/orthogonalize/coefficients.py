@@ -1,4 +1,4 @@
-"""Data of Newton–Schulz: tables of coefficients with their sources, and the normalizations.
+"""Newton–Schulz: tables of coefficients with their sources, and the normalizations.
 
 One step is the odd polynomial a x + b x^3 + c x^5 + ..., stored as `(a, b, c, ...)`.
 """
@@ -21,14 +21,14 @@ Coefficients = str | Sequence[float] | Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class Table:
-    """Coefficients of Newton–Schulz steps in order, and their source. The last step repeats."""
+    """The coefficients of each Newton–Schulz step, and their source. The last step repeats."""
 
     steps: Schedule
     source: str
 
 
 def _taylor(degree: int) -> Step:
-    """Return x p(x^2), where p is the Taylor polynomial of l^(-1/2) at l = 1 with this degree.
+    """Return the coefficients of x p(x^2) for the Taylor polynomial p of l^(-1/2) at l = 1.
 
     p(l) = sum_s (2s)! / (4^s s!^2) (1 - l)^s (Newton–Schulz convergence). The coefficient of l^j
     follows from the binomial theorem. All coefficients are dyadic rationals, so doubles represent
@@ -133,9 +133,8 @@ def schedule(coefficients: Coefficients, steps: int) -> Schedule:
     """Return the coefficients of every Newton–Schulz step, at least (a, b, c) for each step.
 
     Args:
-        coefficients: A name in `COEFFICIENTS`, one step (a, b, c, ...), or a list with one such
-            step per iteration. If the list is shorter than `steps`, its last step repeats. If the
-            list is longer, the additional steps are ignored.
+        coefficients: A name in `COEFFICIENTS`, one step (a, b, c, ...), or a list of steps. The
+            last step of a shorter list repeats. Further steps of a longer list are ignored.
         steps: Number of steps, at least 0.
 
     Returns:
@@ -181,19 +180,16 @@ def schedule(coefficients: Coefficients, steps: int) -> Schedule:
 def with_safety(coefficients: Coefficients, factor: float = 1.01) -> Coefficients:
     """Return coefficients whose steps, except the last one, use x / factor instead of x.
 
-    A step that is optimal on [l, u] may increase steeply or change its sign just above u, and
-    rounding can produce singular values just above u. Singular values are therefore divided by
-    `factor` before each step, except before the last step. To do this, the coefficient of x^(2k+1)
-    is divided by factor^(2k+1). The last step is unchanged, because its results must be close to 1.
-    With the factor 1.01, the first seven steps of `polar-express-e3` equal those of `polar-express`
-    to four decimals.
+    Rounding can produce singular values just above u, where a step that is optimal on [l, u] may
+    fail. Singular values are therefore divided by `factor` before each step, except before the last
+    step. Each coefficient of x^(2k+1) is divided by factor^(2k+1). With the factor 1.01, the first
+    seven steps of `polar-express-e3` become those of `polar-express`, to four decimals.
 
     Source: Polar Express (arXiv:2505.16932), Implementation 1, which uses 1.01.
 
     Args:
         coefficients: A name in `COEFFICIENTS`, or a list of steps.
-        factor: The divisor of the singular values, at least 1. With 1, the coefficients are
-            returned unchanged.
+        factor: The divisor of the singular values, at least 1.
 
     Returns:
         The steps, each a tuple of coefficients.
@@ -241,9 +237,9 @@ NORMALIZATIONS: "dict[str, Callable[[Tensor, Tensor | float], Tensor]]" = {
 
 
 def divisor_floor(eps: float, normalization: str) -> float:
-    """Return the floor of a normalization, its smallest divisor: 1 for `unit`, otherwise eps.
+    """Return the smallest divisor (floor) of a normalization: 1 for `unit`, otherwise eps.
 
-    Every normalization except `aol` is Lipschitz with the constant 1/floor.
+    All normalizations except `aol` have the Lipschitz constant 1/floor.
     """
     names = ", ".join([*NORMALIZATIONS, AOL])
     if normalization not in names.split(", "):

@@ -1,26 +1,12 @@
-"""Certificates of orthogonalizers: Lipschitz constants, output norms, approximation errors.
+"""Lipschitz constants, output norms and approximation errors of orthogonalizers.
 
 The functions raise `Uncertified` if no constant is known to hold. This module does not need torch.
 
 **Lipschitz constants** (`lipschitz`): ||Orth(M) - Orth(M')||_F <= L ||M - M'||_F for all M, M'.
 The kind `paper` is the constant published in the Stability note. The kind `sharp` is a constant
-that is derived in this module and is never larger. All derivations use the following fact. For an
-odd f, consider the derivative of the map M = U S V^T -> U f(S) V^T in the bases U and V. This
-derivative multiplies the symmetric part of the entry pair (i, j) by the divided difference f[s_i,
-s_j], and the antisymmetric part by f[s_i, -s_j]. For a rectangular M, the derivative multiplies the
-entries that belong to the null space by f[s_i, 0] (theorem of Daleckii and Krein, applied to the
-dilation [[0, M], [M^T, 0]]). A divided difference is the slope of a chord of f. If f is L-Lipschitz
-on [-r, r], the map is therefore L-Lipschitz in Frobenius norm on the ball of operator norm r,
-because this ball is convex.
+that is derived in this module and is never larger.
 
 **Output norms** (`growth`): a function phi with ||Orth(M)||_op <= phi(s) for every ||M||_op <= s.
-The maps apply a function f to the singular values, so phi(s) is the supremum of |f| over [0, s]. If
-f is increasing, the supremum is f(s). For sign maps, phi(s) is 1, even if noise was added to M
-before. Newton-Schulz divides by ||M||_F + eps, max(||M||_F, eps) or max(||M||_F, 1), and ||M||_F >=
-||M||_op. The argument of its polynomial p_T is therefore at most s / (s + eps), min(s / eps, 1) or
-min(s, 1). For `aol`, the argument is at most min(s / eps, 1), because its divisors are at least
-eps. phi is the smaller of two bounds: the running maximum of |p_T|, computed with interval
-arithmetic, and the steepest slope of p_T times the argument.
 
 **Approximation errors** (`newton_schulz_error`, `residual` and others): the distance of a map from
 the polar factor (Stability note, Lemma D.3 and Proposition D.4; Newton–Schulz convergence).
@@ -37,6 +23,23 @@ from numpy.typing import NDArray
 
 from fedmuon.core.errors import InputError, instead
 from fedmuon.orthogonalize.coefficients import AOL, Coefficients, Schedule, divisor_floor, schedule
+
+# All derivations of `sharp` use the following fact. For an odd f, consider the derivative of the
+# map M = U S V^T -> U f(S) V^T in the bases U and V. This derivative multiplies the symmetric part
+# of the entry pair (i, j) by the divided difference f[s_i, s_j], and the antisymmetric part by
+# f[s_i, -s_j]. For a rectangular M, the derivative multiplies the entries that belong to the null
+# space by f[s_i, 0] (theorem of Daleckii and Krein, applied to the dilation [[0, M], [M^T, 0]]). A
+# divided difference is the slope of a chord of f. If f is L-Lipschitz on [-r, r], the map is
+# therefore L-Lipschitz in Frobenius norm on the ball of operator norm r, because this ball is
+# convex.
+#
+# Output norms. The maps apply a function f to the singular values, so phi(s) is the supremum of |f|
+# over [0, s]. If f is increasing, the supremum is f(s). For sign maps, phi(s) is 1, even if noise
+# was added to M before. Newton-Schulz divides by ||M||_F + eps, max(||M||_F, eps) or
+# max(||M||_F, 1), and ||M||_F >= ||M||_op. The argument of its polynomial p_T is therefore at most
+# s / (s + eps), min(s / eps, 1) or min(s, 1). For `aol`, the argument is at most min(s / eps, 1),
+# because its divisors are at least eps. phi is the smaller of two bounds: the running maximum of
+# |p_T|, computed with interval arithmetic, and the steepest slope of p_T times the argument.
 
 Growth = Callable[[float], float]
 
@@ -93,7 +96,7 @@ _ANTI_CONCENTRATION = 2.35  # C_ac of Stability note, Lemma D.8
 
 
 class Uncertified(InputError):
-    """Error: no Lipschitz constant is known for this orthogonalizer and these parameters.
+    """Error: no Lipschitz constant is known for an orthogonalizer and its parameters.
 
     Example:
         >>> from fedmuon.orthogonalize import Uncertified, lipschitz
@@ -106,7 +109,7 @@ class Uncertified(InputError):
 
 
 def lipschitz(name: str, kind: Kind, **parameters: Any) -> float:
-    """Return a certified Lipschitz constant L of an orthogonalizer, in the Frobenius norm.
+    """Return a proved Lipschitz constant L of an orthogonalizer, in the Frobenius norm.
 
     Args:
         name: Name of the orthogonalizer, as in a config.
@@ -148,17 +151,19 @@ def _newton_schulz(
     """Return the Lipschitz constant of Newton–Schulz after a normalization.
 
     *sharp.* The constant is the steepest slope of p_T on [0, 1], divided by the floor of the
-    divisor. The normalization maps into the unit ball and is 1/floor-Lipschitz. For `plus`, the
-    derivative of M/(|M| + e) at M is (1/(|M| + e)) (I - (|M|/(|M| + e)) m m^T) with m = M/|M|. This
-    derivative is a contraction times at most 1/e. For `max`, M/max(|M|, e) is the projection onto
-    the ball of radius e, divided by e. `unit` is the case e = 1. The iteration applies the odd p_T
-    to the singular values, which are in [0, 1]. If |p_T'| has its maximum at 0, the constant is
-    exact, because the normalization is also steepest at M = 0.
+    divisor. No smaller constant holds if |p_T'| has its maximum at 0.
 
-    *paper.* The constant is Lambda_T of Lemma D.3. Its recurrence holds for every normalization
-    that maps into the unit ball and is Lambda_0-Lipschitz. The paper states Lambda_0 = 2/eps for
-    `plus`. For `max` and `unit`, 2/floor is also valid.
+    *paper.* The constant is Lambda_T of Lemma D.3, with Lambda_0 = 2/floor.
     """
+    # The normalization maps into the unit ball and is 1/floor-Lipschitz. For `plus`, the derivative
+    # of M/(|M| + e) at M is (1/(|M| + e)) (I - (|M|/(|M| + e)) m m^T) with m = M/|M|. This
+    # derivative is a contraction times at most 1/e. For `max`, M/max(|M|, e) is the projection onto
+    # the ball of radius e, divided by e. `unit` is the case e = 1. The iteration applies the odd
+    # p_T to the singular values, which are in [0, 1]. The normalization is also steepest at M = 0.
+    #
+    # The recurrence of Lambda_T holds for every normalization that maps into the unit ball and is
+    # Lambda_0-Lipschitz. The paper states Lambda_0 = 2/eps for `plus`. For `max` and `unit`,
+    # 2/floor is also valid.
     polynomials = schedule(coefficients, steps)
     floor = divisor_floor(eps, normalization)
     if normalization == AOL:
@@ -191,30 +196,32 @@ def _gaussian_smoothed_sign(
 ) -> float:
     """Return 1/gamma, where gamma is a probable lower bound of the smallest singular value.
 
-    With probability 1 - alpha, the smallest singular value s_q(M + sigma H) is at least gamma in
-    all calls. On this event, the sign equals the clipped sign at gamma (Corollary D.11).
+    With probability 1 - alpha, the smallest singular value of M + sigma H is at least gamma in all
+    calls. Then the sign equals the clipped sign at gamma (Corollary D.11).
 
     *paper* (Lemma D.10): gamma = sigma alpha / (2.35 sqrt(q) calls).
 
-    *sharp*: gamma is the largest of three lower bounds: the bound of the paper and the two bounds
-    below. Let M be d1 x q with d1 >= q (otherwise transpose it). Each bound fails at one call with
-    probability at most alpha / calls, for every M, because M is fixed before its call draws H.
-
-    *By columns.* Given the other columns, column j of M + sigma H is Gaussian. Its distance to
-    their span is sigma times a noncentral chi with at least d1 - q + 1 degrees of freedom. For
-    every t, a noncentral chi exceeds t with at least the probability of a central chi. A unit
-    vector x has an entry with |x_j| >= 1/sqrt(q), and |(M + sigma H) x| >= |x_j| dist_j. Therefore
-    s_q >= min_j dist_j / sqrt(q), and P(s_q <= t) <= q P(chi^2_{d1-q+1} <= q t^2 / sigma^2). The
-    bound is the t for which the right-hand side is alpha / calls.
-
-    *By rotation.* For some orthogonal Q, Q M = (R, 0) with R of shape q x q, and Q H has the same
-    distribution as H. The last N = d1 - q rows of Q (M + sigma H) are therefore sigma H2, where H2
-    is a standard normal N x q matrix. From |(M + sigma H) x| >= sigma |H2 x| follows
-    s_q >= sigma s_min(H2). By Gordon's inequality, E s_min(H2) >= sqrt(N) - sqrt(q). Because s_min
-    is 1-Lipschitz, s_min is below its mean by t or more with probability at most exp(-t^2 / 2)
-    (Davidson and Szarek 2001, Theorem II.13). With t = sqrt(2 ln(calls / alpha)), the bound is
-    sigma (sqrt(N) - sqrt(q) - t), if this number is positive.
+    *sharp*: gamma is the largest of three lower bounds: the bound of the paper and two other ones.
     """
+    # The other two bounds. Let M be d1 x q with d1 >= q (otherwise transpose it), and s_q the
+    # smallest singular value of M + sigma H. Each bound fails at one call with probability at most
+    # alpha / calls, for every M, because M is fixed before its call draws H.
+    #
+    # By columns. Given the other columns, column j of M + sigma H is Gaussian. Its distance to
+    # their span is sigma times a noncentral chi with at least d1 - q + 1 degrees of freedom. For
+    # every t, a noncentral chi exceeds t with at least the probability of a central chi. A unit
+    # vector x has an entry with |x_j| >= 1/sqrt(q), and |(M + sigma H) x| >= |x_j| dist_j.
+    # Therefore s_q >= min_j dist_j / sqrt(q), and
+    # P(s_q <= t) <= q P(chi^2_{d1-q+1} <= q t^2 / sigma^2). The bound is the t for which the
+    # right-hand side is alpha / calls.
+    #
+    # By rotation. For some orthogonal Q, Q M = (R, 0) with R of shape q x q, and Q H has the same
+    # distribution as H. The last N = d1 - q rows of Q (M + sigma H) are therefore sigma H2, where
+    # H2 is a standard normal N x q matrix. From |(M + sigma H) x| >= sigma |H2 x| follows
+    # s_q >= sigma s_min(H2). By Gordon's inequality, E s_min(H2) >= sqrt(N) - sqrt(q). Because
+    # s_min is 1-Lipschitz, s_min is below its mean by t or more with probability at most
+    # exp(-t^2 / 2) (Davidson and Szarek 2001, Theorem II.13). With t = sqrt(2 ln(calls / alpha)),
+    # the bound is sigma (sqrt(N) - sqrt(q) - t), if this number is positive.
     _require_positive("sigma", sigma)
     if not 0 < alpha < 1:
         raise InputError(f"alpha is {alpha}, but it must be above 0 and below 1. Use 0.01.")
@@ -238,10 +245,10 @@ def _gaussian_smoothed_sign(
 
 
 def _exact_sign(kind: Kind, *, gamma: float | None = None) -> float:
-    """Return the constant for matrices whose smallest singular value is at least gamma.
+    """Return the Lipschitz constant for matrices whose smallest singular value is at least gamma.
 
-    The constant is 2/gamma for *paper* (Lemma D.12) and 1/gamma for *sharp*. For these matrices,
-    the sign equals the clipped sign at gamma, which is 1/gamma-Lipschitz (also Lemma D.7).
+    The constant is 2/gamma for *paper* (Lemma D.12). For *sharp*, it is 1/gamma, the constant of
+    the clipped sign at gamma, which equals the sign for these matrices (also Lemma D.7).
     """
     if gamma is None:
         raise Uncertified(
@@ -289,8 +296,8 @@ def residual(initial: float, degree: int, steps: int) -> float:
     """Return the residual delta_q after q Taylor steps that start from the residual delta_0.
 
     One step maps d to phi(d) = 1 - (1 - d) p(1 - d)^2 (Newton–Schulz convergence, Lemma 2). The
-    polynomial phi in d starts at d^(k+1) and has positive coefficients, so the result is also
-    accurate for small residuals.
+    result is also accurate for small residuals, because the polynomial phi(d) has no negative
+    coefficients and no powers below d^(k+1).
 
     Args:
         initial: The first residual delta_0, from 0 to 1.
@@ -305,17 +312,17 @@ def residual(initial: float, degree: int, steps: int) -> float:
 
 
 def polar_error_bound(residual: float) -> float:
-    """Return the bound 1 - sqrt(1 - delta) on the polar error eps for a residual delta.
+    """Return 1 - sqrt(1 - delta), a bound on the polar error eps of a matrix with residual delta.
 
-    For delta = delta_q, the polar error equals the bound. Source: Newton–Schulz convergence, Lemma
-    1.
+    For delta = delta_q, the polar error is equal to the bound. Source: Newton–Schulz convergence,
+    Lemma 1.
     """
     share = _require_share("delta", residual)
     return share / (1 + math.sqrt(1 - share))
 
 
 def slowdown(polar_error: float) -> float:
-    """Return the slowdown chi = 1 / (1 - eps), which is infinite for eps = 1.
+    """Return chi = 1 / (1 - eps), by which a polar error eps slows convergence, or infinity.
 
     Source: Newton–Schulz convergence, Theorem 1.
     """
@@ -375,14 +382,14 @@ def _require_share(name: str, value: float) -> float:
 
 
 def newton_schulz_error(coefficients: Coefficients, steps: int, tau: float, rank: int) -> float:
-    """Return a bound on the error ||NS(M) - msign(M)||_F for matrices M of this rank.
+    """Return a bound on the error ||NS(M) - msign(M)||_F for matrices M of rank `rank`.
 
     The bound is sqrt(rank) e, where e bounds the error of one singular value.
 
     Args:
         coefficients: Coefficients of the steps, as for `schedule`.
         steps: Number of steps T.
-        tau: Lower bound of the positive singular values of M after the division by the divisor.
+        tau: Lower bound of the positive singular values of the normalized M.
         rank: Rank of M.
 
     Raises:
@@ -435,11 +442,10 @@ BOXES = 1 << 12  # number of boxes in `running_maxima`
 def max_slope(polynomials: Schedule) -> float | None:
     """Return an upper bound of max |p_T'| over [0, 1], or None if no bound is found.
 
-    The bound exceeds the maximum by a relative error of at most 1e-9, or by the effect of rounding.
+    The relative error of the bound is at most 1e-9, or larger if rounding errors are larger.
 
-    If |p_T'| has its maximum at 0 and the slopes of the steps decrease near 0, the interval bound
-    on a small box [0, h] is already exact. The result then equals prod a_t up to the last digits.
-    If one step is the zero polynomial, p_T is 0, because odd polynomials map 0 to 0.
+    If |p_T'| has its maximum at 0 and the slopes of the steps decrease near 0, the result is the
+    product of all a_t, up to the last digits. If a step is the zero polynomial, the result is 0.
     """
     if not all(any(step) for step in polynomials):
         return 0.0
@@ -453,8 +459,7 @@ def max_deviation(
     """Return an upper bound of max |p_T - centre| over [low, high], a part of [0, 1].
 
     The result is None if no bound is found. Where p_T equals `centre`, only rounding errors remain.
-    The search therefore ignores differences of up to four times the widest interval around the
-    value at a single point.
+    The search therefore ignores differences below four times the largest rounding error at a point.
     """
 
     def distance(*box: Array) -> Interval:
@@ -471,10 +476,9 @@ def _maximize(enclose: Enclose, first: float, last: float, least: float) -> floa
     """Return an upper bound of max |f| over [first, last], or None if no bound is found.
 
     `enclose` returns intervals that contain f on boxes (low, middle, high). The method is branch
-    and bound. It splits a box only if |f| on this box may exceed the best known value by more than
-    the relative gap plus `least`. Rounding can widen an interval by more than the gap (6e-9 was
-    observed). A box that is too narrow to split then keeps its own bound, which is less tight but
-    also guaranteed.
+    and bound. A box is split only if |f| on the box may exceed the best known value by more than
+    the relative gap `_GAP` plus `least`. Rounding can widen an interval by more than the gap (6e-9
+    was observed). A box that is too narrow to split keeps its looser bound.
     """
     edges = np.linspace(first, last, _START + 1)
     low, high = edges[:-1], edges[1:]
@@ -504,9 +508,9 @@ def _maximize(enclose: Enclose, first: float, last: float, least: float) -> floa
 def running_maxima(polynomials: Schedule) -> Array:
     """Return upper bounds of max |p_T| on the intervals [0, k / BOXES] for k = 1 .. BOXES.
 
-    A bound is infinite if no bound is found. Interval arithmetic overestimates the values of long
-    schedules. The function therefore also bounds the range of each step from the range of the step
-    before, and returns the smaller of the two bounds.
+    The value is infinity if no bound is found. For long schedules, interval arithmetic
+    overestimates |p_T|. The function therefore computes a second bound step by step, from the range
+    of the previous step, and returns the smaller bound.
     """
     top = np.float64(1.0)
     for step in polynomials:
@@ -528,7 +532,7 @@ def _enclosed_maxima(polynomials: Schedule) -> Array:
 
 
 def _lower_bound(enclose: Enclose, points: Array) -> float:
-    """Return a lower bound of max |f|, from the intervals that contain f at these points."""
+    """Return a lower bound of max |f|, from intervals that contain f at `points`."""
     with np.errstate(all="ignore"):
         low, high = enclose(points, points, points)
     reached = np.maximum(np.maximum(low, -high), 0.0)
@@ -542,10 +546,9 @@ def _enclose(
 
     The function computes intervals for p_t, p_t' and p_t'' after each step t. In every step, the
     chain rule on intervals adds an error proportional to the width of a box. Each interval is
-    therefore intersected with the mean value form around the middle: p_t(box) is in p_t(middle) +
-    p_t'(box) (box - middle). The mean value form uses the composed p_t and p_t', not the
-    polynomials of single steps. Its error is proportional to the square of the width, so the flat
-    parts near 1 and the maxima inside (0, 1) need few boxes.
+    therefore intersected with its mean value form: p_t(box) is in p_t(middle) + p_t'(box) (box -
+    middle). The error of this form is proportional to the square of the width, so that few boxes
+    are needed near extrema.
     """
     one = np.ones_like(low)
     around = _outward(low - middle, high - middle)
@@ -571,9 +574,9 @@ def _enclose(
 def _horner(coefficients: list[float], u: Interval) -> Interval:
     """Return intervals that contain sum_k c_k u^k for intervals u >= 0.
 
-    The nested form c_0 + u (c_1 + ...) keeps c_0 as an exact upper end while the bracket is
-    negative. The coefficients were multiplied by integers and rounded once, so each coefficient
-    becomes an interval of one unit in the last place in both directions.
+    In the nested form c_0 + u (c_1 + ...), the upper end is c_0 if the bracket is negative. The
+    coefficients were rounded once, so each coefficient is an interval of one unit in the last place
+    in both directions.
     """
     ends = [
         (np.nextafter(c, -np.inf), np.nextafter(c, np.inf)) if c else (c, c) for c in coefficients

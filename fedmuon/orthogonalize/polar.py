@@ -1,7 +1,7 @@
 """The exact matrix sign (polar factor) U V^T, and smoothed variants that are Lipschitz.
 
-Each function applies a scalar function to the singular values s of a stack of matrices
-M = U diag(s) V^T. `fedmuon.orthogonalize.lipschitz` returns the constants named below.
+Each function applies a scalar function to the singular values s of a stack of matrices M = U
+diag(s) V^T. `fedmuon.orthogonalize.lipschitz` returns the functions' Lipschitz constants.
 """
 
 import torch
@@ -31,8 +31,9 @@ def smoothed_polar(matrix: Tensor, lam: float | Tensor) -> Tensor:
 
     The result is M (M^T M + lam I)^(-1/2).
 
-    Guarantee: 1/sqrt(lam)-Lipschitz in the Frobenius norm. No smaller constant holds, because the
-    slope at s = 0 is 1/sqrt(lam). The limit lam -> 0 is `exact_sign`.
+    Guarantee: 1/sqrt(lam)-Lipschitz in the Frobenius norm. This constant is the smallest possible
+    one, because the slope at s = 0 is 1/sqrt(lam). For lam -> 0, the result approaches that of
+    `exact_sign`.
 
     Source: Stability note, Lemma D.1.
 
@@ -63,9 +64,9 @@ def smoothed_polar(matrix: Tensor, lam: float | Tensor) -> Tensor:
 def clipped_sign(matrix: Tensor, gamma: float | Tensor) -> Tensor:
     """Replace each singular value s by min(s / gamma, 1).
 
-    Guarantee: 1/gamma-Lipschitz in the Frobenius norm. No smaller constant holds, because the map
-    is M / gamma for small M. The result equals `exact_sign` if all singular values are at least
-    gamma.
+    Guarantee: 1/gamma-Lipschitz in the Frobenius norm. This constant is the smallest possible one,
+    because the map is M / gamma for small M. The result equals `exact_sign` if all singular values
+    are at least gamma.
 
     Source: Stability note, Lemma D.9.
 
@@ -96,12 +97,12 @@ def clipped_sign(matrix: Tensor, gamma: float | Tensor) -> Tensor:
 def exact_sign(matrix: Tensor) -> Tensor:
     """Return the polar factor U V^T, which replaces all positive singular values by 1.
 
-    Singular values up to max(m, n) eps s_max count as zero, where eps is the machine epsilon of M's
-    dtype. Rounding turns exact zeros into values of this size.
+    Singular values up to max(m, n) eps s_max count as zero, because rounding errors have this size.
+    Here, eps is the machine epsilon of M's dtype.
 
-    Guarantee: none on all matrices, because the map jumps where a singular value crosses 0. The map
-    is 1/gamma-Lipschitz between matrices whose smallest singular value is at least gamma. The
-    Stability note states the larger constant 2/gamma (Lemma D.12).
+    Guarantee: no Lipschitz constant for all matrices, because the map jumps where a singular value
+    crosses 0. The map is 1/gamma-Lipschitz between matrices whose smallest singular value is at
+    least gamma. The Stability note states the larger constant 2/gamma (Lemma D.12).
 
     Source: Stability note, section 3.
 
@@ -137,12 +138,12 @@ def exact_sign(matrix: Tensor) -> Tensor:
 
 
 def quotient_sign(matrix: Tensor) -> Tensor:
-    """Return the exact sign of matrices whose rows sum to 0, without directions from rounding.
+    """Return the exact sign of matrices whose rows sum to 0, without effects of rounding errors.
 
     The columns of Q [n, n-1] are an orthonormal basis of the vectors with sum 0. Then M equals (M
-    Q) Q^T, and U V^T equals sign(M Q) Q^T. In floating point, the rows of M sum to 0 only up to
-    rounding. If M is a small sum of large gradients, `exact_sign` would treat the rounding error as
-    a direction of M.
+    Q) Q^T, and U V^T equals sign(M Q) Q^T. In floating point, the sums of rows have rounding
+    errors. If M is a small sum of large gradients, `exact_sign` would treat this error as another
+    singular direction.
 
     Guarantee: the same as for `exact_sign`.
 
@@ -174,8 +175,8 @@ def gaussian_smoothed_sign(matrix: Tensor, sigma: float | Tensor, noise: Tensor)
     """Return exact_sign(M + sigma H) for a standard normal matrix H that the caller draws.
 
     Guarantee: 1/gamma-Lipschitz with probability 1 - alpha, where gamma bounds the smallest
-    singular value of M + sigma H from below (Lemma D.10). The constant needs sigma, alpha, the
-    number of calls and the shape.
+    singular value of M + sigma H from below (Lemma D.10). gamma depends on sigma, alpha, the number
+    of calls and the shape.
 
     Source: Stability note, Corollary D.11.
 
@@ -183,8 +184,8 @@ def gaussian_smoothed_sign(matrix: Tensor, sigma: float | Tensor, noise: Tensor)
         matrix: The stack M `[..., m, n]`.
         sigma: The noise level σ, at least 0. Pass one number, or a tensor that broadcasts over the
             leading axes. With 0, the result is that of `exact_sign`.
-        noise: The matrix H `[m, n]`, or a stack of matrices with leading axes that broadcast. A run
-            and its neighbour runs use the same H.
+        noise: The matrix H `[m, n]`, or a stack of matrices with leading axes that broadcast. Runs
+            on neighbouring data sets must use the same H.
 
     Returns:
         The polar factors `[..., m, n]`, with the dtype and device of M.
@@ -209,7 +210,7 @@ def gaussian_smoothed_sign(matrix: Tensor, sigma: float | Tensor, noise: Tensor)
 def _drop_below(cut: float) -> Divisor:
     """Return a divisor that is s for s > cut max(s), and infinite for smaller s.
 
-    Smaller singular values therefore have the weight 0.
+    Smaller singular values are therefore replaced by 0.
     """
 
     def divisor(s: Tensor, _: Tensor) -> Tensor:
@@ -219,12 +220,11 @@ def _drop_below(cut: float) -> Divisor:
 
 
 def _by_gram(view: Tensor, cut: float) -> Tensor | None:
-    """Return U V^T of [..., q, d] through the float64 Gram matrix G, or None if it is not accurate.
+    """Return U V^T of [..., q, d] from the float64 Gram matrix G, or None if G is inaccurate.
 
-    Eigenvalues of G have errors of about noise = eps tr G, so the relative error of an eigenvalue w
-    is noise / w. The result is accurate if each relative error is within the target. An error may
-    be larger if the eigenvalue is below the cut and the cut is far above the noise. For float32
-    inputs, the cut is far above the noise of float64.
+    An eigenvalue w of G has a relative error of about eps tr G / w. This error must be within the
+    target, except for eigenvalues below the cut if the cut is far above eps tr G. For float32
+    inputs, the cut is always far above eps tr G, because G is float64.
     """
     product = gram(view, torch.float64)
     trace = product.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)

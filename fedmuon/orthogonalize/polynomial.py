@@ -1,9 +1,8 @@
-"""Newton–Schulz iterations: odd polynomials of a normalized matrix, using only matrix products.
+"""Newton–Schulz iterations, which apply odd polynomials to a matrix with matrix products only.
 
-In half precision (bfloat16, float16), the iteration is that of torch.optim.Muon: operands and
-results of every product are rounded to this dtype, and sums are float32. On a CPU without
-half-precision products, float32 products with the same roundings replace them, which is a hundred
-times faster than torch's own fallback.
+Half precision (bfloat16, float16) works as in torch.optim.Muon: operands and results of every
+product are rounded to this dtype, and sums are float32. A CPU without half-precision products uses
+float32 products with the same roundings. They are a hundred times faster than torch's fallback.
 """
 
 from collections.abc import Callable
@@ -49,7 +48,7 @@ def newton_schulz(
     normalization: str = "plus",
     products: torch.dtype | None = None,
 ) -> Tensor:
-    """Iterate Z <- a Z + b (Z Z^T) Z + c (Z Z^T)^2 Z + ... from Z = M / divisor.
+    """Start with Z = M / divisor, and iterate Z <- a Z + b (Z Z^T) Z + c (Z Z^T)^2 Z + ...
 
     The result is U p_T(S) V^T, where M / divisor = U S V^T and p_T is the composed polynomial. The
     result is close to U V^T if the coefficients converge and no positive singular value is very
@@ -57,23 +56,23 @@ def newton_schulz(
 
     Guarantee: L-Lipschitz in the Frobenius norm, where L is the steepest slope of p_T on [0, 1]
     divided by the floor of the divisor (eps, or 1 for `unit`). The Stability note states a larger
-    constant, Lambda_T. For `aol`, no constant exists, and U and V belong to the preconditioned
-    matrix.
+    constant, Lambda_T. With `aol`, no constant L exists, and U and V are those of the
+    preconditioned matrix.
 
     Source: Stability note, Lemma D.3. Each table in `COEFFICIENTS` names its own source.
 
     Args:
         matrix: The stack M `[..., m, n]`.
         steps: Number of steps T, at least 0.
-        coefficients: A name in `COEFFICIENTS`, one step (a, b, c, ...), or a list with one such
-            step per iteration. If the list is shorter than `steps`, its last step repeats.
-        eps: Positive lower bound of the divisor. `unit` ignores eps.
+        coefficients: A name in `COEFFICIENTS`, one step (a, b, c, ...), or a list of steps, of
+            which the last one repeats.
+        eps: Positive lower bound of the divisor, except for `unit`.
         normalization: Name of the divisor. `plus` is ||M||_F + eps, `max` is max(||M||_F, eps), and
-            `unit` is max(||M||_F, 1). `aol` selects the preconditioning of Turbo-Muon instead of a
-            divisor.
-        products: The dtype of the iterates after the division, such as torch.bfloat16. The result
-            then has errors of a few eps of this dtype, and no constant L. With None, it is the
-            dtype of M.
+            `unit` is max(||M||_F, 1). `aol` replaces the division by the preconditioning of
+            Turbo-Muon.
+        products: The dtype of the iterates after the division, such as torch.bfloat16, or None for
+            the dtype of M. With a dtype, rounding errors are a few eps of this dtype, and no
+            constant L exists.
 
     Returns:
         Z after the last step `[..., m, n]`, with the dtype and device of M.
@@ -100,18 +99,17 @@ def newton_schulz(
 
 
 def precondition(matrix: Tensor, floor: float) -> Tensor:
-    """Divide each row i by max(sqrt(sum_j |G_ij|), floor), where G = M M^T (AOL preconditioning).
+    """Divide row i of M by max(sqrt(sum_j |G_ij|), floor), with G = M M^T (AOL preconditioning).
 
-    Matrices with more rows than columns are transposed first, so their columns are divided and
-    G = M^T M, as in the paper. The result has ||.||_op <= 1. To see this, let D be the diagonal
-    matrix of the divisors. The Gram matrix D^-1 G D^-1 is similar to D^-2 G, whose rows have
-    absolute sums of at most 1. The singular values of the result are usually nearer to 1 than those
-    of M / ||M||_F. The polar factor of the result differs from the polar factor of M, unless G is
-    diagonal or all divisors are equal.
+    For a matrix with more rows than columns, the columns are divided and G = M^T M, as in the
+    paper. The operator norm of the result is at most 1. Proof: let D be the diagonal matrix of the
+    divisors. The Gram matrix D^-1 G D^-1 of the result is similar to D^-2 G. In D^-2 G, the
+    absolute values of a row sum to at most 1. The singular values of the result are usually nearer
+    to 1 than those of M / ||M||_F. The polar factor of the result differs from the polar factor of
+    M, unless G is diagonal or all divisors are equal.
 
-    Source: Turbo-Muon (arXiv:2512.04632), based on almost-orthogonal layers (arXiv:2208.03160).
-    The authors' code applies the lower bound eps to sum_j |G_ij|. This function applies eps to the
-    square root of this sum, so eps has the unit of M.
+    Source: Turbo-Muon (arXiv:2512.04632), based on almost-orthogonal layers (arXiv:2208.03160). In
+    the authors' code, eps bounds the sum over j instead of its square root.
 
     Args:
         matrix: The stack M [..., m, n].
@@ -134,14 +132,14 @@ def precondition(matrix: Tensor, floor: float) -> Tensor:
 def scaled_newton_schulz(
     matrix: Tensor, divisor: Tensor, steps: int, coefficients: Coefficients = "cubic"
 ) -> Tensor:
-    """Iterate as `newton_schulz` does, from M / divisor with a divisor that the caller provides.
+    """Iterate like `newton_schulz`, but with the given divisor.
 
     Source: Nesterov Muon, section 2.
 
     Args:
         matrix: The stack M [..., m, n].
-        divisor: A tensor [...] with one positive number per matrix, which is at least ||M||_op.
-            With a smaller divisor, the iteration may diverge.
+        divisor: A tensor [...] with one positive number per matrix. Below ||M||_op, the iteration
+            may diverge.
         steps: Number of steps T, at least 0.
         coefficients: As for `newton_schulz`.
 
@@ -173,7 +171,7 @@ def _iterate(
 
 
 def _normalize(stack: Tensor, divide: Divide) -> Tensor:
-    """Return M divided by its divisor. Extreme matrices are first divided by max|M|, in float64."""
+    """Return M divided by its divisor. Very large or small matrices are first divided by max|M|."""
     divisor = divide(torch.linalg.vector_norm(stack, dim=(-2, -1)), 1.0)
     if _in_range(divisor):
         return stack / divisor[..., None, None]
@@ -192,10 +190,7 @@ def _in_range(divisor: Tensor) -> bool:
 
 
 def native_half(dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether the device multiplies matrices of this half-precision dtype.
-
-    On a CPU, oneDNN reports the answer.
-    """
+    """Return whether the device multiplies matrices of this half-precision dtype."""
     if device.type != "cpu":
         return True
     return dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -204,10 +199,9 @@ def native_half(dtype: torch.dtype, device: torch.device) -> bool:
 def _iterate_on_matrix(
     polynomials: Schedule, z: Tensor, rounded: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Return Z_T [B, q, d]. One step is Z <- a Z + U Z with U = b G + c G^2 + ..., G = Z Z^T.
+    """Return Z_T [B, q, d], from steps Z <- a Z + U Z with U = b G + c G^2 + ... and G = Z Z^T.
 
-    A stack of one matrix is iterated as a single matrix, because plain products are faster than
-    batched products.
+    A single matrix is not batched, because plain products are faster.
     """
     if len(z) == 1 and z.ndim == 3:
         return _iterate_on_matrix(polynomials, z[0], rounded)[None]
@@ -245,7 +239,7 @@ def degree(step: Step) -> int:
 def _sum(beta: float, c: Tensor, alpha: float, a: Tensor, b: Tensor) -> Tensor:
     """Return beta C + alpha A B for matrices or stacks of matrices.
 
-    A stack of one matrix uses the plain product, which is faster than a batched product.
+    For a single matrix, a plain product is faster than a batched product.
     """
     if a.ndim == 2:
         return torch.addmm(c, a, b, beta=beta, alpha=alpha)
@@ -257,12 +251,12 @@ def _sum(beta: float, c: Tensor, alpha: float, a: Tensor, b: Tensor) -> Tensor:
 def _iterate_on_gram(view: Tensor, polynomials: Schedule, divide: Divide) -> Tensor | None:
     """Return Z_T from an iteration on G = Z Z^T, or None if the iteration on Z is better.
 
-    Only two products have the size of M. Z_T = P Z_0, where P is the product of the small matrices
-    Q_t = a I + b G_t + c G_t^2 + ... [B, q, q]. All Q_t are polynomials of G_0, and G_{t+1} = Q_t
-    G_t Q_t. The slope of p_T at 0 is gain = prod a_t. Rounding changes the small eigenvalues of G_0
-    by eps, and every step multiplies this error by a_t^2. The final error is therefore eps gain^2,
-    compared with eps gain for the direct iteration. The function uses the first dtype for which eps
-    gain^2 is within tolerance.
+    This iteration needs only two products of the size of M. Z_T is P Z_0, where P is the product of
+    the small matrices Q_t = a I + b G_t + c G_t^2 + ... [B, q, q], and G_{t+1} = Q_t G_t Q_t. Let
+    gain be the product of all a_t, which is the slope of p_T at 0. Rounding changes small
+    eigenvalues of G_0 by eps, and step t multiplies this error by a_t^2. The final error is
+    therefore eps gain^2, and that of the direct iteration is eps gain. The function uses the first
+    dtype for which eps gain^2 is within tolerance.
     """
     for work in gram_dtypes(view.shape[-2], view.shape[-1], view.dtype, polynomials):
         product = gram(view, work)
@@ -283,13 +277,13 @@ def _iterate_on_gram(view: Tensor, polynomials: Schedule, divide: Divide) -> Ten
 def gram_dtypes(
     short: int, long: int, dtype: torch.dtype, polynomials: Schedule
 ) -> tuple[torch.dtype, ...]:
-    """Return the dtypes for the iteration on the Gram matrix of [short, long], best first.
+    """Return the dtypes for the Gram iteration on matrices [short, long], the best dtype first.
 
     The result is empty if the iteration on Z itself is better. The Gram iteration is faster if it
-    needs less arithmetic, or if the matrices are so small that reading Z takes most of the time.
-    Let r be the ratio of the longer side to the shorter side q. For quintic steps, the Gram
-    iteration costs 2 r + 4 T - 3, in units of 2 q^3 flop, times `_WIDER` in a wider dtype. The
-    iteration on Z costs T (2 r + 1).
+    needs less arithmetic, or if reading Z takes most of the time. Let q be the shorter side, and r
+    q the longer side. For T quintic steps, the Gram iteration needs 2 r + 4 T - 3 products of 2 q^3
+    flop, which cost `_WIDER` times as much in a wider dtype. The iteration on Z needs T (2 r + 1)
+    products.
     """
     if dtype in _HALF or not polynomials:
         return ()
@@ -309,7 +303,7 @@ def _gain(polynomials: Schedule) -> float:
 
 
 def _tolerance(dtype: torch.dtype) -> float:
-    """Return the relative error that the iteration on the Gram matrix may add."""
+    """Return the relative error that is allowed for the iteration on the Gram matrix."""
     return 1e-10 if dtype == torch.float64 else 1e-5
 
 

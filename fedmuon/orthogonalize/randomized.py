@@ -1,9 +1,8 @@
 """Randomized low-rank polar maps (Nesterov Muon, Algorithms 1 and 2).
 
-If Q is an orthonormal basis of the range of Y = (M M^T)^h M Omega, the map is Q p_T(Q^T M / delta).
-The map depends on Y only through the range of Y. Between the products, Y may therefore be replaced
-by any well-conditioned basis of its range. In exact arithmetic, the result is the same. In floating
-point, the powers then lose no digits.
+The map is Q p_T(Q^T M / delta), where Q is an orthonormal basis of the range of Y = (M M^T)^h M
+Omega. Only the range of Y matters. Between products, Y is therefore replaced by a well-conditioned
+basis of its range, so that no digits are lost.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,7 +50,8 @@ def randomized_polar(
     Newton–Schulz polynomial of `newton_schulz`.
 
     Guarantee: no Lipschitz constant, because a small change of M can make the sketch miss a
-    direction. The paper Nesterov Muon bounds the quality (gamma, nu) of the result instead.
+    direction. The paper Nesterov Muon instead bounds how good the result is as a polar factor
+    (gamma, nu).
 
     Source: Nesterov Muon, Algorithm 1 (`gaussian`) and Algorithm 2 (`kaczmarz`).
 
@@ -62,16 +62,14 @@ def randomized_polar(
         power: The number h of power iterations, at least 0.
         steps: The number T of Newton–Schulz steps.
         coefficients: Coefficients of the steps, as for `newton_schulz`.
-        sketch: `gaussian` uses random mixtures of all columns. `kaczmarz` samples columns with
+        sketch: `gaussian` mixes all columns at random. `kaczmarz` samples columns with
             probabilities proportional to their squared norms.
         generator: One NumPy or torch generator for all matrices, or a sequence of k generators for
-            k groups of consecutive matrices. All groups have the same number of matrices. None uses
-            torch's default generator, which `torch.manual_seed` seeds.
-        axis: The axis that the sketch mixes or samples. `columns` is the axis in the paper. `rows`
-            applies the same map to M^T.
-        delta: The divisor of B = Q^T M. `frobenius` is ||M||_F, and `operator` is ||B||_op. You can
-            also pass a number, or a tensor `[...]` with one number per matrix, that is at least
-            ||M||_op. None selects the divisor of the paper's algorithm for this sketch.
+            k equal groups of consecutive matrices. None uses torch's default generator.
+        axis: The axis that the sketch mixes or samples: `columns` as in the paper, or `rows`.
+        delta: The divisor of B = Q^T M: `frobenius` for ||M||_F, `operator` for ||B||_op, or
+            numbers of at least ||M||_op, one for all matrices or one per matrix `[...]`. None
+            selects the divisor that the paper uses with this sketch.
 
     Returns:
         The low-rank polar factors `[..., m, n]`, with the dtype and device of M.
@@ -135,7 +133,7 @@ def _scale_into_range(stack: Tensor) -> tuple[Tensor, Tensor]:
 def _divisor(
     delta: Delta | float | Tensor, M: Tensor, stack: Tensor, reduced: Tensor, scale: Tensor
 ) -> Tensor:
-    """Return the divisors delta that apply to the scaled matrices, one per matrix."""
+    """Return the divisor delta of each scaled matrix."""
     if isinstance(delta, str):
         if delta not in ("frobenius", "operator"):
             raise InputError(
@@ -156,10 +154,10 @@ def orthonormal(samples: Tensor) -> Tensor:
     """Return an orthonormal basis Q [B, m, l] of the range of tall `samples` [B, m, l].
 
     If the rank is below l, the additional columns of Q are 0. The method is Cholesky QR, applied
-    twice. Cholesky QR costs a few matrix products, whereas Householder QR works column by column.
-    Cholesky QR squares the condition number, so the Gram matrix is float64. If rounding dominates
-    the pivots of a matrix, a QR that detects the rank is used instead. After the first pass,
-    columns are orthonormal up to eps cond, and after the second pass up to eps.
+    twice, which is faster than Householder QR. The Gram matrix is float64, because its condition
+    number is the square of cond, that of the samples. The first pass makes the columns orthonormal
+    up to eps cond, and the second pass up to eps. If rounding errors dominate the pivots, a
+    rank-revealing QR is used.
     """
     return _condition(_condition(samples))
 
@@ -203,10 +201,9 @@ def _rank_revealing(samples: Tensor, size: Tensor) -> Tensor:
 def _numpy_generators(generator: Generators, count: int) -> list[np.random.Generator]:
     """Return NumPy generators for a stack of `count` matrices.
 
-    A torch generator supplies one seed per call. Each generator draws one sketch, with the same
-    numbers for every dtype and device. With k generators, the stack is cut into k groups of
-    consecutive matrices, all with the same number of matrices. The matrices of a group share the
-    generator's sketch, as coupled replicas must.
+    A torch generator supplies one seed per call. Each generator draws one sketch, independent of
+    dtype and device. With k generators, the stack is cut into k equal groups of consecutive
+    matrices. All matrices of a group, such as replicas of one matrix, use the same sketch.
     """
     alone = generator is None or isinstance(generator, Generator)
     asked: list[Generator | None] = [generator] if alone else list(generator)  # pyright: ignore
@@ -239,8 +236,8 @@ def _kaczmarz(stack: Tensor, width: int, generators: list[np.random.Generator]) 
     """Draw l columns of M, column j with the probability pi_j = ||M_j||^2 / ||M||_F^2.
 
     This is Algorithm 2, lines 1-3, of Nesterov Muon. Matrices that share a generator use the same
-    uniform numbers, each with its own distribution. Only the range of the drawn columns matters.
-    The factor 1/sqrt(l pi_j) is therefore omitted, and a column that is drawn again becomes 0.
+    uniform numbers, but their own probabilities. Only the range of the drawn columns matters. The
+    paper's factor 1/sqrt(l pi_j) is therefore left out, and repeated columns are set to 0.
     """
     # Blocks of rows fit into a cache. On a CPU, this is several times faster than one reduction.
     blocks = [rows.square().sum(-2).double() for rows in stack.split(256, dim=-2)]

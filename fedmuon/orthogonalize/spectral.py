@@ -1,9 +1,9 @@
-"""The shared core: apply an odd function f to the singular values of a stack of matrices.
+"""Apply an odd function f to the singular values of a stack of matrices.
 
-The result is O = U diag(f(s)) V^T. The module applies f(s)/s to the smaller Gram matrix of M, and
-multiplies the result by M. This takes two large products and a q x q eigenproblem, where q is the
-smaller side. The Gram matrix squares the condition number. The module therefore uses it only if a
-bound shows that no digits are lost. Otherwise, an SVD in float64 is used.
+The result is O = U diag(f(s)) V^T. The fast method applies f(s)/s to the q x q Gram matrix of M,
+where q is the smaller side, and multiplies the result by M. This method needs two large products
+and a q x q eigenproblem. It is used if an error bound shows that no digits are lost. Otherwise, an
+SVD in float64 is used.
 """
 
 import math
@@ -75,7 +75,7 @@ def left(small: Tensor, stack: Tensor, template: Tensor | None = None) -> Tensor
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """Return the products of two stacks. Stacks of one matrix use the faster plain product."""
+    """Return the products of two stacks. For single matrices, a plain product is faster."""
     return (a[0] @ b[0])[None] if len(a) == len(b) == 1 else a @ b
 
 
@@ -87,7 +87,7 @@ def gram(view: Tensor, work: torch.dtype) -> Tensor:
 
 
 def apply(small: Tensor, view: Tensor, work: torch.dtype) -> Tensor:
-    """Return `small` times M, computed in the dtype `work`, with the dtype and layout of M."""
+    """Return `small` times M with the dtype and layout of M, but computed in the dtype `work`."""
     if view.dtype == work:
         return left(small.to(work), view)
     out = torch.empty_like(view)
@@ -101,7 +101,7 @@ def apply(small: Tensor, view: Tensor, work: torch.dtype) -> Tensor:
 def _pieces(view: Tensor, work: torch.dtype) -> tuple[Tensor, ...]:
     """Split M into stacks [k, q, d] of 1 MiB if a CPU must convert M to another dtype.
 
-    To allocate a converted copy of the whole M would take more time than the arithmetic.
+    A converted copy of the whole M would take more time than the arithmetic.
     """
     flat = view.view(-1, *view.shape[-2:])
     whole = view.dtype == work or view.device.type != "cpu"
@@ -109,7 +109,7 @@ def _pieces(view: Tensor, work: torch.dtype) -> tuple[Tensor, ...]:
 
 
 def norm(stack: Tensor) -> Tensor:
-    """Return the Frobenius norm of each matrix as float64. A norm that overflows is infinite."""
+    """Return the Frobenius norm of each matrix as float64. If a norm overflows, it is infinite."""
     return torch.linalg.vector_norm(stack, dim=(-2, -1)).double()
 
 
@@ -152,9 +152,9 @@ def per_matrix(
 def spectral_map(matrix: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
     """Return U diag(s / divisor(s, root)) V^T for M [..., m, n], where divisor >= root.
 
-    The Gram matrix has an error of about eps ||M||_F^2. As a function of the Gram matrix, 1/divisor
-    has divided differences of at most 1/root^2, including the factor s from M. The relative error
-    of the output is therefore about eps ||M||_F^2 / root^2, which determines the working dtype.
+    The output has a relative error of about eps ||M||_F^2 / root^2, which determines the working
+    dtype. Proof: the Gram matrix has an error of about eps ||M||_F^2. The divided differences of
+    1/divisor as a function of the Gram matrix, times s, are at most 1/root^2.
 
     Args:
         matrix: The stack M [..., m, n].
@@ -184,8 +184,8 @@ def spectral_map(matrix: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
 def _accurate_dtype(size: Tensor, root: Tensor, dtype: torch.dtype) -> torch.dtype | None:
     """Return the cheapest dtype whose Gram matrix is accurate for the whole stack, or None.
 
-    The function compares the largest norm with the smallest root. If reading these two numbers
-    would synchronize a GPU, it considers only the widest dtype.
+    The function compares the largest norm with the smallest root. During a round on a GPU, only the
+    widest dtype is considered, so that the GPU need not synchronize.
     """
     largest: Any = size.detach().max()
     floor: Any = root.detach().min()
@@ -211,11 +211,10 @@ def _products_are_faster(view: Tensor) -> bool:
 def inverse_root(product: Tensor, root: Tensor) -> Tensor:
     """Return (G + root^2 I)^(-1/2) with matrix products only, without synchronizing a GPU.
 
-    R = (G + root^2 I) / c with c = tr G + root^2 has eigenvalues in [root^2 / c, 1]. In each step,
-    a quintic x q(x^2) moves the singular values of sqrt(R) towards 1. With q = q(R), the step is R
-    <- q R q and Z <- Z q, so Z approaches the inverse root of the first R. Rounding changes the
-    smallest eigenvalue of R by eps, relative to 1. The relative error is therefore about eps c /
-    root^2, as with an eigensolver.
+    Start with R = (G + root^2 I) / c, where c = tr G + root^2. The eigenvalues of R are in [root^2
+    / c, 1]. Each step computes q = q(R), R <- q R q and Z <- Z q, where the quintic x q(x^2) moves
+    the roots of the eigenvalues towards 1. Z approaches the inverse root of the first R. The
+    relative error is about eps c / root^2, as with an eigensolver.
 
     Args:
         product: G [..., q, q] in float64, positive semi-definite.
@@ -240,7 +239,7 @@ def inverse_root(product: Tensor, root: Tensor) -> Tensor:
 
 
 def inverse(s: Tensor, vectors: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
-    """Return V diag(1 / divisor(s)) V^T [..., q, q] for singular values [..., q] and vectors V."""
+    """Return V diag(1 / divisor(s)) V^T [..., q, q] for singular values s and vectors V."""
     weights = divisor(s, root.to(s.dtype).unsqueeze(-1)).reciprocal()
     return (vectors * weights.unsqueeze(-2)) @ vectors.mT
 
@@ -282,7 +281,7 @@ class Spectral(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, root: Tensor, divisor: Divisor, compute: Any) -> Tensor:
-        """Return F(M) for a stack M, with one root for all matrices or one root per matrix."""
+        """Return F(M) for a stack M."""
         ctx.save_for_backward(*factors(matrix, root, divisor))
         return compute(matrix.detach())
 

@@ -1,45 +1,25 @@
-"""Lots by balls in bins, with correlated noise: a Monte Carlo account with its confidence.
+"""Lots by balls in bins, with correlated noise: a Monte Carlo estimate of epsilon.
 
-Each example is placed once, independently and at random, into one of b bins. The bins are the lots
-of the run's n steps, in turn (Choquette-Choo et al. 2024, "Near exact privacy amplification for
-matrix mechanisms"; Chua et al. 2024, "Balls-and-bins sampling for DP-SGD"). The bin of an example
-stays secret. An example takes part in steps that are b apart, so noise may be correlated. Its
-secret bin amplifies privacy. Lots in a public order (`fedmuon.privacy.mechanisms.fixed_order`) do
-not amplify privacy.
+Each example is placed into one of b bins, independently and at random. The bins are the lots of the
+run's n steps, in turn (Choquette-Choo et al. 2024, "Near exact privacy amplification for matrix
+mechanisms"; Chua et al. 2024, "Balls-and-bins sampling for DP-SGD"). The bin of an example stays
+secret, which amplifies privacy. An example takes part only in every b-th step, so the noise of
+different steps may be correlated. Lots in a public order (`fedmuon.privacy.mechanisms.fixed_order`)
+do not amplify privacy.
 
 # The pair
 
-Let C >= 0 be lower triangular, and let m_i be the sum of its columns i, i + b, i + 2b, ... Then
-P = (1/b) sum_i N(m_i, s^2 I) and Q = N(0, s^2 I) are a dominating pair in both directions, for
-examples that contribute or add 0 instead (zero-out; or add-remove, if b is public). This also holds
-if gradients depend on earlier releases.
+The correlated noise has a lower triangular matrix C >= 0. Let m_i be the sum of the columns
+i, i + b, i + 2b, ... of C. The distributions P = (1/b) sum_i N(m_i, s^2 I) and Q = N(0, s^2 I) are
+a dominating pair in both directions, even if gradients depend on earlier releases. The adjacency is
+zero-out, or add-remove if b is public. A comment in this file contains the proof.
 
-*Proof.* All releases follow from C G + Z. Fix the bins of all other examples, which is allowed
-because H_a is jointly convex. Given the past, subtract their part. In step t, the example would add
-a vector g_t of norm <= 1, which may depend on the past. If the example is in bin i, it moves row t
-of C G + Z by v_it, the sum of C_ts g_s over the steps s <= t of bin i. Under Q, the likelihood
-ratio after n steps is the mean over i of the products of exp(<v_it, z_t> / s^2 - ||v_it||^2 /
-2 s^2) over t. H_a is the mean of a convex function F of this ratio: max(x - a, 0), or
-max(1 - a x, 0) for the reversed pair. Replace the factors of the last row, then of the row before,
-and so on, by the factors of the numbers w_it = sum_s C_ts. If all later rows are already replaced,
-the mean over them, V(l_1, ..., l_b) = E F(sum_i l_i A_i / b) with A_i > 0, has mixed derivatives
-E F'' A_i A_j / b^2 >= 0. Also, <v_it, v_jt> <= w_it w_jt, because C >= 0. For such V,
-E V(l_i exp(X_i - Var X_i / 2)) increases with each covariance of the Gaussian X. To see this, let
-X(u) = sqrt(1 - u) X + sqrt(u) Y for independent X and Y. The derivative along X(u) is half the sum
-of (Cov Y_ij - Cov X_ij) E[l_i l_j e_i e_j V_ij], which is not negative (Kahane's inequality, in one
-row). Each replacement therefore increases the mean. After the last replacement, the mean is
-that of the pair (P, Q). QED.
+# The estimate
 
-# The account
-
-The pair has b dimensions. The loss ln(P / Q) follows from <m_i, y>, whose covariance is the Gram
-matrix of the m_i. `trials` losses are drawn from P, equally many in each bin, and `trials` losses
-from Q. Each mean of (1 - e^(epsilon - loss))_+ estimates delta(epsilon) by independent numbers in
-[0, 1]. If their expected mean is delta, the mean is at most p < delta with probability
-exp(-N KL(p || delta)) (Hoeffding 1963). delta(epsilon) and its estimate both decrease in epsilon.
-Let epsilon be the value at which the estimate reaches such a p. The probability that it is too
-small is therefore at most this number, whatever the value is, because only the true epsilon
-decides. Both directions and the lower end share 1 - confidence.
+`trials` privacy losses are drawn from each distribution, equally many in each bin of P. For a given
+epsilon, the mean of max(0, 1 - e^(epsilon - loss)) estimates delta(epsilon). Hoeffding's inequality
+(1963) yields the upper and the lower bound on epsilon. The errors of both directions and of the
+lower bound together have a probability of at most 1 - confidence.
 """
 
 import math
@@ -48,6 +28,30 @@ from typing import NamedTuple
 import numpy as np
 
 from fedmuon.core.errors import InputError
+
+# Proof of the pair. All releases follow from C G + Z, where row s of G is the sum of the lot's
+# gradients in step s, and Z is noise. H_a is jointly convex, so the bins of all other examples may
+# be fixed. Given the past, subtract their part. In step t, the example would add a vector g_t of
+# norm <= 1, which may depend on the past. If the example is in bin i, it moves row t of C G + Z by
+# v_it, the sum of C_ts g_s over the steps s <= t of bin i. Under Q, the likelihood ratio after n
+# steps is the mean over i of the products of exp(<v_it, z_t> / s^2 - ||v_it||^2 / 2 s^2) over t.
+# H_a is the mean of a convex function F of this ratio: max(x - a, 0), or max(1 - a x, 0) for the
+# reversed pair. Replace the factors of the last row, then of the row before, and so on, by the
+# factors of the numbers w_it = sum_s C_ts. If all later rows are already replaced, the mean over
+# them, V(l_1, ..., l_b) = E F(sum_i l_i A_i / b) with A_i > 0, has mixed derivatives
+# E F'' A_i A_j / b^2 >= 0. Also, <v_it, v_jt> <= w_it w_jt, because C >= 0. For such V,
+# E V(l_i exp(X_i - Var X_i / 2)) increases with each covariance of the Gaussian X. To see this, let
+# X(u) = sqrt(1 - u) X + sqrt(u) Y for independent X and Y. The derivative along X(u) is half the
+# sum of (Cov Y_ij - Cov X_ij) E[l_i l_j e_i e_j V_ij], which is not negative (Kahane's inequality,
+# in one row). Each replacement therefore increases the mean. After the last replacement, the mean
+# is that of the pair (P, Q). QED.
+#
+# The bounds of the estimate. The pair has b dimensions. The loss ln(P / Q) follows from the inner
+# products <m_i, y>, whose covariance is the Gram matrix of the m_i. Each term of the mean is an
+# independent number in [0, 1]. If the terms have the mean delta, their average is at most p < delta
+# with probability exp(-N KL(p || delta)). The true delta(epsilon) and its estimate both decrease in
+# epsilon. Let epsilon be the value at which the estimate reaches such a p. This value is too small
+# only if the estimate at the true epsilon is at most p, so the probability is at most this number.
 
 CHUNK = 4_000_000  # numbers that are drawn at once
 MOST_NUMBERS = 4e10  # maximum of trials times bins, which takes some minutes
@@ -59,8 +63,7 @@ class Estimate(NamedTuple):
 
     Attributes:
         upper: An upper bound on the true epsilon.
-        lower: A lower bound on the true epsilon. With the requested confidence, both bounds are
-            valid.
+        lower: A lower bound on the true epsilon. Both bounds hold with the requested confidence.
         trials: Number of simulated privacy losses from each distribution.
     """
 
@@ -82,14 +85,14 @@ def epsilon_of_bins(
     """Estimate the epsilon of a run with balls-in-bins sampling.
 
     Args:
-        coefficients: The coefficients c_0, c_1, ... of the correlated noise. The coefficients must
-            not be negative. Use [1] for independent noise.
+        coefficients: The nonnegative coefficients c_0, c_1, ... of the correlated noise, or [1] for
+            independent noise.
         steps: The number n of steps in the run.
         bins: The number b of bins. Steps 0, 1, 2, ... use the bins in turn.
         noise: The noise multiplier s that applies to all blocks together.
         delta: The delta of (epsilon, delta).
-        trials: Number of simulated privacy losses from each distribution. This number is rounded up
-            to a multiple of b.
+        trials: Number of simulated privacy losses from each distribution, rounded up to a multiple
+            of b.
         confidence: Probability that the true epsilon is between the lower and the upper bound.
         seed: Seed of the simulation.
     """
@@ -114,10 +117,10 @@ def epsilon_of_bins(
 def drawn_losses(
     coefficients: np.ndarray, steps: int, bins: int, noise: float, trials: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Simulate privacy losses in both directions, and return two arrays.
+    """Simulate the privacy losses of the pair (P, Q) in both directions, and return two arrays.
 
-    The first array contains ln(P / Q) at outcomes that are drawn from P. The second array contains
-    ln(Q / P) at outcomes that are drawn from Q. P and Q are the pair of the module docstring.
+    The first array contains ln(P / Q) at draws from P, and the second array ln(Q / P) at draws from
+    Q.
 
     Args:
         coefficients: The coefficients c_0, c_1, ... of the correlated noise.
@@ -188,7 +191,7 @@ def _crossing(losses: np.ndarray, trials: int, wanted: float) -> tuple[float, fl
 
 
 def _deviation(delta: float, least: float, side: int) -> float:
-    """Return the number p nearest to delta for which KL(p || delta) is at least `least`.
+    """Return the number p nearest to delta with a divergence KL(p || delta) of at least `least`.
 
     If `side` is negative, p is below delta. Otherwise, p is above delta.
     """

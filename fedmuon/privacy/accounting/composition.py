@@ -1,14 +1,14 @@
-"""The epsilon of composed releases, and the smallest noise for a target epsilon.
+"""The epsilon of all releases of a run, and the smallest noise for a target epsilon.
 
 `account` converts events to an interval that contains the true epsilon. `noise_for` finds the
 smallest noise for a target epsilon.
 
-In one step, each of the m blocks is clipped to C, and all blocks share the same lot. Together they
-are one Gaussian release of sensitivity C sqrt(m) and noise sigma C, so its multiplier is sigma /
-sqrt(m) (DP-Muon, Theorem 2.1). This is the mode `joint`, which is the only mode with a privacy
-guarantee. The mode `per-release` counts m T releases as if each had its own lot. It reproduces
-DP-Muon's Table 3 but does not describe a real mechanism. Every answer names the adjacency for which
-it is valid, see `fedmuon.privacy.accounting.dominating_pairs`.
+In one step, each of the m blocks is clipped to C, and all blocks share the same lot. The mode
+`joint` counts one Gaussian release per step, with the sensitivity C sqrt(m), the noise sigma C and
+therefore the multiplier sigma / sqrt(m) (DP-Muon, Theorem 2.1). Only this mode has a privacy
+guarantee. The mode `per-release`, from DP-Muon's Table 3, counts m T releases as if each had its
+own lot. An answer is valid for the adjacency that it names
+(`fedmuon.privacy.accounting.dominating_pairs`).
 """
 
 import math
@@ -38,7 +38,7 @@ COARSE = (
 
 @dataclass(frozen=True)
 class EpsilonResult:
-    """An epsilon with a lower and an upper bound, and the assumptions of both bounds.
+    """An epsilon with a lower and an upper bound, and the assumptions of the bounds.
 
     Attributes:
         epsilon: The upper bound, which is the guarantee.
@@ -50,7 +50,7 @@ class EpsilonResult:
         adjacency: The difference between two neighbouring data sets.
         sampling: The sampling of lots.
         certified: Whether the upper bound is a guarantee for a run.
-        note: A note about the limits of this result. The note may be empty.
+        note: A note about the limits of this result, or "".
 
     Example:
         >>> import fedmuon
@@ -77,7 +77,7 @@ Answer = EpsilonResult
 def require_supported(adjacency: str = "zero-out", sampling: str = "poisson") -> None:
     """Raise an error if no accountant supports this adjacency or this sampling.
 
-    For lots in a fixed order, see `fedmuon.privacy.mechanisms.fixed_order`.
+    `fedmuon.privacy.mechanisms.fixed_order` accounts for lots in a fixed order.
     """
     if adjacency not in ADJACENCIES:
         raise InputError(
@@ -94,7 +94,7 @@ def require_supported(adjacency: str = "zero-out", sampling: str = "poisson") ->
 def loose(delta: float, population: float) -> str:
     """Return a warning if delta is too large for this number of examples or clients, otherwise "".
 
-    With delta = 1 / n, even a mechanism that publishes one random example of n counts as private.
+    With delta = 1 / n, even the publication of one random example of n would count as private.
     """
     if delta * population < 1:
         return ""
@@ -121,7 +121,7 @@ def event(
     blocks: int = 1,
     mode: str = "joint",
 ) -> Event:
-    """Return an event for the accountant, which stands for T steps that each release m blocks."""
+    """Return the event that represents `steps` releases of `blocks` blocks each."""
     if mode not in MODES:
         raise InputError(f"mode '{mode}' is unknown. Use {' or '.join(MODES)}.")
     if noise_multiplier and not LEAST_NOISE <= noise_multiplier <= MOST_NOISE:
@@ -184,9 +184,9 @@ def account(
     adjacency: str = "zero-out",
     sampling: str = "poisson",
 ) -> Answer:
-    """Return the epsilon of all these releases together.
+    """Return the epsilon of all given releases together.
 
-    `sampling` is only copied to the result, because each event contains its sampling rate.
+    `sampling` is only copied to the result. Each event contains its own sampling rate.
     """
     require_supported(adjacency)
     require_delta(delta)
@@ -248,11 +248,10 @@ def ends_by_library(
     """Compute epsilon with the library dp-accounting, and return (lower, upper, rdp).
 
     For zero-out and add-remove, both accountants of the library (PLD and RDP) are sound. The
-    library's RDP at fractional orders bounds the integral by a series. The result is up to 0.8% too
-    large, and orders whose series does not converge are left out. For replace-one, the library's
-    PLD uses the pair of `dominating_pairs`. Versions 0.5 and 0.6 compute the RDP of a Gaussian at
-    sensitivity 1, which is half of the correct value. For replace-one, this function therefore
-    returns fedmuon's own RDP.
+    library's RDP at fractional orders is a series, which is up to 0.8% too large. Orders whose
+    series does not converge are left out. For replace-one, the library's PLD uses the pair of
+    `dominating_pairs`. The RDP of versions 0.5 and 0.6 for replace-one uses half of the correct
+    sensitivity, so this function returns fedmuon's own RDP.
     """
     # Imported here: the library takes seconds to load, and most answers do not need it. absl is one
     # of its dependencies.
@@ -303,18 +302,18 @@ def noise_for(
     adjacency: str = "zero-out",
     precision: float = 1e-4,
 ) -> tuple[float, Answer]:
-    """Find the smallest noise multiplier per block with which a run meets a target epsilon.
+    """Find the smallest noise multiplier per block for a target epsilon.
 
-    The search first uses fast upper bounds on epsilon: the Rényi epsilon, then an epsilon on a
-    coarse grid. It ends on the grid that the accountant uses.
+    The search uses more and more exact upper bounds on epsilon: the Rényi epsilon, an epsilon on a
+    coarse grid, and an epsilon on the accountant's grid.
 
     Args:
         epsilon: The target epsilon. The other arguments are those of the function `epsilon`.
         precision: The relative precision of the noise multiplier.
 
     Returns:
-        The noise and the resulting account, whose upper bound is at most `epsilon`. With less
-            noise, by the relative amount `precision`, the upper bound would exceed `epsilon`.
+        The noise and the account, whose upper bound is at most `epsilon`. The noise exceeds the
+            smallest possible noise by at most the relative amount `precision`.
     """
     require_supported(adjacency)
     if not 0 < epsilon < math.inf:
@@ -326,7 +325,8 @@ def noise_for(
     def spent(noise: float, coarsest: bool) -> float:
         """Return an upper bound on epsilon.
 
-        The bound is the smaller one of the Rényi bound and the bound by PLD on a grid.
+        The bound is the smaller one of the bound by Rényi divergences and the bound by privacy
+        losses.
         """
         events = releases(noise)
         about = renyi.epsilon(events, delta)
@@ -354,8 +354,8 @@ def least_noise(
 
     `spent` must decrease when the noise increases.
 
-    The search starts at `guess` and multiplies or divides by growing factors, beginning with
-    `ratio`, until the interval from `low` to `high` contains the result. The Illinois method
+    The search starts at `guess`, and multiplies or divides by growing factors, of which `ratio` is
+    the first, until the interval from `low` to `high` contains the result. The Illinois method
     (regula falsi in logarithms) then narrows the interval. The noise `high` always meets the
     target, and `low` never does.
     """

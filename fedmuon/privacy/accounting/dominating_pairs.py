@@ -1,11 +1,11 @@
-"""The pair of distributions that represents two data sets differing in one example, with a proof.
+"""The pair of distributions that represents two data sets differing in one example.
 
-A step draws a Poisson lot at rate q. It releases the sum of its clipped contributions plus noise
-N(0, s^2 I), in units of the sensitivity. A pair (P, Q) dominates the step if for all neighbours D,
-D' and all a >= 0, H_a(M(D) || M(D')) <= H_a(P || Q), where H_a(P || Q) is the supremum of
-P(A) - a Q(A) over sets A. Products of dominating pairs dominate adaptive compositions, and every
-epsilon of the product is an epsilon of the composition (Zhu, Dong, Wang 2022, Definition 7 and
-Theorem 10). Below, N(u) means N(u, s^2 I).
+A step M draws a Poisson lot at rate q, and releases the sum of the lot's clipped contributions plus
+noise N(0, s^2 I). The unit of s is the sensitivity. The hockey-stick divergence H_a(P || Q) is the
+supremum of P(A) - a Q(A) over all sets A. A pair (P, Q) dominates the step if
+H_a(M(D) || M(D')) <= H_a(P || Q) for all neighbours D, D' and all a >= 0. Every epsilon of a
+product of dominating pairs also holds for the adaptive composition of their steps (Zhu, Dong, Wang
+2022, Definition 7 and Theorem 10). In the table, N(u) means N(u, s^2 I).
 
 | adjacency | D and D' | P | Q |
 |---|---|---|---|
@@ -13,28 +13,14 @@ Theorem 10). Below, N(u) means N(u, s^2 I).
 | add-remove | D' lacks the example, q is a public number | the same | the same |
 | replace-one | one example is another in D' | (1 - q) N(0) + q N(1) | (1 - q) N(0) + q N(-1) |
 
-Proof. The other examples are in the lot with the same probability q in D and in D', independently.
-H_a is a supremum of linear functions and therefore jointly convex. The lot of the other examples
-may thus be fixed, and its sum subtracted. It remains to compare P_u = (1 - q) N(0) + q N(u) with
-Q_v = (1 - q) N(0) + q N(v), where |u|, |v| <= 1. Take any set A, and t with N(0)(A) = Phi(-t/s). By
-Neyman and Pearson, among sets of this size, the half-space along the shift has the largest
-probability after the shift, and the half-space against it the smallest: N(u)(A) <= Phi((1 - t)/s)
-and N(v)(A) >= Phi((-1 - t)/s). Hence P_u(A) - a Q_v(A) <= P(x > t) - a Q(x > t) <= H_a(P || Q) with
-the pair in the last row (1). If v = 0 or u = 0, the second bound is an equality at N(0). The same
-argument then proves the pair in the first row, in both directions (2) (for add-remove: Theorem 11
-of the same paper). All bounds are attained by contributions of full length, which are opposite
-in (1). QED.
+A comment in this file contains the proof.
 
-In (1), the map x -> -x exchanges P and Q. In (2), the larger of the two directions counts, and each
-direction is composed with itself. The reason is that an example is present in all steps or in none.
-Which direction is larger depends on the number a (Lebeda, Regehr, Kamath, Steinke 2024). Doubling
-the sensitivity in (2) is not the same as (1), where N(0) is between the other two: 200 releases
-with q = 0.02 and s = 1 would spend 12.2, but they spend 2.59.
+For replace-one, both directions (P, Q) and (Q, P) are equivalent. For zero-out and add-remove, each
+direction is composed with itself, because an example is present in all steps or in none. The larger
+of the two results counts, which may be either one (Lebeda, Regehr, Kamath, Steinke 2024).
 
-If the rate is lot/n with the data's own n, one more example changes the probability of *all*
-examples. The first sentence of the proof then fails for add-remove. Zero-out and replace-one still
-hold, between data sets of equal size. Add-remove needs a public rate, and a public expected lot as
-the divisor.
+With add-remove, the rate and the expected lot in the divisor must be public numbers. Otherwise, one
+more example would change the rate lot/n of *all* examples.
 """
 
 import math
@@ -42,6 +28,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+
+# Proof of the table. The other examples are in the lot with the same probability q in D and in D',
+# independently. H_a is a supremum of linear functions and therefore jointly convex. The lot of the
+# other examples may thus be fixed, and its sum subtracted. It remains to compare
+# P_u = (1 - q) N(0) + q N(u) with Q_v = (1 - q) N(0) + q N(v), where |u|, |v| <= 1. Take any set A,
+# and t with N(0)(A) = Phi(-t/s). By Neyman and Pearson, among sets of this size, the half-space
+# along the shift has the largest probability after the shift, and the half-space against it the
+# smallest: N(u)(A) <= Phi((1 - t)/s) and N(v)(A) >= Phi((-1 - t)/s). Hence
+# P_u(A) - a Q_v(A) <= P(x > t) - a Q(x > t) <= H_a(P || Q) with the pair in the last row (1). If
+# v = 0 or u = 0, the second bound is an equality at N(0). The same argument then proves the pair in
+# the first row, in both directions (2) (for add-remove: Theorem 11 of Zhu, Dong and Wang). All
+# bounds are attained by contributions of full length, which are opposite in (1). QED.
+#
+# In (1), the map x -> -x exchanges P and Q. Doubling the sensitivity in (2) is not the same as (1),
+# where N(0) is between the other two: 200 releases with q = 0.02 and s = 1 would spend 12.2, but
+# they spend 2.59.
 
 REACH = 10.0  # standard deviations of the noise on the grid; only 1e-23 lies beyond
 ADJACENCIES = {
@@ -53,10 +55,10 @@ ADJACENCIES = {
 
 @dataclass(frozen=True, order=True)
 class Event:
-    """`count` equal Gaussian releases of Poisson lots, as the accountant counts them.
+    """`count` equal Gaussian releases of Poisson lots.
 
-    `noise_multiplier` is the multiplier of all blocks together. If `replaced` is true, the account
-    uses the pair for replace-one.
+    `noise_multiplier` applies to all blocks together. If `replaced` is true, the account uses the
+    pair for replace-one.
     """
 
     sampling_probability: float
@@ -66,12 +68,12 @@ class Event:
 
 
 def hardest(spent: Iterable[Event]) -> list[Event]:
-    """Return the events that may spend the most. Events that certainly spend no more are left out.
+    """Return the events that may have the largest epsilon.
 
     An event is left out if another event has at least the same rate and count, and at most the same
     noise. Proof: a pair of rate p < q is a mixture, with weights p/q and 1 - p/q, of the pair of
     rate q and the pair (N(0), N(0)). H_a is jointly convex, and minimal for equal distributions.
-    More noise is post-processing.
+    Additional noise is post-processing.
     """
     every, found = set(spent), []
     for one in every:
@@ -95,7 +97,7 @@ def _log_mixed(q: float, exponent: float) -> float:
 
 
 def top(event: Event) -> float:
-    """Return the largest loss on the grid: ln(P/Q) at the outcome 1 + REACH s."""
+    """Return the largest privacy loss on the grid, ln(P/Q) at the outcome 1 + REACH s."""
     q, s = event.sampling_probability, event.noise_multiplier
     if event.replaced:
         low = -(3 + 2 * REACH * s) / (2 * s * s)
@@ -104,7 +106,7 @@ def top(event: Event) -> float:
 
 
 def bottom(event: Event) -> float:
-    """Return the smallest loss on the grid: ln(1 - q), or ln(P/Q) at the lowest outcome."""
+    """Return the smallest privacy loss on the grid, such as ln(1 - q)."""
     q, s = event.sampling_probability, event.noise_multiplier
     if event.replaced:
         return -top(event)
@@ -112,7 +114,7 @@ def bottom(event: Event) -> float:
 
 
 def outcome(event: Event, loss: np.ndarray) -> np.ndarray:
-    """Return the outcome x with this privacy loss, in standard deviations of the noise."""
+    """Return the outcome x with the privacy loss `loss`, in standard deviations of the noise."""
     q, s = event.sampling_probability, event.noise_multiplier
     if event.replaced:
         half, bent = np.abs(loss) / 2, np.zeros_like(loss)
@@ -134,7 +136,7 @@ def outcome(event: Event, loss: np.ndarray) -> np.ndarray:
 
 
 def masses(event: Event, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the probabilities under P and under Q of the intervals between outcomes.
+    """Return the probabilities of intervals of outcomes under P and under Q.
 
     The array `ends` contains the ends of the intervals. The first interval starts at minus
     infinity, and the last interval ends at infinity.
@@ -147,7 +149,7 @@ def masses(event: Event, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _between(ends: np.ndarray) -> np.ndarray:
-    """Return a standard normal's probabilities between consecutive ends, exact in both tails."""
+    """Return the standard normal probabilities between consecutive ends, accurate in both tails."""
     from scipy.special import ndtr  # takes longer to load than everything else here
 
     low, high = ends[:-1], ends[1:]

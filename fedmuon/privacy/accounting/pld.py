@@ -1,15 +1,14 @@
 """The privacy loss of composed Poisson-subsampled Gaussians, rounded up and down to a grid.
 
-A release has a pair (P, Q) of distributions of an outcome x (`dominating_pairs.py`). Its privacy
+A release has a pair (P, Q) of distributions of an outcome x (`dominating_pairs.py`). The privacy
 loss at x is ln(P/Q)(x), which increases with x. The distribution of the loss under P is stored as
 an array of probabilities: entry k belongs to the loss (start + k) * grid (`Losses`).
 
-The losses between two grid points correspond to an interval of x. The masses of this interval under
-P and Q are known. To round up, the mass of the interval is split between both grid points so that
-both masses are preserved (connect the dots, Doroshenko et al. 2022). To round down, the mass goes
-to the lower grid point (privacy buckets). The losses of several releases add up, so the array of
-the sum is the convolution of their arrays. The library dp-accounting computes the same two
-estimates, but takes longer to start.
+The losses between two grid points are those of an interval of x, whose masses under P and Q are
+known. To round up, the masses are split between both grid points without changing their sums
+(connect the dots, Doroshenko et al. 2022). To round down, all mass is moved to the lower grid point
+(privacy buckets). The array of the summed loss of several releases is the convolution of their
+arrays. The library dp-accounting computes the same two estimates, but takes longer to start.
 """
 
 import math
@@ -44,7 +43,7 @@ Parts = Sequence[tuple[Losses, int]]  # kinds of releases, and the number of eac
 
 
 def estimates(event: Event, grid: float, up: bool = True) -> tuple[Losses, Losses]:
-    """Return the loss distributions of P from Q and of Q from P, rounded up or down.
+    """Return the distributions of the loss of P against Q and of Q against P, rounded up or down.
 
     The first distribution is for the removal of an example, and the second for an additional
     example.
@@ -71,7 +70,7 @@ def _rounded(
     """Round a loss distribution to the grid points.
 
     Rounding up splits the mass of each interval between both ends of the interval. Rounding down
-    moves the mass to the lower end.
+    moves all mass to the lower end.
 
     Args:
         start: Grid position of the lower end of the first interval.
@@ -94,7 +93,7 @@ def _rounded(
 
 
 def window(parts: Parts, grid: float, tail: float) -> tuple[int, int]:
-    """Return a range of grid positions that contains the summed loss up to a mass of `tail`."""
+    """Return a range of grid positions with all but a mass of `tail` of the summed loss."""
     low = sum(part.start * count for part, count in parts)
     high = sum((part.start + len(part.masses) - 1) * count for part, count in parts)
     logs = []  # for each part: positions of its losses, logarithms of their masses, and the count
@@ -158,8 +157,8 @@ def epsilon_at(composed: Losses, delta: float, grid: float) -> float:
 def bound(events: Sequence[Event], delta: float, grid: float, up: bool = True) -> float:
     """Return an upper bound on epsilon, or a lower bound.
 
-    The upper bound is the larger one of the bounds for both directions. The lower bound uses only
-    the direction P from Q.
+    The upper bound is the larger one of the bounds for (P, Q) and (Q, P). The lower bound uses only
+    (P, Q).
     """
     each = [(estimates(event, grid, up), event.count) for event in events]
     tail, found = 1e-6 * delta, []
@@ -175,15 +174,15 @@ def bound(events: Sequence[Event], delta: float, grid: float, up: bool = True) -
 def grid_for(events: Sequence[Event], delta: float, about: float, coarsest: bool = False) -> float:
     """Return a grid distance for which both bounds on epsilon differ by about 1%, if possible.
 
-    Both bounds are valid on every grid. On a coarse grid, they are further apart. Rounding down
-    lowers the loss by about half a grid distance per release.
+    On a coarser grid, both bounds are still valid, but further apart. Rounding down lowers the loss
+    by about half a grid distance per release.
 
     Args:
         events: The releases.
         delta: The delta of (epsilon, delta).
         about: An approximate epsilon.
-        coarsest: Whether to use the grid distance `GRID`. A coarser grid is used if one release or
-            the sum would need too many points on this grid.
+        coarsest: Whether to use the grid distance `GRID`, or a larger one if this grid would have
+            too many points.
     """
     finest = max((top(event) - bottom(event)) / SINGLE for event in events)  # for one release
 

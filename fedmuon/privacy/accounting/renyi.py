@@ -1,11 +1,10 @@
 """Renyi differential privacy of composed Poisson-subsampled Gaussians.
 
-The divergence of order a is ln E_Q (P/Q)^a / (a - 1). The direction P from Q is the larger one
-(Mironov, Talwar, Zhang 2019). Like every f-divergence, the expectation is a mixture of the
-hockey-stick divergences H_a. The pairs of `dominating_pairs.py` have the largest H_a for every a,
-so their Rényi divergence is also the largest. The divergence is a smooth integral, which the
-trapezoid rule computes up to rounding. The orders and the conversion to (epsilon, delta) are those
-of dp-accounting.
+The Rényi divergence of order a is ln E_Q (P/Q)^a / (a - 1). The divergence of P from Q is not
+smaller than that of Q from P (Mironov, Talwar, Zhang 2019). The pairs (P, Q) of
+`dominating_pairs.py` have the largest hockey-stick divergences, and therefore also the largest
+Rényi divergence. The trapezoid rule computes the integral up to rounding. The orders and the
+conversion to (epsilon, delta) are those of dp-accounting.
 """
 
 import math
@@ -21,7 +20,7 @@ REACH = 14.0  # standard deviations beyond both peaks of the integrand
 
 
 def divergence(event: Event, order: float) -> float:
-    """Return the Rényi divergence of this order between P and Q, for one release."""
+    """Return the Rényi divergence of one release at the given order."""
     q, s = event.sampling_probability, event.noise_multiplier
     spacing = min(0.4, s / 2)  # the nearest singularity is pi s away from the real axis
     far = (2 * order - 1 if event.replaced else order) / s  # beyond it, the integrand decays
@@ -49,13 +48,13 @@ def _log_mixed(q: float, exponent: np.ndarray) -> np.ndarray:
 
 
 def epsilon(events: Sequence[Event], delta: float) -> float:
-    """Return the epsilon of these releases, which is the smallest epsilon over all orders."""
+    """Return the epsilon of all given releases, the smallest epsilon over all orders."""
     spent = ((order, sum(one.count * divergence(one, order) for one in events)) for order in ORDERS)
     return max(0.0, min(converted(total, order, delta) for order, total in spent))
 
 
 def converted(spent: float, order: float, delta: float) -> float:
-    """Convert RDP at one order to an epsilon at delta (Canonne, Kamath, Steinke 2020, Prop. 12)."""
+    """Convert a Rényi divergence to epsilon (Canonne, Kamath, Steinke 2020, Prop. 12)."""
     if delta**2 + math.expm1(-spent) > 0:  # delta <= sqrt(1 - exp(-KL)) at epsilon = 0
         return 0.0
     return spent + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)

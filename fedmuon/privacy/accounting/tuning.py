@@ -1,19 +1,18 @@
 """The privacy cost of publishing the best of several private runs (Papernot, Steinke 2022).
 
-Each run draws its own settings (step size, seed, optimizer) and is private by itself. The run with
-the best score is published. If the number of runs is fixed, composition counts all of them. If the
-number is random and stays secret, much less privacy is spent. Let the number K have the truncated
-negative binomial distribution with shape eta and parameter gamma (eta = 1 is geometric, eta = 0
-logarithmic). Let the runs be (a, e(a))-RDP for every order a. Then the publication is
-(a, e')-RDP with
+Each run draws its settings, such as the step size, and only the run with the best score is
+published. Each run is private. If the number of runs is fixed, the total epsilon counts all runs.
+If the number is random and stays secret, epsilon is much smaller. Let the number K have the
+truncated negative binomial distribution with shape eta and parameter gamma (eta = 1 is geometric,
+eta = 0 logarithmic). Let e(a) be the Rényi divergence of one run at order a. The Rényi divergence
+of the publication at order a is at most
 
     e' = e(a) + (1 + eta) ((1 - 1/b) e(b) + ln(1/gamma) / b) + ln(E K) / (a - 1)
 
-for every a > 1 and b >= 1 (Theorem 2 of the paper). The score must not reveal private samples
-without an account. It may depend only on the run's releases and on public data. Otherwise, it must
-be released privately, and counted as a release of the run. If the score is a loss on the private
-samples, the guarantee is void. Ties are broken at random or by a fixed order of outcomes. Nothing
-else about the runs is published.
+for every a > 1 and b >= 1 (Theorem 2 of the paper). The score may depend only on the run's releases
+and on public data. Any other score must itself be a private release of the run. If the score is an
+exact loss on the private samples, there is no guarantee. Equal scores are ordered at random, or by
+a fixed order of outcomes. Nothing else about the runs is published.
 """
 
 import dataclasses
@@ -64,7 +63,7 @@ def gamma_for(shape: str, runs: float) -> float:
 
 
 def divergence(single: Divergence, order: float, shape: str, gamma: float) -> float:
-    """Return the Rényi divergence e' of the best of K runs, minimized over b."""
+    """Return the bound e' on the Rényi divergence of the best of K runs, minimized over b."""
     eta, lost = SHAPES[shape], math.log(mean_runs(shape, gamma)) / (order - 1)
     chosen = min(
         ((1 - 1 / b) * single(b) if b > 1 else 0.0) - math.log(gamma) / b
@@ -76,7 +75,7 @@ def divergence(single: Divergence, order: float, shape: str, gamma: float) -> fl
 def epsilon(
     events: Sequence[Event], delta: float, runs: float, shape: str = "logarithmic"
 ) -> float:
-    """Return the epsilon of publishing the best of K runs, where each run makes these releases."""
+    """Return the epsilon of publishing the best of K runs, each with the releases `events`."""
     gamma = gamma_for(shape, runs)
 
     @cache
