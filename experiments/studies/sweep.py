@@ -278,7 +278,10 @@ def measured_names(config: Config) -> list[str]:
 
 @dataclass(frozen=True)
 class SweptRun(TrainingRun):
-    """One run at a point of the grid. `point` contains the grid's keys that affect this run."""
+    """One run at a point of the grid.
+
+    `point` contains the keys of the grid that affect this run, with their values.
+    """
 
     point: tuple[tuple[str, Scalar], ...] = ()
 

@@ -190,7 +190,7 @@ def numbers(rows: Columns) -> Rows:
 def beside_published(rows: Columns, narrow: bool = False) -> Figure:
     """Draw measured and published means for each suite.
 
-    There is a panel for each column of the table.
+    The figure has a panel for each column of the table.
     """
     figure, panels = style.canvas(len(COLUMNS), narrow, 2.6)
     suites = distinct(rows, "suite")

@@ -94,7 +94,7 @@ class PublishedTimes(Table):
 
 
 class Times(Table):
-    """A table of train losses at equally spaced times, up to the end of the variant `of`."""
+    """A table of train losses at equally spaced times, until the variant `of` ends."""
 
     of: str
     parts: Annotated[int, Field(ge=2)] = 5

@@ -468,7 +468,10 @@ def _ends(runs: Columns, variant: str, values: np.ndarray, measure: str) -> np.n
 
 
 def adjacency_of(rows: Columns) -> str:
-    """Return the adjacency of the epsilons in these rows. Tables of old versions use zero-out."""
+    """Return the adjacency of the epsilons in these rows.
+
+    Tables of old versions do not name the adjacency, which is zero-out.
+    """
     named = dict.fromkeys(map(str, rows.get("adjacency", ["zero-out"])))
     return ", ".join(one for one in named if one)
 
@@ -479,7 +482,7 @@ def by_client(
 ) -> Figure:
     """Draw the epsilons of all clients in increasing order, and their target.
 
-    There is a line for each seed.
+    The figure has a line for each seed.
 
     Epsilon does not depend on the optimizer, so the lines of two variants coincide unless the
     variants clip differently.

@@ -88,7 +88,7 @@ class Work(ABC):
         return (json.dumps(self.decisive, indent=1) + "\n").encode()
 
     def seal(self, cell: Cell) -> str:
-        """Return a text that identifies the cell and its suite.
+        """Return a text that identifies both the cell and its suite.
 
         The cell's file contains this text.
         """

@@ -1,4 +1,4 @@
-"""Errors for keys that are valid alone but cannot be combined, each with advice."""
+"""Errors, with advice, for keys that are valid alone but cannot be combined."""
 
 import math
 from collections.abc import Iterator

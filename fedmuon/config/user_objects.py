@@ -73,7 +73,7 @@ def handed_over(config: Config) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class UserObjects:
-    """The custom objects of a config. A kind without a custom object is None."""
+    """The custom objects of a config. The attribute of a kind without a custom object is None."""
 
     data: Any = None
     test: Any = None

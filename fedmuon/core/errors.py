@@ -219,7 +219,7 @@ class Guard:
     def calling(
         self, function: Callable[..., Any], read: Callable[[Any], Any] | None = None
     ) -> Callable[..., Any]:
-        """Return the function wrapped in this guard.
+        """Return a function that runs within this guard.
 
         The function `read`, if set, converts the results.
         """
@@ -232,7 +232,7 @@ class Guard:
 
 @dataclass(eq=False)
 class _Guarded:
-    """A function with its guard. A deep copy of this object also copies the function."""
+    """A function that runs within a guard. A deep copy of this object also copies the function."""
 
     guard: Guard
     function: Callable[..., Any]

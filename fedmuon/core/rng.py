@@ -1,9 +1,9 @@
 """Random draws, each with its own key.
 
 The key of a draw is (seed, what, round, client, step, block), and nothing else affects the draw.
-The engine, the process, the order of clients and the number of workers have no effect. Training on
-a data set and on a neighbouring data set therefore uses the same draws, as Assumption 4.2 of the
-Stability note requires.
+The engine, the process, the order of clients and the number of workers do not change the draws.
+Training on a data set and on a neighbouring data set therefore uses the same draws, as Assumption
+4.2 of the Stability note requires.
 """
 
 from collections.abc import Sequence

@@ -169,7 +169,7 @@ def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
 
 @cache
 def attribute(model: type[BaseModel], key: str) -> str:
-    """Return the Python attribute for a key that is written as in files.
+    """Return the Python attribute of a key, such as `aux_lr` for `aux-lr`.
 
     The result is cached, because every config needs hundreds of attributes.
     """
@@ -202,5 +202,8 @@ def _table(kind: Any) -> Any:
 
 
 def _keys(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the type of each key of a table class. Keys are written as in files."""
+    """Return the type of each key of a table class.
+
+    The result has the keys as they are written in files, such as `aux-lr`.
+    """
     return {field.alias or name: field.annotation for name, field in model.model_fields.items()}

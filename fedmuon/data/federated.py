@@ -251,7 +251,7 @@ def split(
 
 
 def first_of(rest: np.ndarray, validation: int, train: int = 0) -> np.ndarray:
-    """Return the first `validation` of the remaining samples as validation samples.
+    """Return the first `validation` samples of `rest` as validation samples.
 
     Args:
         rest: The samples that are neither train nor test samples.
