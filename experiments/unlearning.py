@@ -69,7 +69,7 @@ def execute(
         raise InputError(
             f"retraining without the samples moved the model by {number(distance)}, more than "
             f"the certificate {number(min(found.values()))}. The certificate's assumptions do "
-            "not hold for this run, so nothing is released."
+            "not hold for this run, so no noisy model is written."
         )
     held_out, task = experiment.shards.held_out, experiment.task
 

@@ -44,12 +44,12 @@ NOISE = (
     "the clipping bound C."
 )
 LOT = (
-    "Number of examples in a lot, the batch of one private step. With Poisson sampling: the "
+    "Number of examples in a lot, the batch of one private step. For Poisson sampling, this is the "
     "expected number."
 )
 POPULATION = "Number of examples that the client has."
-STEPS = "Number of noisy releases (steps) in the whole run."
-DELTA = "Privacy parameter δ. It should be well below 1 / population."
+STEPS = "Number of private steps in the whole run."
+DELTA = "Privacy parameter δ, which should be well below 1 / population."
 Noise = Annotated[float, Option("--noise", help=NOISE)]
 Lot = Annotated[float, Option("--lot", help=LOT)]
 Population = Annotated[int, Option("--population", help=POPULATION)]
@@ -401,7 +401,7 @@ def audit(
     context: Context,
     run: Annotated[
         Path | None,
-        Argument(help="With --one-run: a config file, or the folder of a finished audited run."),
+        Argument(help="Config file or folder of a finished audited run, for --one-run."),
     ] = None,
     noise: Annotated[float | None, Option("--noise", help=NOISE)] = None,
     lot: Annotated[float | None, Option("--lot", help=LOT)] = None,
