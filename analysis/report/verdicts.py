@@ -260,13 +260,13 @@ class Rule:
     strict: bool = False
 
     def accepts(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        """Return, for each interval, whether it lies inside the range of the rule."""
+        """State, for each interval, whether this interval lies inside the range of the rule."""
         above, below = (low > self.low, high < self.high) if self.strict else (
             low >= self.low, high <= self.high)  # fmt: skip
         return (above | math.isinf(self.low)) & (below | math.isinf(self.high)) & (low <= high)
 
     def refuses(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        """Return, for each interval, whether it lies completely outside the range of the rule."""
+        """State, for each interval, whether it lies completely outside the rule's range."""
         below, above = (high <= self.low, low >= self.high) if self.strict else (
             high < self.low, low > self.high)  # fmt: skip
         return (below & math.isfinite(self.low)) | (above & math.isfinite(self.high))

@@ -25,17 +25,17 @@ samples, and grad F' is the mean over the remaining samples:
 
 grad F' is a mean of sample gradients, so it lies in the convex hull of these gradients. The convex
 hull has the same diameter, diam <= 2 G_max, as the set of gradients. So the difference is at most
-diam / n_i. A replacement has the same bound. F' is Lg-smooth, because it is a mean. Let the
-server's weights not depend on n_i. Then the recursion of the Stability note and the certificate
-Delta_i Y_i also hold for the run without z. If several samples are removed, treat them one after
-the other. Removal number j of client i, counted from 0, divides by n_i - j. So removing k_i samples
-of each client moves X^R by at most
+diam / n_i. A replacement has the same bound. F' is Lg-smooth, because F' is a mean of Lg-smooth
+losses. Let the server's weights not depend on n_i. Then the recursion of the Stability note and the
+certificate Delta_i Y_i also hold for the run without z. If several samples are removed, treat them
+one after the other. Removal number j of client i, counted from 0, divides by n_i - j. So removing
+k_i samples of each client moves X^R by at most
 
     Delta = sum_i Delta_i Y_i n_i (1/n_i + 1/(n_i - 1) + ... + 1/(n_i - k_i + 1)).
 
 **Noise.** Add sigma N(0, I) to X^R and to the model that retraining would return. The results are
-two Gaussians at a distance d <= Delta. They are (epsilon, delta)-indistinguishable, in both
-directions, if and only if
+two Gaussians at a distance d <= Delta. The two Gaussians are (epsilon, delta)-indistinguishable, in
+both directions, if and only if
 
     Phi(d/(2 sigma) - epsilon sigma/d) - e^epsilon Phi(-d/(2 sigma) - epsilon sigma/d) <= delta
 

@@ -91,7 +91,7 @@ the samples and omega, this loss differs from the loss of A(S) by at most eps~. 
 
 *N is close to its mean.* Let N_t = (N^2 + t^2)^(1/2). Replacing sample a moves the losses of all
 other samples by at most eps_a, and N_t is a norm, so N_t moves by at most eps_a. In addition, the
-square that belongs to sample a is in [0, omega_a b^2], so it moves N_t by at most
+square that belongs to sample a is in [0, omega_a b^2], so this square moves N_t by at most
 omega_a b^2 / (2 t). The sum of both changes is c_a. McDiarmid's inequality gives
 E N_t <= N_t + C (L_3 / 2)^(1/2), except with probability d_3. The Efron-Stein inequality gives
 Var N_t <= C^2 / 4. So E N^2 = (E N_t)^2 + Var N_t - t^2 <= s^2.
@@ -432,10 +432,10 @@ def bound(
     """Return B_δ = min(H, G), the bound of Theorem 4.1 (Stability note, eq. (12)).
 
     By default H and G get δ/2 each, as in the paper. You may choose other shares in advance. The
-    ε_i do not depend on the sample, so H and G are fixed numbers, and the smaller branch is the
-    same for every sample. The minimum therefore fails no more often than this branch, and the bound
-    holds at level δ for any shares up to (1, 1). With c_hp = "variance", H depends on the sample,
-    so the shares must sum to at most 1.
+    ε_i do not depend on the sample, so H and G are fixed numbers, and the same branch is smaller
+    for every sample. The bound fails only if this branch fails. The level of the bound is
+    therefore δ for any shares up to (1, 1). With c_hp = "variance", H depends on the sample, so the
+    shares must sum to at most 1.
 
     Args:
         eps: Stability ε_i of each client `[N]`.

@@ -97,8 +97,8 @@ v_t = E||g~_t||^2 = E||grad F - m_t||^2 + N_t. Then, for any s', a > 0,
                              - eta u ||grad F - m_t||^2
 
 with h = 1 - L eta/2 - (1 - L eta) y/2, c = (1 - L eta)/(2 y) + L eta/2 and u = 0. At y = 1 the
-choice h = c = 1/2 and u = (1 - L eta)/2 is also valid, and so is every weighted mean of the two
-choices; z is the weight of the second choice. Over T steps,
+choice h = c = 1/2 and u = (1 - L eta)/2 is also valid. Every weighted mean of the two choices is
+valid, too, and z is the weight of the second choice. Over T steps,
 
     mean E||grad F||^2 <= [D/(eta T) + c b_0/((1-q) T) + K (N_0/T + k^2 V)/(1-P')] / h,
 

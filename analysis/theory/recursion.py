@@ -25,9 +25,9 @@ inequality, with ||Orth(M) - Orth(M')|| <= L ||M - M'||. Without an orthogonaliz
 without momentum beta = 0 and f = 1. For y the triangle inequality is applied to X' - X.
 
 On every client, a round starts with the x and d of the previous round and y = 0. The round also
-starts with the previous m, or with m = 0 if both runs reset the momentum (Local Muon). The average
-of the server uses weights w_i >= 0 with sum 1: 1/K, or weights in proportion to n_i, which are the
-same in both runs. The round ends in
+starts with the previous m, or with m = 0 if both runs reset the momentum (Local Muon). The server
+averages with weights w_i >= 0, which sum to 1 and are the same in both runs. The weights are 1/K,
+or proportional to n_i. The round ends in
 
     x+ = sum w_i x_i + b v,  v+ = b v + sum w_i y_i,  m+ = sum w_i m_i,
     d+ = sum w_i y_i / (eta E)                                                                (2)
@@ -377,10 +377,10 @@ def _before_round(
 ) -> tuple[list[float], Row]:
     """Apply one round backwards: first (2) of the module docstring, then (1) for each local step.
 
-    A row (one + x, m, v, d) contains the effect on the last model of a unit distance in the model,
-    the momentum, the velocity and the global direction. A backward step is the transpose of the
-    forward step: the effect of a quantity is the sum of the effects of all quantities that use it.
-    The caller computes the average over clients.
+    A row (one + x, m, v, d) states how far a unit distance in the model, the momentum, the velocity
+    or the global direction moves the last model. A backward step is the transpose of the forward
+    step: the effect of a quantity is the sum of the effects of all quantities that use it. The
+    caller computes the average over clients.
 
     Args:
         method: The recursion of the optimizer.

@@ -192,8 +192,8 @@ def least_efficiency(slowdown: float, steps: int, degree: int) -> float:
     """Return a lower bound of P_gemm / P_svd from a measured slowdown.
 
     `slowdown` is the time that SVD needs to reach a loss, divided by the time that Newton-Schulz
-    needs. `slowdown` must exceed 1. Otherwise, the time for gradients, which both need, would raise
-    the ratio instead of lowering it.
+    needs. `slowdown` must exceed 1. Otherwise, the gradient time, which is the same in both cases,
+    would raise the ratio instead of lowering it.
     """
     if not slowdown > 1:
         raise InputError(

@@ -16,9 +16,9 @@ reduces it to its bound, so no example has a larger influence.
 A canary replaces a client. If a cohort contains the canary and the coin includes the canary, the
 canary's update changes one entry of the model. The position and the sign of this entry are public.
 The update is longer than the bound, so clipping gives it norm C, the maximum for a client.
-Otherwise, the update is 0 before and after clipping, so all sums are the same as in a federation
-without this client (`client_level.py`). The coin therefore tests add-remove adjacency if cohorts
-are Poisson samples, and zero-out adjacency otherwise.
+If the coin excludes the canary, the update is 0 before and after clipping, so all sums are the same
+as in a federation without this client (`client_level.py`). The coin therefore tests add-remove
+adjacency if cohorts are Poisson samples, and zero-out adjacency otherwise.
 
 Under distributed trust, all but H clients of a cohort may collude: they tell the server what they
 sent. The privacy guarantee must also hold against colluding clients. In this audit, clients without
