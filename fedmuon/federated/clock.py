@@ -39,7 +39,8 @@ class Timetable:
             started. Version r is the model after r rounds. The tuple is empty if every client
             starts from the newest model.
         lost: For each round [R], the number of clients that received the model but are not in
-            `selected`. These are FedBuff's lost clients, or the clients of failed attempts.
+            `selected`. With FedBuff, these clients were lost. Otherwise, they took part in attempts
+            without a reply.
     """
 
     selected: tuple[np.ndarray, ...]
@@ -203,7 +204,7 @@ def buffered(devices: Devices, rounds: int, many: int, size: int) -> Timetable:
 
     A client starts when another client has replied or is lost. Simultaneous replies arrive in the
     order of the client numbers, and before any client starts. A client does not start again while
-    its reply is in the buffer, because it would repeat its random draws.
+    its reply is in the buffer, because its random draws would repeat.
     """
     now, starts, waiting = 0.0, 0, dict[int, int]()  # client -> the round in which it started
     least = 0  # number of attempts until the last update

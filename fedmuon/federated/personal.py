@@ -50,8 +50,8 @@ def fine_tuned(
     """Fine-tune the server's model on each client's samples, and yield the clients' models.
 
     Personal parameters start from the client's own values. Each group of clients has at most the
-    size of a round's cohort. The random draws are those of an additional round after the last one.
-    The step sizes are the same as in the last round.
+    size of a round's cohort. The random draws are those of an additional round after the last
+    round. The step sizes are the same as in the last round.
     """
     plan, memory = experiment.plan, experiment.client_states
     # A client's rule would turn the model into a reply, so it is left out.

@@ -371,8 +371,8 @@ def server_update(
     Args:
         recipe: The optimizer, which defines the combined states and the server's rule.
         state: The state before the round.
-        replies: The replies, in any order. They are added in the order of the clients, so that all
-            engines have equal rounding errors.
+        replies: The replies, in any order. The replies are added in the order of the clients, so
+            that all engines have equal rounding errors.
         factor: The factor of the step sizes in this round.
     """
     with in_round(state.round):
@@ -491,9 +491,9 @@ def client_updates(
 
     Each group is trained as one batch of limited size, and all clients of a group take the same
     number of steps. With client-level privacy, each client is trained alone. Otherwise, rounding
-    could make a client's result depend on other clients. On a GPU, a failed round is repeated with
-    checks (`fedmuon.core.device`). A round with secret or correlated noise is not repeated, because
-    the privacy account would not count the second release.
+    could make a client's result depend on other clients. On a GPU, a round is repeated with checks
+    if its assumptions do not hold (`fedmuon.core.device`). A round with secret or correlated noise
+    is not repeated, because the privacy account would not count the second release.
 
     `sent` is the result of `read_broadcast`.
     """

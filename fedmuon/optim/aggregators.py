@@ -162,8 +162,8 @@ def _check_result(found: Any, like: Params, what: str = "each parameter") -> Par
 def as_aggregator(found: Any, guard: Guard | None = None) -> Aggregator:
     """Convert a function of replies, or an `Aggregator`, to an aggregator.
 
-    With a guard, an error in the aggregator names the object of the guard, and an aggregator that
-    stores something between calls is rejected.
+    With a guard, errors in the aggregator name the guard's object. The guard also rejects an
+    aggregator that stores something between calls.
     """
     if not isinstance(found, Aggregator):
         if not callable(found):

@@ -187,8 +187,8 @@ def momentum(memory: Number, form: str = "ema") -> Link:
 
     The paper Newton–Schulz convergence also uses `polyak`. In the column "direction", C is the new
     state. From a zero state, `ema` is (1 - beta) times `polyak`, and `ema-nesterov` is (1 - beta)
-    times `nesterov`. For an orthogonalizer that ignores scale, the two forms of a pair are
-    equivalent. An orthogonalizer with `lam` or `eps` depends on scale.
+    times `nesterov`. If the orthogonalizer ignores scale, both forms of such a pair take the same
+    steps. An orthogonalizer with `lam` or `eps` depends on scale.
 
     Args:
         memory: The coefficient beta of the momentum. Pass one number, or a tensor `[replicas]` with
@@ -532,8 +532,8 @@ def map_matrices(
             (arXiv:2502.16982). "scion" is sqrt(m/n), the spectral ball of Scion (arXiv:2502.07529).
             "polargrad" is <M, Orth(M)> of the momentum M, which is the nuclear norm of M if Orth is
             exact (PolarGrad, arXiv:2505.21799, in the form that averages gradients first).
-        grouped: Whether the map may receive small matrices of equal shape as one stack. A map with
-            random draws needs False.
+        grouped: Whether the map may receive small matrices of equal shape as one stack. Use False
+            for a map with random draws.
         blocks: Mapping from a parameter name to the number of matrices that the parameter contains
             side by side, if more than one.
         shards: Number of pieces, cut along the longer side of a matrix, to which the map is applied
@@ -642,8 +642,8 @@ def normalize_rows(
         N = O / (sqrt(v) + 1e-10),   step = N ||O||_F / (||N||_F + 1e-10)
 
     A tensor [out, ...] has `out` rows. The step has the same Frobenius norm as O, as in the
-    authors' code. In the paper, the root mean square of the step is 0.2. Both are equal if Orth is
-    exact, O has full rank, and the scale is "match-rms".
+    authors' code. In the paper, the root mean square of the step is 0.2. Both steps are equal if
+    Orth is exact, O has full rank, and the scale is "match-rms".
 
     Source: NorMuon (arXiv:2510.05491), Algorithm 1. A bias correction of v would cancel in the
     step.

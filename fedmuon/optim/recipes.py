@@ -1435,8 +1435,8 @@ def make_recipe(
         clients: The total number N of clients, for recipes that need this number.
         joint_block: Names of the parameters that a private recipe clips together as one block. By
             default, these are the parameters that take the auxiliary step.
-        turns: The number of steps in the run, and the number of lots in an epoch. They determine
-            the optimal correlated noise.
+        turns: The number of steps in the run, and the number of lots in an epoch. These two numbers
+            determine the optimal correlated noise.
     """
     if custom_map:
         apply = map_of_value(custom_map)
@@ -1466,7 +1466,7 @@ def _private(
 ) -> Recipe:  # fmt: skip
     """Return the recipe dp-BASE or disk-BASE: a base optimizer on noisy clipped gradients.
 
-    Recipes disk-BASE filter the noisy gradients (DiSK, Algorithm 2). Recipes dp-BASE do not
+    disk-BASE filters the noisy gradients (DiSK, Algorithm 2), and dp-BASE uses them directly
     (DP-Muon, Algorithms 1 and 2). The auxiliary parameters are clipped as one block.
     """
     first, base = local.recipe.split("-")

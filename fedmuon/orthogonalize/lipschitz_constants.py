@@ -2,9 +2,9 @@
 
 The functions raise `Uncertified` if no constant is known to hold. This module does not need torch.
 
-**Lipschitz constants** (`lipschitz`): ||Orth(M) - Orth(M')||_F <= L ||M - M'||_F for all M, M'.
-The kind `paper` is the constant published in the Stability note. The kind `sharp` is a constant
-that is derived in this module and is never larger.
+**Lipschitz constants** (`lipschitz`): ||Orth(M) - Orth(M')||_F <= L ||M - M'||_F for all M, M'. The
+kind `paper` is the constant published in the Stability note. The kind `sharp` is a constant that
+this module derives, and that is at most the published one.
 
 **Output norms** (`growth`): a function phi with ||Orth(M)||_op <= phi(s) for every ||M||_op <= s.
 
@@ -114,7 +114,7 @@ def lipschitz(name: str, kind: Kind, **parameters: Any) -> float:
     Args:
         name: Name of the orthogonalizer, as in a config.
         kind: `paper` selects the constant published in the Stability note. `sharp` selects a
-            constant that this package derives and that is never larger.
+            constant that this package derives, and that is at most the published one.
         **parameters: `lam` of `smoothed-polar`; `gamma` of `clipped-sign` and `exact-sign`;
             `steps`, `coefficients`, `eps` and `normalization` of `newton-schulz`; `sigma`, `alpha`,
             `calls` and `shape` of `gaussian-smoothed-sign`.
@@ -201,7 +201,8 @@ def _gaussian_smoothed_sign(
 
     *paper* (Lemma D.10): gamma = sigma alpha / (2.35 sqrt(q) calls).
 
-    *sharp*: gamma is the largest of three lower bounds: the bound of the paper and two other ones.
+    *sharp*: gamma is the largest of three lower bounds. One is that of the paper, and a comment
+    below derives the others.
     """
     # The other two bounds. Let M be d1 x q with d1 >= q (otherwise transpose it), and s_q the
     # smallest singular value of M + sigma H. Each bound fails at one call with probability at most
@@ -247,8 +248,8 @@ def _gaussian_smoothed_sign(
 def _exact_sign(kind: Kind, *, gamma: float | None = None) -> float:
     """Return the Lipschitz constant for matrices whose smallest singular value is at least gamma.
 
-    The constant is 2/gamma for *paper* (Lemma D.12). For *sharp*, it is 1/gamma, the constant of
-    the clipped sign at gamma, which equals the sign for these matrices (also Lemma D.7).
+    The constant is 2/gamma for *paper* (Lemma D.12) and 1/gamma for *sharp*. For these matrices,
+    the sign equals the clipped sign at gamma, whose constant is 1/gamma (also Lemma D.7).
     """
     if gamma is None:
         raise Uncertified(
@@ -442,7 +443,7 @@ BOXES = 1 << 12  # number of boxes in `running_maxima`
 def max_slope(polynomials: Schedule) -> float | None:
     """Return an upper bound of max |p_T'| over [0, 1], or None if no bound is found.
 
-    The relative error of the bound is at most 1e-9, or larger if rounding errors are larger.
+    The relative error of the bound is at most 1e-9, unless rounding errors are larger.
 
     If |p_T'| has its maximum at 0 and the slopes of the steps decrease near 0, the result is the
     product of all a_t, up to the last digits. If a step is the zero polynomial, the result is 0.

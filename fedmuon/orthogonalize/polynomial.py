@@ -2,7 +2,8 @@
 
 Half precision (bfloat16, float16) works as in torch.optim.Muon: operands and results of every
 product are rounded to this dtype, and sums are float32. A CPU without half-precision products uses
-float32 products with the same roundings. They are a hundred times faster than torch's fallback.
+float32 products with the same roundings. These products are a hundred times faster than torch's
+fallback.
 """
 
 from collections.abc import Callable
@@ -71,7 +72,7 @@ def newton_schulz(
             `unit` is max(||M||_F, 1). `aol` replaces the division by the preconditioning of
             Turbo-Muon.
         products: The dtype of the iterates after the division, such as torch.bfloat16, or None for
-            the dtype of M. With a dtype, rounding errors are a few eps of this dtype, and no
+            the dtype of M. If a dtype is set, rounding errors are a few eps of this dtype, and no
             constant L exists.
 
     Returns:

@@ -155,9 +155,9 @@ def orthonormal(samples: Tensor) -> Tensor:
 
     If the rank is below l, the additional columns of Q are 0. The method is Cholesky QR, applied
     twice, which is faster than Householder QR. The Gram matrix is float64, because its condition
-    number is the square of cond, that of the samples. The first pass makes the columns orthonormal
-    up to eps cond, and the second pass up to eps. If rounding errors dominate the pivots, a
-    rank-revealing QR is used.
+    number is cond^2 for samples with the condition number cond. The first pass makes the columns
+    orthonormal up to eps cond, and the second pass up to eps. If rounding errors dominate the
+    pivots, a rank-revealing QR is used.
     """
     return _condition(_condition(samples))
 

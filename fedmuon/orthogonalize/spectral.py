@@ -2,8 +2,8 @@
 
 The result is O = U diag(f(s)) V^T. The fast method applies f(s)/s to the q x q Gram matrix of M,
 where q is the smaller side, and multiplies the result by M. This method needs two large products
-and a q x q eigenproblem. It is used if an error bound shows that no digits are lost. Otherwise, an
-SVD in float64 is used.
+and a q x q eigenproblem. The fast method is used if an error bound shows that no digits are lost.
+Otherwise, an SVD in float64 is used.
 """
 
 import math
