@@ -191,8 +191,7 @@ def momentum(memory: Number, form: str = "ema") -> Link:
     steps. An orthogonalizer with `lam` or `eps` depends on scale.
 
     Args:
-        memory: The coefficient beta of the momentum. Pass one number, or a tensor `[replicas]` with
-            one number per replica.
+        memory: The coefficient beta of the momentum, one number or one per replica `[replicas]`.
         form: Name of a form in the table.
 
     Returns:
@@ -321,7 +320,7 @@ def personal_model(lr: Number, weight: float, decay: float = 0.0) -> Link:
     unchanged.
 
     Args:
-        lr: Step size. Pass one number, or a tensor [replicas] with one step size per replica.
+        lr: Step size, one number or one per replica [replicas].
         weight: The strength lambda of the pull towards X.
         decay: Decoupled weight decay.
     """
@@ -383,7 +382,7 @@ def descend(lr: Number, others: Mapping[str, Number] | None = None, decay: float
     This is the last link of a chain. Source: Stability note, eq. (3).
 
     Args:
-        lr: Step size η. Pass one number, or a tensor `[replicas]` with one step size per replica.
+        lr: Step size η, one number or one per replica `[replicas]`.
         others: Mapping from a parameter name to a step size, for parameters that do not use `lr`.
         decay: Decoupled weight decay.
 
@@ -479,9 +478,9 @@ def orthogonalize(
 
     Args:
         orthogonalizer: A `fedmuon.Orthogonalizer`, or a function on stacks `[..., m, n]`.
-        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix. "none"
-            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)), and
-            "scion" means sqrt(m/n). "polargrad" means the inner product of M and Orth(M).
+        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix: "none"
+            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)),
+            "scion" means sqrt(m/n), and "polargrad" means the inner product of M and Orth(M).
         routes: Mapping from a parameter name to the number of matrices in this parameter.
             Parameters with 0 matrices, or without an entry, pass unchanged. A recipe function
             receives this mapping as its argument `routes`. By default, all parameters with two or

@@ -166,7 +166,7 @@ class Muon(PortableOptimizer):
             "randomized-polar". A function must not change its argument.
         momentum_form: "ema" averages the gradients, and "polyak" sums the gradients.
         row_memory: The coefficient beta_2 of NorMuon (arXiv:2510.05491), as in
-            `fedmuon.links.normalize_rows`. With 0, rows are not scaled.
+            `fedmuon.links.normalize_rows`, or 0 without scaling of rows.
         rank: Target rank, only for randomized-polar.
         oversample: Number of extra columns of the sketch.
         power: Number of power iterations.

@@ -110,10 +110,9 @@ def fedavg(lr: Number = 1.0, weight_decay: float = 0.0) -> Recipe:
     = 1 and beta = 0. Source: McMahan et al. 2017.
 
     Args:
-        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
-            size per replica.
-        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
-            from the model x.
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        weight_decay: Decoupled weight decay, which subtracts lr * weight_decay * x from the model x
+            in each local step.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -141,11 +140,10 @@ def fedavgm(lr: Number = 1.0, server_momentum: float = 0.9, weight_decay: float 
     Lipschitz constant L = 1 and the additional state v. Source: Hsu et al. 2019.
 
     Args:
-        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
-            size per replica.
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
         server_momentum: The momentum coefficient of v.
-        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
-            from the model x.
+        weight_decay: Decoupled weight decay, which subtracts lr * weight_decay * x from the model x
+            in each local step.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -185,27 +183,23 @@ def local_muon(
     start of each round. Source: Stability note.
 
     Args:
-        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
-            size per replica.
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
         momentum: The momentum coefficient beta of M.
         orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
-            or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
-            1e-4.
-        momentum_form: Form of the momentum. "ema" is M <- momentum M + (1 - momentum) G, and
-            "polyak" is M <- momentum M + G. "ema-nesterov" and "nesterov" are the same two forms
-            with Nesterov's look-ahead.
-        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
-            from the model x.
-        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix. "none"
-            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)), and
-            "scion" means sqrt(m/n). "polargrad" means the inner product of M and Orth(M).
-        routes: Mapping from a parameter name to the number of matrices in this parameter. A
-            parameter with 0 matrices takes the auxiliary step. By default, every parameter is one
-            matrix.
-        aux: The auxiliary step for parameters with 0 matrices. "sgd" adds -aux_lr M, and "adamw"
+            or a link such as `links.orthogonalize(...)`, by default smoothed polar with λ = 1e-4.
+        momentum_form: "ema" for M <- momentum M + (1 - momentum) G, "polyak" for M <- momentum M +
+            G, and "ema-nesterov" or "nesterov" for these two forms with Nesterov's look-ahead.
+        weight_decay: Decoupled weight decay, which subtracts lr * weight_decay * x from the model x
+            in each local step.
+        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix: "none"
+            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)),
+            "scion" means sqrt(m/n), and "polargrad" means the inner product of M and Orth(M).
+        routes: Mapping from a parameter name to the number of matrices in this parameter, or 0 for
+            the auxiliary step. By default, every parameter is one matrix.
+        aux: The auxiliary step for parameters with 0 matrices: "sgd" adds -aux_lr M, and "adamw"
             takes an AdamW step.
-        aux_lr: Step size of the auxiliary step. With 0, the step size is 0.05 for "sgd" and 0.001
-            for "adamw".
+        aux_lr: Step size of the auxiliary step, or 0 for the default: 0.05 for "sgd" and 0.001 for
+            "adamw".
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -247,27 +241,23 @@ def fedmuon(
     4.1 hold. Source: Stability note, Algorithm 1.
 
     Args:
-        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
-            size per replica.
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
         momentum: The momentum coefficient beta of M.
         orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
-            or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
-            1e-4.
-        momentum_form: Form of the momentum. "ema" is M <- momentum M + (1 - momentum) G, and
-            "polyak" is M <- momentum M + G. "ema-nesterov" and "nesterov" are the same two forms
-            with Nesterov's look-ahead.
-        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
-            from the model x.
-        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix. "none"
-            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)), and
-            "scion" means sqrt(m/n). "polargrad" means the inner product of M and Orth(M).
-        routes: Mapping from a parameter name to the number of matrices in this parameter. A
-            parameter with 0 matrices takes the auxiliary step. By default, every parameter is one
-            matrix.
-        aux: The auxiliary step for parameters with 0 matrices. "sgd" adds -aux_lr M, and "adamw"
+            or a link such as `links.orthogonalize(...)`, by default smoothed polar with λ = 1e-4.
+        momentum_form: "ema" for M <- momentum M + (1 - momentum) G, "polyak" for M <- momentum M +
+            G, and "ema-nesterov" or "nesterov" for these two forms with Nesterov's look-ahead.
+        weight_decay: Decoupled weight decay, which subtracts lr * weight_decay * x from the model x
+            in each local step.
+        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix: "none"
+            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)),
+            "scion" means sqrt(m/n), and "polargrad" means the inner product of M and Orth(M).
+        routes: Mapping from a parameter name to the number of matrices in this parameter, or 0 for
+            the auxiliary step. By default, every parameter is one matrix.
+        aux: The auxiliary step for parameters with 0 matrices: "sgd" adds -aux_lr M, and "adamw"
             takes an AdamW step.
-        aux_lr: Step size of the auxiliary step. With 0, the step size is 0.05 for "sgd" and 0.001
-            for "adamw".
+        aux_lr: Step size of the auxiliary step, or 0 for the default: 0.05 for "sgd" and 0.001 for
+            "adamw".
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -314,29 +304,25 @@ def fedmuon_aligned(
     constants for all models. Source: Stability note, Remark 3.2.
 
     Args:
-        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
-            size per replica.
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
         momentum: The momentum coefficient beta of M.
         orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
-            or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
-            1e-4.
+            or a link such as `links.orthogonalize(...)`, by default smoothed polar with λ = 1e-4.
         alignment: The weight alpha of the global direction D, from 0 to 1.
         steps: The number E of local steps in a round.
-        momentum_form: Form of the momentum. "ema" is M <- momentum M + (1 - momentum) G, and
-            "polyak" is M <- momentum M + G. "ema-nesterov" and "nesterov" are the same two forms
-            with Nesterov's look-ahead.
-        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
-            from the model x.
-        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix. "none"
-            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)), and
-            "scion" means sqrt(m/n). "polargrad" means the inner product of M and Orth(M).
-        routes: Mapping from a parameter name to the number of matrices in this parameter. A
-            parameter with 0 matrices takes the auxiliary step. By default, every parameter is one
-            matrix.
-        aux: The auxiliary step for parameters with 0 matrices. "sgd" adds -aux_lr M, and "adamw"
+        momentum_form: "ema" for M <- momentum M + (1 - momentum) G, "polyak" for M <- momentum M +
+            G, and "ema-nesterov" or "nesterov" for these two forms with Nesterov's look-ahead.
+        weight_decay: Decoupled weight decay, which subtracts lr * weight_decay * x from the model x
+            in each local step.
+        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix: "none"
+            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)),
+            "scion" means sqrt(m/n), and "polargrad" means the inner product of M and Orth(M).
+        routes: Mapping from a parameter name to the number of matrices in this parameter, or 0 for
+            the auxiliary step. By default, every parameter is one matrix.
+        aux: The auxiliary step for parameters with 0 matrices: "sgd" adds -aux_lr M, and "adamw"
             takes an AdamW step.
-        aux_lr: Step size of the auxiliary step. With 0, the step size is 0.05 for "sgd" and 0.001
-            for "adamw".
+        aux_lr: Step size of the auxiliary step, or 0 for the default: 0.05 for "sgd" and 0.001 for
+            "adamw".
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -377,12 +363,10 @@ def fedprox(lr: Number = 1.0, proximal: float = 0.01, weight_decay: float = 0.0)
     State: none. Guarantee: no stability bound is known. Source: Li et al. 2020 (arXiv:1812.06127).
 
     Args:
-        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
-            size per replica.
-        proximal: The strength mu of the pull towards the received model X. With 0, the method
-            equals FedAvg.
-        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
-            from the model x.
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        proximal: The strength mu of the pull towards the received model X, or 0 for FedAvg.
+        weight_decay: Decoupled weight decay, which subtracts lr * weight_decay * x from the model x
+            in each local step.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -414,13 +398,12 @@ def fedper(lr: Number = 1.0, personal: str = "", weight_decay: float = 0.0) -> R
     2019 (arXiv:1912.00818).
 
     Args:
-        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
-            size per replica.
-        personal: Name patterns of the personal part z, such as "head.*", separated by commas.
-            Without patterns, the method is FedAvg. With all parameters and running statistics of
-            BatchNorm layers, the method is FedBN (arXiv:2102.07623).
-        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
-            from the model x.
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        personal: Name patterns of the personal part z, such as "head.*", separated by commas (none
+            for FedAvg, and all parameters and statistics of BatchNorm layers for FedBN,
+            arXiv:2102.07623).
+        weight_decay: Decoupled weight decay, which subtracts lr * weight_decay * x from the model x
+            in each local step.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -454,8 +437,7 @@ def ditto(lr: Number = 1.0, personal_weight: float = 0.1, weight_decay: float = 
 
     Args:
         lr: Step size η of both models, one number or one per replica `[replicas]`.
-        personal_weight: The strength lambda of the pull towards the received model X. With 0, v_i
-            is trained only on the client's own data.
+        personal_weight: The strength lambda of the pull of v_i towards the received model X.
         weight_decay: Decoupled weight decay of both models.
 
     Returns:
@@ -514,15 +496,14 @@ def fedadam(
     2021 (arXiv:2003.00295), Algorithm 2, without bias correction.
 
     Args:
-        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
-            size per replica.
-        server_lr: Step size of the server. With 0, the step size is 0.1.
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        server_lr: Step size of the server, or 0 for the default 0.1.
         server_momentum: The momentum coefficient of m.
         server_memory: The coefficient beta_2 of the second moment v.
-        tau: A constant in the divisor sqrt(v) + tau, which limits the step where v is small. v
-            starts at tau^2.
-        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
-            from the model x.
+        tau: A constant that is added to sqrt(v), to limit the step where v is small; v starts at
+            tau^2.
+        weight_decay: Decoupled weight decay, which subtracts lr * weight_decay * x from the model x
+            in each local step.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -560,15 +541,14 @@ def fedyogi(
     (arXiv:2003.00295), Algorithm 2.
 
     Args:
-        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
-            size per replica.
-        server_lr: Step size of the server. With 0, the step size is 0.1.
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        server_lr: Step size of the server, or 0 for the default 0.1.
         server_momentum: The momentum coefficient of m.
         server_memory: The coefficient beta_2 of the second moment v.
-        tau: A constant in the divisor sqrt(v) + tau, which limits the step where v is small. v
-            starts at tau^2.
-        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
-            from the model x.
+        tau: A constant that is added to sqrt(v), to limit the step where v is small; v starts at
+            tau^2.
+        weight_decay: Decoupled weight decay, which subtracts lr * weight_decay * x from the model x
+            in each local step.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -601,13 +581,12 @@ def fedadagrad(
     et al. 2021 (arXiv:2003.00295), Algorithm 2.
 
     Args:
-        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
-            size per replica.
-        server_lr: Step size of the server. With 0, the step size is 0.1.
-        tau: A constant in the divisor sqrt(v) + tau, which limits the step where v is small. v
-            starts at tau^2.
-        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
-            from the model x.
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        server_lr: Step size of the server, or 0 for the default 0.1.
+        tau: A constant that is added to sqrt(v), to limit the step where v is small; v starts at
+            tau^2.
+        weight_decay: Decoupled weight decay, which subtracts lr * weight_decay * x from the model x
+            in each local step.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -638,10 +617,9 @@ def fednova(lr: Number = 1.0, weight_decay: float = 0.0) -> Recipe:
     (arXiv:2007.07481), for SGD without momentum.
 
     Args:
-        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
-            size per replica.
-        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
-            from the model x.
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        weight_decay: Decoupled weight decay, which subtracts lr * weight_decay * x from the model x
+            in each local step.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -705,11 +683,10 @@ def scaffold(
     no stability bound is known. Source: Karimireddy et al. 2020 (arXiv:1910.06378), option II.
 
     Args:
-        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
-            size per replica.
-        server_lr: Step size of the server. With 0, the step size is 1.
-        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
-            from the model x.
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        server_lr: Step size of the server, or 0 for the default 1.
+        weight_decay: Decoupled weight decay, which subtracts lr * weight_decay * x from the model x
+            in each local step.
         clients: The total number N of clients in the run.
 
     Returns:
@@ -798,28 +775,24 @@ def fedmuon_corrected(
     for any number of Newton-Schulz steps.
 
     Args:
-        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
-            size per replica.
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
         momentum: The momentum coefficient beta of M.
         orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
-            or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
-            1e-4.
+            or a link such as `links.orthogonalize(...)`, by default smoothed polar with λ = 1e-4.
         clients: The total number N of clients in the run.
-        momentum_form: Form of the momentum. "ema" is M <- momentum M + (1 - momentum) G, and
-            "polyak" is M <- momentum M + G. "ema-nesterov" and "nesterov" are the same two forms
-            with Nesterov's look-ahead.
-        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
-            from the model x.
-        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix. "none"
-            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)), and
-            "scion" means sqrt(m/n). "polargrad" means the inner product of M and Orth(M).
-        routes: Mapping from a parameter name to the number of matrices in this parameter. A
-            parameter with 0 matrices takes the auxiliary step. By default, every parameter is one
-            matrix.
-        aux: The auxiliary step for parameters with 0 matrices. "sgd" adds -aux_lr M, and "adamw"
+        momentum_form: "ema" for M <- momentum M + (1 - momentum) G, "polyak" for M <- momentum M +
+            G, and "ema-nesterov" or "nesterov" for these two forms with Nesterov's look-ahead.
+        weight_decay: Decoupled weight decay, which subtracts lr * weight_decay * x from the model x
+            in each local step.
+        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix: "none"
+            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)),
+            "scion" means sqrt(m/n), and "polargrad" means the inner product of M and Orth(M).
+        routes: Mapping from a parameter name to the number of matrices in this parameter, or 0 for
+            the auxiliary step. By default, every parameter is one matrix.
+        aux: The auxiliary step for parameters with 0 matrices: "sgd" adds -aux_lr M, and "adamw"
             takes an AdamW step.
-        aux_lr: Step size of the auxiliary step. With 0, the step size is 0.05 for "sgd" and 0.001
-            for "adamw".
+        aux_lr: Step size of the auxiliary step, or 0 for the default: 0.05 for "sgd" and 0.001 for
+            "adamw".
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -901,29 +874,25 @@ def fedmuon_svd(
     alignment of that paper.
 
     Args:
-        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
-            size per replica.
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
         momentum: The momentum coefficient beta of M.
         orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
-            or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
-            1e-4.
-        rank: The rank r of the factors. An m x n matrix with r (m + n) >= m n is sent uncompressed.
-            If all matrices are sent uncompressed, the method equals FedMuon.
-        momentum_form: Form of the momentum. "ema" is M <- momentum M + (1 - momentum) G, and
-            "polyak" is M <- momentum M + G. "ema-nesterov" and "nesterov" are the same two forms
-            with Nesterov's look-ahead.
-        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
-            from the model x.
-        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix. "none"
-            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)), and
-            "scion" means sqrt(m/n). "polargrad" means the inner product of M and Orth(M).
-        routes: Mapping from a parameter name to the number of matrices in this parameter. A
-            parameter with 0 matrices takes the auxiliary step. By default, every parameter is one
-            matrix.
-        aux: The auxiliary step for parameters with 0 matrices. "sgd" adds -aux_lr M, and "adamw"
+            or a link such as `links.orthogonalize(...)`, by default smoothed polar with λ = 1e-4.
+        rank: The rank r of the factors. An m x n matrix with r (m + n) >= m n is sent uncompressed,
+            as in FedMuon.
+        momentum_form: "ema" for M <- momentum M + (1 - momentum) G, "polyak" for M <- momentum M +
+            G, and "ema-nesterov" or "nesterov" for these two forms with Nesterov's look-ahead.
+        weight_decay: Decoupled weight decay, which subtracts lr * weight_decay * x from the model x
+            in each local step.
+        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix: "none"
+            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)),
+            "scion" means sqrt(m/n), and "polargrad" means the inner product of M and Orth(M).
+        routes: Mapping from a parameter name to the number of matrices in this parameter, or 0 for
+            the auxiliary step. By default, every parameter is one matrix.
+        aux: The auxiliary step for parameters with 0 matrices: "sgd" adds -aux_lr M, and "adamw"
             takes an AdamW step.
-        aux_lr: Step size of the auxiliary step. With 0, the step size is 0.05 for "sgd" and 0.001
-            for "adamw".
+        aux_lr: Step size of the auxiliary step, or 0 for the default: 0.05 for "sgd" and 0.001 for
+            "adamw".
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -975,27 +944,23 @@ def ef21_muon(
     stability bound is known. Source: Gruntkowska et al. 2025 (arXiv:2510.00643).
 
     Args:
-        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
-            size per replica.
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
         momentum: The momentum coefficient beta of M.
         orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
-            or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
-            1e-4.
-        momentum_form: Form of the momentum. "ema" is M <- momentum M + (1 - momentum) G, and
-            "polyak" is M <- momentum M + G. "ema-nesterov" and "nesterov" are the same two forms
-            with Nesterov's look-ahead.
-        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
-            from the model x.
-        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix. "none"
-            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)), and
-            "scion" means sqrt(m/n). "polargrad" means the inner product of M and Orth(M).
-        routes: Mapping from a parameter name to the number of matrices in this parameter. A
-            parameter with 0 matrices takes the auxiliary step. By default, every parameter is one
-            matrix.
-        aux: The auxiliary step for parameters with 0 matrices. "sgd" adds -aux_lr M, and "adamw"
+            or a link such as `links.orthogonalize(...)`, by default smoothed polar with λ = 1e-4.
+        momentum_form: "ema" for M <- momentum M + (1 - momentum) G, "polyak" for M <- momentum M +
+            G, and "ema-nesterov" or "nesterov" for these two forms with Nesterov's look-ahead.
+        weight_decay: Decoupled weight decay, which subtracts lr * weight_decay * x from the model x
+            in each local step.
+        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix: "none"
+            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)),
+            "scion" means sqrt(m/n), and "polargrad" means the inner product of M and Orth(M).
+        routes: Mapping from a parameter name to the number of matrices in this parameter, or 0 for
+            the auxiliary step. By default, every parameter is one matrix.
+        aux: The auxiliary step for parameters with 0 matrices: "sgd" adds -aux_lr M, and "adamw"
             takes an AdamW step.
-        aux_lr: Step size of the auxiliary step. With 0, the step size is 0.05 for "sgd" and 0.001
-            for "adamw".
+        aux_lr: Step size of the auxiliary step, or 0 for the default: 0.05 for "sgd" and 0.001 for
+            "adamw".
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -1063,10 +1028,9 @@ def local_adamw(lr: Number = 0.001, weight_decay: float = 0.0) -> Recipe:
     2019.
 
     Args:
-        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
-            size per replica.
-        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
-            from the model x.
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        weight_decay: Decoupled weight decay, which subtracts lr * weight_decay * x from the model x
+            in each local step.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -1101,13 +1065,12 @@ def diloco(
     Douillard et al. 2023 (arXiv:2311.08105).
 
     Args:
-        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
-            size per replica.
-        server_lr: Step size of the server. With 0, the step size is 0.7.
-        server_momentum: The momentum coefficient of v. With server_momentum = 0 and server_lr = 1,
-            the method equals Local AdamW.
-        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
-            from the model x.
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        server_lr: Step size of the server, or 0 for the default 0.7.
+        server_momentum: The momentum coefficient of v, which is 0 in Local AdamW (with server_lr =
+            1).
+        weight_decay: Decoupled weight decay, which subtracts lr * weight_decay * x from the model x
+            in each local step.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -1149,30 +1112,26 @@ def muloco(
     stability bound is known. Source: arXiv:2505.23725.
 
     Args:
-        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
-            size per replica.
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
         momentum: The momentum coefficient beta of M.
         orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
-            or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
-            1e-4.
-        server_lr: Step size of the server. With 0, the step size is 0.7.
-        server_momentum: The momentum coefficient of v. With server_momentum = 0 and server_lr = 1,
-            the method equals Local Muon.
-        momentum_form: Form of the momentum. "ema" is M <- momentum M + (1 - momentum) G, and
-            "polyak" is M <- momentum M + G. "ema-nesterov" and "nesterov" are the same two forms
-            with Nesterov's look-ahead.
-        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
-            from the model x.
-        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix. "none"
-            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)), and
-            "scion" means sqrt(m/n). "polargrad" means the inner product of M and Orth(M).
-        routes: Mapping from a parameter name to the number of matrices in this parameter. A
-            parameter with 0 matrices takes the auxiliary step. By default, every parameter is one
-            matrix.
-        aux: The auxiliary step for parameters with 0 matrices. "sgd" adds -aux_lr M, and "adamw"
+            or a link such as `links.orthogonalize(...)`, by default smoothed polar with λ = 1e-4.
+        server_lr: Step size of the server, or 0 for the default 0.7.
+        server_momentum: The momentum coefficient of v, which is 0 in Local Muon (with server_lr =
+            1).
+        momentum_form: "ema" for M <- momentum M + (1 - momentum) G, "polyak" for M <- momentum M +
+            G, and "ema-nesterov" or "nesterov" for these two forms with Nesterov's look-ahead.
+        weight_decay: Decoupled weight decay, which subtracts lr * weight_decay * x from the model x
+            in each local step.
+        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix: "none"
+            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)),
+            "scion" means sqrt(m/n), and "polargrad" means the inner product of M and Orth(M).
+        routes: Mapping from a parameter name to the number of matrices in this parameter, or 0 for
+            the auxiliary step. By default, every parameter is one matrix.
+        aux: The auxiliary step for parameters with 0 matrices: "sgd" adds -aux_lr M, and "adamw"
             takes an AdamW step.
-        aux_lr: Step size of the auxiliary step. With 0, the step size is 0.05 for "sgd" and 0.001
-            for "adamw".
+        aux_lr: Step size of the auxiliary step, or 0 for the default: 0.05 for "sgd" and 0.001 for
+            "adamw".
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -1215,14 +1174,12 @@ def sgd(
     Stability note holds with the Lipschitz constant L = 1.
 
     Args:
-        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
-            size per replica.
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
         momentum: The momentum coefficient beta of M.
-        momentum_form: Form of the momentum. "ema" is M <- momentum M + (1 - momentum) G, and
-            "polyak" is M <- momentum M + G. "ema-nesterov" and "nesterov" are the same two forms
-            with Nesterov's look-ahead.
-        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
-            from the model x.
+        momentum_form: "ema" for M <- momentum M + (1 - momentum) G, "polyak" for M <- momentum M +
+            G, and "ema-nesterov" or "nesterov" for these two forms with Nesterov's look-ahead.
+        weight_decay: Decoupled weight decay, which subtracts lr * weight_decay * x from the model x
+            in each local step.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -1256,14 +1213,12 @@ def normalized_sgd(
     M / ||M|| is not continuous at M = 0.
 
     Args:
-        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
-            size per replica.
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
         momentum: The momentum coefficient beta of M.
-        momentum_form: Form of the momentum. "ema" is M <- momentum M + (1 - momentum) G, and
-            "polyak" is M <- momentum M + G. "ema-nesterov" and "nesterov" are the same two forms
-            with Nesterov's look-ahead.
-        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
-            from the model x.
+        momentum_form: "ema" for M <- momentum M + (1 - momentum) G, "polyak" for M <- momentum M +
+            G, and "ema-nesterov" or "nesterov" for these two forms with Nesterov's look-ahead.
+        weight_decay: Decoupled weight decay, which subtracts lr * weight_decay * x from the model x
+            in each local step.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -1291,10 +1246,9 @@ def adamw(lr: Number = 1.0, weight_decay: float = 0.0) -> Recipe:
     recursion does not cover second moments.
 
     Args:
-        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
-            size per replica.
-        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
-            from the model x.
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        weight_decay: Decoupled weight decay, which subtracts lr * weight_decay * x from the model x
+            in each local step.
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.
@@ -1332,27 +1286,23 @@ def muon(
     for one client. Source: Jordan et al. 2024; Nesterov Muon.
 
     Args:
-        lr: Step size η of the local steps. Pass one number, or a tensor `[replicas]` with one step
-            size per replica.
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
         momentum: The momentum coefficient beta of M.
         orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
-            or a link such as `links.orthogonalize(...)`. The default is smoothed polar with λ =
-            1e-4.
-        momentum_form: Form of the momentum. "ema" is M <- momentum M + (1 - momentum) G, and
-            "polyak" is M <- momentum M + G. "ema-nesterov" and "nesterov" are the same two forms
-            with Nesterov's look-ahead.
-        weight_decay: Decoupled weight decay. Each local step also subtracts lr * weight_decay * x
-            from the model x.
-        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix. "none"
-            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)), and
-            "scion" means sqrt(m/n). "polargrad" means the inner product of M and Orth(M).
-        routes: Mapping from a parameter name to the number of matrices in this parameter. A
-            parameter with 0 matrices takes the auxiliary step. By default, every parameter is one
-            matrix.
-        aux: The auxiliary step for parameters with 0 matrices. "sgd" adds -aux_lr M, and "adamw"
+            or a link such as `links.orthogonalize(...)`, by default smoothed polar with λ = 1e-4.
+        momentum_form: "ema" for M <- momentum M + (1 - momentum) G, "polyak" for M <- momentum M +
+            G, and "ema-nesterov" or "nesterov" for these two forms with Nesterov's look-ahead.
+        weight_decay: Decoupled weight decay, which subtracts lr * weight_decay * x from the model x
+            in each local step.
+        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix: "none"
+            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)),
+            "scion" means sqrt(m/n), and "polargrad" means the inner product of M and Orth(M).
+        routes: Mapping from a parameter name to the number of matrices in this parameter, or 0 for
+            the auxiliary step. By default, every parameter is one matrix.
+        aux: The auxiliary step for parameters with 0 matrices: "sgd" adds -aux_lr M, and "adamw"
             takes an AdamW step.
-        aux_lr: Step size of the auxiliary step. With 0, the step size is 0.05 for "sgd" and 0.001
-            for "adamw".
+        aux_lr: Step size of the auxiliary step, or 0 for the default: 0.05 for "sgd" and 0.001 for
+            "adamw".
 
     Returns:
         The optimizer, for `fedmuon.run(recipe=...)`.

@@ -39,8 +39,7 @@ def smoothed_polar(matrix: Tensor, lam: float | Tensor) -> Tensor:
 
     Args:
         matrix: The stack M `[..., m, n]`.
-        lam: The smoothing λ, which must be positive. Pass one number, or a tensor that broadcasts
-            over the leading axes.
+        lam: The smoothing λ > 0, one number or a tensor that broadcasts over the leading axes.
 
     Returns:
         The smoothed polar factors `[..., m, n]`, with the dtype and device of M.
@@ -72,8 +71,8 @@ def clipped_sign(matrix: Tensor, gamma: float | Tensor) -> Tensor:
 
     Args:
         matrix: The stack M `[..., m, n]`.
-        gamma: The clipping level γ, which must be positive. Pass one number, or a tensor that
-            broadcasts over the leading axes.
+        gamma: The clipping level γ > 0, one number or a tensor that broadcasts over the leading
+            axes.
 
     Returns:
         The clipped signs `[..., m, n]`, with the dtype and device of M.
@@ -182,8 +181,7 @@ def gaussian_smoothed_sign(matrix: Tensor, sigma: float | Tensor, noise: Tensor)
 
     Args:
         matrix: The stack M `[..., m, n]`.
-        sigma: The noise level σ, at least 0. Pass one number, or a tensor that broadcasts over the
-            leading axes. With 0, the result is that of `exact_sign`.
+        sigma: The noise level σ >= 0, one number or a tensor that broadcasts over the leading axes.
         noise: The matrix H `[m, n]`, or a stack of matrices with leading axes that broadcast. Runs
             on neighbouring data sets must use the same H.
 
