@@ -169,6 +169,8 @@ def test_every_command_and_option_is_in_the_reference() -> None:
         options = [one for one in options if one not in ("--json", "--quiet")]  # explained once
         assert all(one in part for one in options)
     assert "[bold]" not in text and "[/]" not in text
+    without = [row for row in text.splitlines() if row.startswith("| `") and row.endswith("|  |")]
+    assert without == []
 
 
 def site(folder: Path, **pages: str) -> Path:
