@@ -1,4 +1,4 @@
-"""Certificates from the constants of one run, and from a ball that contains all its models.
+"""Certificates that use constants measured along one run, or constants of a ball of models.
 
 Realized constants
 ------------------

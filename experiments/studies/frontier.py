@@ -136,8 +136,8 @@ def of(rows: Columns, start: str, kind: str) -> np.ndarray:
 def frontier(rows: Columns, mine: np.ndarray) -> np.ndarray:
     """Return the models that are more accurate than every model with a smaller ratio bound / B.
 
-    The result contains row numbers, sorted by the ratio bound / B. Among equal bounds, only the
-    most accurate row counts. Rows without a finite bound are ignored.
+    The result contains row numbers, sorted by the ratio bound / B. If several rows have the same
+    bound, the result contains only the most accurate one. Rows without a finite bound are ignored.
     """
     mine = np.flatnonzero(mine & np.isfinite(rows["share"]))
     order = mine[np.lexsort((-rows["accuracy"][mine], rows["share"][mine]))]

@@ -1522,9 +1522,9 @@ def _unmet(config: Config, name: str) -> ReadIf | None:
 
 
 def biased_participation(config: Config) -> bool:
-    """Return whether devices select the participants, so that sampling is not uniform.
+    """Return whether the settings of `[devices]` make the sampling of clients not uniform.
 
-    Availability, dropout, and the modes `deadline` and `fedbuff` can select participants.
+    Availability, dropout, and the modes `deadline` and `fedbuff` can have this effect.
     """
     table = config.devices
     selects = table.mode != "none" and (table.availability != "always" or table.dropout > 0)

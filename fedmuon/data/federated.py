@@ -254,7 +254,7 @@ def first_of(rest: np.ndarray, validation: int, train: int = 0) -> np.ndarray:
     """Return the first `validation` samples of `rest` as validation samples.
 
     Args:
-        rest: The samples that are neither train nor test samples.
+        rest: The samples outside the train and test samples.
         validation: Number of validation samples.
         train: Number of train samples. If there are too few validation samples, the error message
             suggests a smaller number.

@@ -1493,7 +1493,7 @@ def _muon_links(
     aux: str,
     aux_lr: float,
 ) -> tuple[Link, ...]:
-    """Return the links that orthogonalize the momentum and descend.
+    """Return the links that orthogonalize the momentum and subtract the step from the model.
 
     `orthogonalizer` may also be a link. Parameters that are not orthogonalized take a step along M
     or an AdamW step. Federated recipes do not send the moments of AdamW, so these moments start
