@@ -53,7 +53,7 @@ def _plainly() -> Iterator[None]:
     """Temporarily use torch's default settings.
 
     The caller may have changed these settings. With the defaults, gradients are on, autocast is
-    off, and new tensors are float32 tensors in memory. Worker processes start with the defaults,
+    off, and new tensors are float32 and contain data. Worker processes start with the defaults,
     too.
     """
     with contextlib.ExitStack() as stack:

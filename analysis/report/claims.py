@@ -192,12 +192,13 @@ def slope(sizes: np.ndarray, values: np.ndarray) -> float:
 
 
 def exposure_ranks(neighbours: Columns) -> Claim:
-    """Return the claim that a larger Y_i(C) / n_i means a larger perturbation (Fig. 3c).
+    """Return the claim that a larger Y_i(C) / n_i means a larger perturbation.
 
-    The effect is Spearman's rank correlation rho of these two quantities (Stability note). The
-    neighbours of one run share the random numbers of the run, so they are not independent. The
-    interval of rho is therefore a jackknife interval over runs. Let rho_g be rho without run g. For
-    G runs, the variance is (G - 1)/G sum_g (rho_g - mean)^2 (Efron and Stein 1981).
+    The claim is about the Stability note, Figure 3c. The effect is Spearman's rank correlation rho
+    of these two quantities. The neighbours of one run share the random numbers of the run, so they
+    are not independent. The interval of rho is therefore a jackknife interval over runs. Let rho_g
+    be rho without run g. For G runs, the variance is (G - 1)/G sum_g (rho_g - mean)^2 (Efron and
+    Stein 1981).
     """
     x, y = neighbours["exposure"] / neighbours["size"], neighbours["perturbation"]
     rho = np.nan if np.isnan(x).any() else spearman(x, y)

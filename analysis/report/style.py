@@ -444,7 +444,7 @@ def in_words(figure: Figure) -> str:
 
 
 def _name_losses(axes: Any) -> None:
-    """Add a grey entry for each loss to the legend, if the figure shows several groups of runs."""
+    """Add a grey legend entry for each drawn loss, if the figure shows several groups of runs."""
     drawn = [str(line.get_label()) for line in axes.lines]
     for loss, (style, _, width) in LOSSES.items():
         name = loss.replace("_", " ")

@@ -420,7 +420,7 @@ class Claim:
 
     @property
     def why(self) -> str:
-        """The reason why these runs cannot test or decide the claim, or "" if they can."""
+        """The reason why these runs cannot test or decide the claim, or "" if none is known."""
         if (
             self.verdict == INCONCLUSIVE
             and self.rule.refuses(self.effect.low, self.effect.high).any()

@@ -1,7 +1,7 @@
 """Values that shells complete: keys of the config, their values, names, suites and runs.
 
-Each function takes an incomplete word and returns the words that complete it. Only the functions
-that complete config keys and values import the config.
+Each function takes an incomplete word and returns the words that complete it. A function imports
+the config only if it needs the config.
 """
 
 from collections.abc import Callable, Iterable

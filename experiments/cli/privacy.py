@@ -424,8 +424,8 @@ def audit(
         Option(
             help=(
                 "Random seed of the simulated runs (default: 0), or of the run with --one-run. In "
-                "real training steps, lots, noise and the choice of canaries are secret and do "
-                "not depend on the seed."
+                "real training steps, lots, noise and the coins of canaries are secret and do not "
+                "depend on the seed."
             )
         ),
     ] = None,
@@ -456,8 +456,8 @@ def audit(
         str,
         Option(
             help=(
-                "What the attack of --one-run sees. releases: the noisy result of every private "
-                "step. model: only the final model."
+                "What the attack of --one-run sees. releases: every noisy result that the run "
+                "publishes. model: only the final model."
             ),
             autocompletion=completion.among("releases", "model"),
         ),

@@ -277,7 +277,7 @@ def _points(summary: Record) -> Table:
 
 
 def _aligned(measured: Sequence[tuple[str, str]]) -> list[str]:
-    """Format means and interval widths like `0.793 ± 0.098`, with the ± signs in one column."""
+    """Format means and half interval widths like `0.793 ± 0.098`, with aligned ± signs."""
     wide = max((len(half) for _, half in measured), default=0)
     return [f"{mean} ± {half:>{wide}}" if half else mean for mean, half in measured]
 

@@ -229,7 +229,7 @@ def stationarity(
         Option(
             help=(
                 "Coefficient schedule of the orthogonalizer. Used by Nesterov Muon, only with "
-                "--singular."
+                "--singular and without --sketch."
             )
         ),
     ] = "quintic",
@@ -246,7 +246,7 @@ def stationarity(
         Option(
             help=(
                 "Number of columns that the sketch has in addition to its rank. Used by Nesterov "
-                "Muon."
+                "Muon, only with --sketch."
             )
         ),
     ] = 10,
@@ -255,7 +255,7 @@ def stationarity(
         Option(
             help=(
                 "Number of power iterations h. Default: the smallest number for which the theorem "
-                "holds. Used by Nesterov Muon."
+                "holds. Used by Nesterov Muon, only with --sketch."
             )
         ),
     ] = None,
@@ -282,7 +282,7 @@ def stationarity(
             "--q",
             help=(
                 "Number of Newton-Schulz steps. Used by DP-Muon and Newton-Schulz convergence. "
-                "Nesterov Muon uses it only with --singular."
+                "Nesterov Muon uses it only with --singular and without --sketch."
             ),
         ),
     ] = 5,

@@ -331,8 +331,9 @@ def smallest_singular_values(folder: Path, given: UserObjects) -> np.ndarray:
 
     The result is an array [R, E, K]. s_q is the distance from a momentum M [d, c] to the nearest
     jump of the exact sign. Each row of M sums to 0, because each row of a softmax gradient does.
-    Therefore, M has at most q = min(d, c - 1) positive singular values, and s_q is the smallest of
-    these. The function subtracts max(d, c) eps s_1, the error that rounding may have added.
+    Therefore, only the q = min(d, c - 1) largest singular values of M can be positive, and s_q is
+    the smallest of these q values. The function subtracts max(d, c) eps s_1, the error that
+    rounding may have added.
     """
 
     def gap(client: int, model: Tensor, momentum: Tensor) -> float:

@@ -218,7 +218,6 @@ def trajectory(
     """Yield the models W_0 = 0, ..., W_T of DP-Muon or DP-MuonBC.
 
     Each model has the shape [S, m, n] and contains all seeds. Each seed has its own Poisson lots.
-    The loss is not computed, because no gradient transformation uses it.
     """
     local = Local(recipe=method, lr=plan.lr, momentum=plan.beta, momentum_form="polyak")
     table = OrthogonalizerTable(

@@ -392,7 +392,8 @@ class GridSearch(WorkOfRuns):
     def best(self, points: Sequence[Record]) -> dict[str, Record]:
         """Return the best point of each recipe.
 
-        A recipe is left out if all of its runs diverged.
+        The mean of a point is nan if at least one of its runs diverged. A recipe is left out if the
+        metric is nan at all of its points.
         """
         found: dict[str, Record] = {}
         assert self.metric is not None

@@ -256,9 +256,10 @@ def _table_claims(rows: Columns) -> Sequence[Claim]:
 
 
 def slowdown(table: Columns) -> tuple[float, bool]:
-    """Return an SVD's time to reach its last loss, divided by the time of q = 3 steps to this loss.
+    """Return the time to the last loss of SVD: the time with SVD divided by the time with q = 3.
 
-    The second value is True if q = 3 has at most this loss at the first time of the table.
+    The second value is True if q = 3 has reached this loss at the first time of the table. The
+    first value is then only a lower bound.
     """
     seconds, losses, goal = table["seconds"], table["q3"], table["svd"][-1]
     if losses[0] <= goal:
