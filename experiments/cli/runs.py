@@ -257,7 +257,10 @@ def suite(
         bool,
         Option(
             "--resume",
-            help="Compute only the missing results in --out. You can also raise --seeds.",
+            help=(
+                "Compute only the missing results in --out. In suites of kind training, you can "
+                "also raise --seeds."
+            ),
         ),
     ] = False,
     ray_address: Annotated[
