@@ -479,7 +479,7 @@ def _lot_problems(privacy: Any) -> Iterator[str]:
 
 
 def _noise_problems(privacy: Any, recipe: str) -> Iterator[str]:
-    """Yield errors for settings that exclude a clipping bound that adapts to a quantile."""
+    """Yield errors for correlated noise, and for a clipping bound that adapts to a quantile."""
     if privacy.arithmetic == "grid" and (privacy.quantile or privacy.noise_correlation != "none"):
         yield OF_REALS
     if not privacy.quantile:

@@ -198,9 +198,10 @@ def split(
 
     If the official test part of the source is large enough, test samples come from this part, and
     train samples come from the samples before it. Otherwise, test and train samples are drawn from
-    the whole source. With the same seed, a larger `train` only adds train samples, and a larger
-    `test` only adds test samples. Validation samples are drawn after the train samples, so
-    `validation` changes neither train nor test samples.
+    the whole source. Suppose that `train` and `test` are not 0, and that the seed stays the same.
+    Then a larger `train` only adds train samples, and a larger `test` only adds test samples.
+    Validation samples are drawn after the train samples, so `validation` changes neither train nor
+    test samples.
 
     Args:
         source_labels: Labels of all samples.

@@ -170,7 +170,7 @@ def deal(config: Config, source: Source) -> Dealt:
 
 
 def _dealt(config: Config, source: Source) -> Dealt:
-    """Draw the samples as `deal` does, but without the clients' own test samples."""
+    """Draw the samples as `deal` does, before each client holds out its own test samples."""
     table, federation, seed = config.data, config.federation, config.federation.seed
     n, official, validation = len(source.labels), source.official_test, table.validation_samples
     if (parts := _index_arrays(config)) is not None:  # samples in no array may be held out

@@ -825,7 +825,7 @@ def _combined(
 def run_neighbours(
     experiment: Experiment, neighbours: Neighbours, seed: int, engine: Engine = run_rounds
 ) -> Params:
-    """Train one replica on each data set in `neighbours`, and return the final model."""
+    """Train one replica on each data set in `neighbours`, and return all final models."""
     shards = replace(experiment.shards, neighbours=neighbours)
     experiment = replace(experiment, shards=shards, client_states=ClientStates(), measured=False)
     fresh = begin(experiment.recipe, experiment.task, seed, len(neighbours.client))

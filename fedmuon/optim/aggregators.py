@@ -8,8 +8,8 @@ anything between calls. The same function also combines the states that clients 
 If an aggregator needs a state that lasts from round to round, declare the state: `Aggregator(apply,
 init=init)`, with `init(params) -> state` and `apply(replies, state) -> (params, state)`. States are
 mappings of names to tensors. The server stores the state in every checkpoint. The model and each
-returned client state have a separate aggregator state. The stability bounds of the Stability note
-hold only for the plain mean.
+returned client state have separate aggregator states. Stability bounds exist only for `mean` and
+`by-samples`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -218,7 +218,7 @@ def mean() -> Aggregator:
     Source: Stability note, eqs. (4) and (5).
 
     Returns:
-        The aggregator for which the bounds of the Stability note hold.
+        The aggregator that the Stability note assumes.
 
     Example:
         >>> from fedmuon import aggregators

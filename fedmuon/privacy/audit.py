@@ -67,10 +67,10 @@ No other choice has a smaller total. To prove this, write (H, R) <=_j (H', R') i
 -(H' - H) <= R' - R <= (r - j) / j (H' - H). If a part of tau is at i > v instead of v, the start
 (H_v, R_v) is larger in this order, because a multiple of (i - v)(1, -1) is added. Choosing more
 than the smallest p_j adds a multiple of (j, r - j). A greedy step preserves the order, because <=_j
-implies <=_{j-1}. First case: R' - R = x > 0. The step may add less to R' than to R, but the
-difference y is at most x. The step then adds at most (j - 1) / (r - j + 1) y <= H' - H less to H'.
-Second case: the step adds at least as much to R' as to R. The additional part is a multiple of (j -
-1, r - j + 1). A larger element of the order has a larger total (H + R) / r.
+implies <=_{j-1}. First case: the step adds y > 0 less to R' than to R. As g is increasing, y is at
+most R' - R. The step then adds (j - 1) / (r - j + 1) y <= H' - H less to H'. Second case: the step
+adds at least as much to R' as to R. The additional part is a multiple of (j - 1, r - j + 1). A
+larger element of the order has a larger total (H + R) / r.
 
 Both bounds apply to the same probability P[V >= v]. The smaller bound is therefore valid too, at
 the same confidence.

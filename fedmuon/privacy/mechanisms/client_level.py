@@ -182,8 +182,8 @@ class ClientLevel:
     def released(self, held: Tree, returned: Sequence[Tree], round: int) -> dict[str, Params]:
         """Return the model and states `held` plus the noisy mean of all updates.
 
-        If the cohort is empty, the result contains only noise. With local trust, the updates
-        already contain noise, so this function adds none.
+        If the cohort is empty, only noise is added. With local trust, the updates already contain
+        noise, so this function adds none.
         """
         if self.shared:
             step = distributed.spacing(self.bound, self.noise, self.cohort)
