@@ -5,7 +5,7 @@ A GPU must finish all its queued work before Python can read a number from it, f
 a GPU first assumes the usual conditions: losses are finite, and Gram matrices are accurate. The
 round collects these conditions as tensors, and checks all of them after its last step. If a
 condition does not hold, the round is computed again, and each condition is checked immediately.
-Therefore, a GPU returns the same numbers and errors as a CPU would.
+The results and errors are therefore those of a round with immediate checks.
 
 A release with secret noise is never repeated or discarded, because the choice would depend on the
 data. A round with secret noise therefore checks each condition immediately, as on a CPU. Only the
