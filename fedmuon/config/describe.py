@@ -188,9 +188,5 @@ def readers(whole: str) -> str:
     for need in needs:
         above, _, key = need.key.partition(".")
         implied |= {id(one) for one in NEEDS[above][key]}
-    last = {
-        one.key: one.readers.removesuffix("s").removesuffix(" use")
-        for one in needs
-        if id(one) not in implied
-    }
+    last = {one.key: one.readers for one in needs if id(one) not in implied}
     return ", with ".join(dict.fromkeys(last.values())) or "always"

@@ -89,11 +89,10 @@ class ReadIf:
         holds: The values of `key` that meet the condition, or a function that returns whether a
             value meets the condition. If values are listed, a custom object also meets the
             condition, because it is not yet known which keys the object uses.
-        readers: The parts that use the other keys, followed by the verb, such as "clipping by
-            blocks uses". Errors begin with "Only" and this text.
-        fix: The advice in an error, in lower case. By default, the advice is to set `key` to one of
-            the listed values.
-        unless: Another condition that is also sufficient.
+        readers: The parts that use the other keys, such as "clipping by blocks".
+        fix: What an error tells the user to do, such as "set shards above 1". By default, the error
+            tells the user to set `key` to one of the listed values.
+        unless: Another condition. If it is met, `key` may have any value.
     """
 
     key: str
@@ -140,34 +139,40 @@ def value_of(config: Config, name: str) -> Any:
     return getattr(held, attribute(type(held), spelled))
 
 
+def _listed(names: tuple[str, ...]) -> str:
+    """Return the names in backticks, with "and" before the last name."""
+    *before, last = [f"`{name}`" for name in names]
+    return f"{', '.join(before)} and {last}" if before else last
+
+
 # The conditions, in the order of the tables that they depend on
 
 # [data]
 IN_FOLDERS = ("fashion-mnist", "mnist", "cifar10", "idx")
 FILES = (*IN_FOLDERS, "npz", "csv", "parquet", "text", *TABLES, *GLUE)
-FILE_SOURCE = ReadIf("data.name", FILES, f"the sources {', '.join(FILES)} use")
-TEXT_SOURCE = ReadIf("data.name", TEXTS, f"the sources {', '.join(TEXTS)} use")
-TABLE_SOURCE = ReadIf("data.name", TABLES, f"the sources {' and '.join(TABLES)} use")
+FILE_SOURCE = ReadIf("data.name", FILES, f"the sources {_listed(FILES)}")
+TEXT_SOURCE = ReadIf("data.name", TEXTS, f"the sources {_listed(TEXTS)}")
+TABLE_SOURCE = ReadIf("data.name", TABLES, f"the sources {_listed(TABLES)}")
 TOKENIZED = (*TABLES, *GLUE)
-TOKENIZED_SOURCE = ReadIf("data.name", TOKENIZED, f"the sources {', '.join(TOKENIZED)} use")
+TOKENIZED_SOURCE = ReadIf("data.name", TOKENIZED, f"the sources {_listed(TOKENIZED)}")
 OWN_SOURCE = ReadIf(
-    "data.name", is_own, "tables and dicts passed in Python use", "pass your data in Python"
+    "data.name", is_own, "tables and dicts passed in Python", "pass your data in Python"
 )
-SYNTHETIC_SOURCE = ReadIf("data.name", ("synthetic",), "the source synthetic uses")
+SYNTHETIC_SOURCE = ReadIf("data.name", ("synthetic",), "the source `synthetic`")
 
 # [federation]
-PUBLIC_CENTER = ReadIf("data.center", ("public",), "runs with a public center use")
+PUBLIC_CENTER = ReadIf("data.center", ("public",), "runs with a public center")
 DIRICHLET_PARTITION = ReadIf(
-    "federation.partition", ("dirichlet", "quantity"), "the partitions dirichlet and quantity use"
+    "federation.partition", ("dirichlet", "quantity"), "the partitions `dirichlet` and `quantity`"
 )
 
 # [task]
-NETWORK_TASK = ReadIf("task.name", ("network",), "networks use")
-MATRIX_TASK = ReadIf("task.name", ("matrix",), "the matrix task uses")
+NETWORK_TASK = ReadIf("task.name", ("network",), "networks")
+MATRIX_TASK = ReadIf("task.name", ("matrix",), "the matrix task")
 OUR_NETWORKS = ReadIf(
-    "task.name", "network".__eq__, "built-in networks use", "set [task] name = 'network'"
+    "task.name", "network".__eq__, "built-in networks", "set [task] name = 'network'"
 )
-DECODER_TASK = OUR_NETWORKS, ReadIf("task.model", ("gpt",), "the model gpt uses")
+DECODER_TASK = OUR_NETWORKS, ReadIf("task.model", ("gpt",), "the model `gpt`")
 
 # [local]
 RECIPES = tuple(NAMES["local.recipe"])
@@ -183,72 +188,74 @@ SENDS_MODEL_ONLY = (
 MUON_RECIPE = ReadIf(
     "local.recipe",
     choices.ORTHOGONALIZED,
-    "Muon optimizers use",
+    "Muon optimizers",
     "choose a Muon optimizer such as fedmuon",
 )
-ALIGNED = ReadIf("local.recipe", ("fedmuon-aligned",), "fedmuon-aligned uses")
-FEDPROX = ReadIf("local.recipe", ("fedprox",), "fedprox uses")
-FEDPER = ReadIf("local.recipe", ("fedper",), "fedper uses")
-COMPRESSED = ReadIf("local.recipe", ("fedmuon-svd",), "fedmuon-svd uses")
-DITTO = ReadIf("local.recipe", ("ditto",), "ditto uses")
+ALIGNED = ReadIf("local.recipe", ("fedmuon-aligned",), "the optimizer `fedmuon-aligned`")
+FEDPROX = ReadIf("local.recipe", ("fedprox",), "the optimizer `fedprox`")
+FEDPER = ReadIf("local.recipe", ("fedper",), "the optimizer `fedper`")
+COMPRESSED = ReadIf("local.recipe", ("fedmuon-svd",), "the optimizer `fedmuon-svd`")
+DITTO = ReadIf("local.recipe", ("ditto",), "the optimizer `ditto`")
 SERVER_STEP = ReadIf(
     "local.recipe",
     (*ADAPTIVE, "scaffold", "diloco", "muloco"),
-    "optimizers whose server has a step size use",
+    "optimizers whose server has a step size",
 )
 SERVER_MOMENTUM = ReadIf(
     "local.recipe",
     ("fedavgm", "fedadam", "fedyogi", "diloco", "muloco"),
-    "optimizers whose server has momentum use",
+    "optimizers whose server has momentum",
 )
-SERVER_SQUARES = ReadIf("local.recipe", ("fedadam", "fedyogi"), "fedadam and fedyogi use")
-SERVER_FLOOR = ReadIf("local.recipe", ADAPTIVE, f"{', '.join(ADAPTIVE)} use")
+SERVER_SQUARES = ReadIf(
+    "local.recipe", ("fedadam", "fedyogi"), "the optimizers `fedadam` and `fedyogi`"
+)
+SERVER_FLOOR = ReadIf("local.recipe", ADAPTIVE, f"the optimizers {_listed(ADAPTIVE)}")
 ANY_STEPS = ReadIf(
     "local.recipe",
     tuple(name for name in RECIPES if name not in (*PRIVATE, "fedmuon-aligned")),
-    "optimizers whose clients may take different numbers of steps use",
-    "choose an optimizer whose name contains neither dp-, disk- nor -aligned",
+    "optimizers whose clients may take different numbers of steps",
+    "choose an optimizer whose name contains none of dp-, disk- and -aligned",
 )
 SENDS_STATES = ReadIf(
     "local.recipe",
     tuple(name for name in RECIPES if name not in SENDS_MODEL_ONLY),
-    "optimizers that send momenta use",
+    "optimizers that send momenta",
 )
 BIAS_CORRECTED = ReadIf(
     "local.recipe",
     tuple(name for name in RECIPES if name.endswith("muonbc")),
-    "optimizers that end in -muonbc use",
+    "optimizers whose names end in -muonbc",
 )
 LOCAL_MOMENTUM = ReadIf(
     "local.recipe",
     tuple(name for name in RECIPES if name not in NO_LOCAL_MOMENTUM),
-    "optimizers with local momentum use",
+    "optimizers with local momentum",
 )
 OTHER_SCHEDULE = ReadIf(
     "local.schedule",
     lambda name: name != "heavy-tailed",
-    "schedules other than heavy-tailed use",
+    "schedules other than `heavy-tailed`",
     "choose another [local] schedule",
 )
-HEAVY_TAILED = ReadIf("local.schedule", ("heavy-tailed",), "the heavy-tailed schedule uses")
+HEAVY_TAILED = ReadIf("local.schedule", ("heavy-tailed",), "the schedule `heavy-tailed`")
 PRIVATE_RECIPE = ReadIf(
     "local.recipe",
     PRIVATE,
-    "private optimizers use",
-    "choose an optimizer that begins with dp- or disk-",
+    "private optimizers",
+    "choose an optimizer whose name begins with dp- or disk-",
 )
 DISK_RECIPE = (
     PRIVATE_RECIPE,
     ReadIf(
         "local.recipe",
         tuple(name for name in RECIPES if name.startswith("disk-")),
-        "optimizers that begin with disk- use",
+        "optimizers whose names begin with disk-",
     ),
 )
 
 # [orthogonalizer]
 BY_MAP = {
-    name: (MUON_RECIPE, ReadIf("orthogonalizer.name", (name,), f"the orthogonalizer {name} uses"))
+    name: (MUON_RECIPE, ReadIf("orthogonalizer.name", (name,), f"the orthogonalizer `{name}`"))
     for name in NAMES["orthogonalizer.name"]
 }
 POLYNOMIAL_MAPS = (
@@ -256,26 +263,25 @@ POLYNOMIAL_MAPS = (
     ReadIf(
         "orthogonalizer.name",
         ("newton-schulz", "randomized-polar"),
-        "newton-schulz and randomized-polar use",
+        "the orthogonalizers `newton-schulz` and `randomized-polar`",
     ),
 )
 SEVERAL = tuple(name for name, one in COEFFICIENTS.items() if len(one.steps) > 1)
-SEVERAL_STEPS = ReadIf(
-    "orthogonalizer.coefficients", SEVERAL, "coefficients with several steps use"
-)
-SHARDED = ReadIf("orthogonalizer.shards", lambda n: n > 1, "MuonBP uses", "set shards above 1")
+SEVERAL_STEPS = ReadIf("orthogonalizer.coefficients", SEVERAL, "coefficients with several steps")
+SHARDED = ReadIf("orthogonalizer.shards", lambda n: n > 1, "MuonBP", "set shards above 1")
 WITH_EPSILON = ReadIf(
     "orthogonalizer.normalization",
     ("plus", "max", "aol"),
-    "the normalizations plus, max and aol use",
+    "the normalizations `plus`, `max` and `aol`",
 )
 
 # [privacy]
-CLIENT_LEVEL = ReadIf("privacy.level", ("client",), "client-level privacy uses")
+CLIENT_LEVEL = ReadIf("privacy.level", ("client",), "client-level privacy")
 PRIVATE_RUN = replace(
     PRIVATE_RECIPE,
-    readers="private optimizers and client-level privacy use",
-    fix="choose an optimizer that begins with dp- or disk-, or set [privacy] level = 'client'",
+    readers="private optimizers and client-level privacy",
+    fix="choose an optimizer whose name begins with dp- or disk-, or set [privacy] level = "
+    "'client'",
     unless=CLIENT_LEVEL,
 )
 # A key whose first condition is one of these has an effect at level client.
@@ -284,13 +290,13 @@ WITHOUT_PRIVACY = (
     ReadIf(
         "local.recipe",
         tuple(name for name in RECIPES if name not in PRIVATE),
-        "a run without privacy uses",
+        "runs without privacy",
         "choose an optimizer without privacy (a private run saves every round)",
     ),
     ReadIf(
         "privacy.level",
         "client".__ne__,
-        "a run without privacy uses",
+        "runs without privacy",
         "set level = 'example' (a private run saves every round)",
     ),
 )
@@ -298,14 +304,14 @@ FINE_TUNED = (
     ReadIf(
         "data.client-test",
         bool,
-        "tests on the clients' own samples use",
+        "tests on the clients' own samples",
         "set [data] client-test, such as 0.2",
     ),
     ReadIf(
         "local.recipe",
         tuple(name for name in RECIPES if name not in (*PRIVATE, "ditto", "ef21-muon")),
-        "optimizers without privacy whose clients train only the shared model use",
-        "choose an optimizer without privacy other than ditto and ef21-muon",
+        "optimizers without privacy whose clients train only the shared model",
+        "choose an optimizer without privacy, but not ditto or ef21-muon",
     ),
     WITHOUT_PRIVACY[1],
 )
@@ -315,69 +321,69 @@ MATRIX_BLOCKS = (
     ReadIf(
         "local.route",
         ("all-matrices",),
-        "runs in which Muon trains every matrix use",
+        "runs in which Muon trains every matrix",
         "set [local] route = 'all-matrices'",
     ),
     PRIVATE_RECIPE,
     ReadIf(
         "privacy.clipping",
         ("block", "automatic"),
-        "clipping by blocks uses",
+        "clipping by blocks",
         "set clipping = 'block' or 'automatic'",
     ),
 )
-DISTRIBUTED_TRUST = ReadIf("privacy.trust", ("distributed",), "distributed trust uses")
-QUANTILE = ReadIf("privacy.quantile", bool, "clipping at a quantile uses", "set quantile above 0")
-POISSON_LOTS = PRIVATE_RECIPE, ReadIf("privacy.sampling", ("poisson",), "Poisson sampling uses")
-CYCLIC_LOTS = PRIVATE_RECIPE, ReadIf("privacy.sampling", ("cyclic",), "cyclic sampling uses")
+DISTRIBUTED_TRUST = ReadIf("privacy.trust", ("distributed",), "distributed trust")
+QUANTILE = ReadIf("privacy.quantile", bool, "clipping at a quantile", "set quantile above 0")
+POISSON_LOTS = PRIVATE_RECIPE, ReadIf("privacy.sampling", ("poisson",), "Poisson sampling")
+CYCLIC_LOTS = PRIVATE_RECIPE, ReadIf("privacy.sampling", ("cyclic",), "cyclic sampling")
 BAND_OF_NOISE = ReadIf(
     "privacy.noise-correlation",
     ("sqrt-toeplitz", "momentum"),
-    "the noise correlations sqrt-toeplitz and momentum use",
+    "the noise correlations `sqrt-toeplitz` and `momentum`",
 )
 BUFFERED_NOISE = ReadIf(
     "privacy.noise-correlation",
     ("blt", "blt-momentum"),
-    "the noise correlations blt and blt-momentum use",
+    "the noise correlations `blt` and `blt-momentum`",
 )
 FILTERED = ReadIf(
-    "privacy.kappa", lambda kappa: kappa < 1, "filters with kappa below 1 use", "set kappa below 1"
+    "privacy.kappa", lambda kappa: kappa < 1, "filters with kappa below 1", "set kappa below 1"
 )
 SECRET_NOISE = ReadIf(
     "privacy.insecure-reproducible-noise",
     not_,
-    "secret noise uses",
+    "secret noise",
     "set insecure-reproducible-noise = false",
 )
 
 # [devices]
 CLOCK = ReadIf(
-    "devices.mode", "none".__ne__, "runs with a virtual clock use", "set mode = 'synchronous'"
+    "devices.mode", "none".__ne__, "runs with a virtual clock", "set mode = 'synchronous'"
 )
-FEDBUFF = CLOCK, ReadIf("devices.mode", ("fedbuff",), "the mode fedbuff uses")
-DEADLINE = CLOCK, ReadIf("devices.mode", ("deadline",), "the mode deadline uses")
+FEDBUFF = CLOCK, ReadIf("devices.mode", ("fedbuff",), "the mode `fedbuff`")
+DEADLINE = CLOCK, ReadIf("devices.mode", ("deadline",), "the mode `deadline`")
 HARDWARE_TRACE = (
     CLOCK,
     ReadIf(
         "devices.speeds",
         ("trace",),
-        "speeds or bandwidths of a trace use",
+        "speeds or bandwidths of a trace",
         unless=ReadIf("devices.bandwidths", ("trace",), ""),
     ),
 )
-DRAWN_SPEED = CLOCK, ReadIf("devices.speeds", "trace".__ne__, "speeds without a trace use")
+DRAWN_SPEED = CLOCK, ReadIf("devices.speeds", "trace".__ne__, "speeds without a trace")
 DRAWN_BANDWIDTH = (
     CLOCK,
-    ReadIf("devices.bandwidths", "trace".__ne__, "bandwidths without a trace use"),
+    ReadIf("devices.bandwidths", "trace".__ne__, "bandwidths without a trace"),
 )
 SPREADS = ("log-normal", "pareto")
-DAYS = CLOCK, ReadIf("devices.availability", ("day-night",), "day-night availability uses")
+DAYS = CLOCK, ReadIf("devices.availability", ("day-night",), "day-night availability")
 
 # [engine] and [stability]
-RAY_ENGINE = ReadIf("engine.name", ("ray",), "the engine ray uses")
-REMOTE_CLIENTS = ReadIf("engine.name", ("ray", "deployment"), "engines with client processes use")
+RAY_ENGINE = ReadIf("engine.name", ("ray",), "the engine `ray`")
+REMOTE_CLIENTS = ReadIf("engine.name", ("ray", "deployment"), "engines with client processes")
 DRAWN_NEIGHBOURS = ReadIf(
-    "stability.neighbours", ("own", "any", "worst"), "the neighbours own, any and worst use"
+    "stability.neighbours", ("own", "any", "worst"), "the neighbours `own`, `any` and `worst`"
 )
 
 
@@ -385,7 +391,7 @@ DRAWN_NEIGHBOURS = ReadIf(
 def _compressed_by(names: tuple[str, ...]) -> ReadIf:
     """Return the condition that the uplink or the downlink uses one of these compressors."""
     many = "s" * (len(names) > 1)
-    words = f"the compressor{many} {', '.join(names)} use" + "s" * (len(names) == 1)
+    words = f"the compressor{many} {_listed(names)}"
     down = ReadIf("compression.downlink", names, words)
     return ReadIf("compression.uplink", names, words, unless=down)
 
@@ -393,11 +399,11 @@ def _compressed_by(names: tuple[str, ...]) -> ReadIf:
 OF_A_SHARE = _compressed_by(("top-k", "random-k", "rows"))
 OF_LEVELS = _compressed_by(("qsgd",))
 OF_A_RANK = _compressed_by(("low-rank", "power"))
-OF_POWER = ReadIf("compression.uplink", ("power",), "the compressor power uses")
+OF_POWER = ReadIf("compression.uplink", ("power",), "the compressor `power`")
 CONTRACTIVE_UPLINK = ReadIf(
     "compression.uplink",
     ("top-k", "rows", "sign", "low-rank", "power"),
-    "the compressors top-k, rows, sign, low-rank and power use",
+    "the compressors `top-k`, `rows`, `sign`, `low-rank` and `power`",
 )
 
 
@@ -440,25 +446,25 @@ class Data(Table):
     )
     alpha: Annotated[float, Field(ge=1 / LARGE)] = key(
         0.5,
-        "Concentration of the Dirichlet distribution that divides the samples among the clients. "
-        "The partition dirichlet draws each client's share of every label. The partition quantity "
-        "draws each client's number of samples. A small value gives uneven shares; inf gives "
-        "equal shares.",
+        "Concentration of the Dirichlet distribution that divides the samples among the "
+        "clients. The partition `dirichlet` draws each client's share of every label. The "
+        "partition `quantity` draws each client's number of samples. A small value gives "
+        "uneven shares; `inf` gives equal shares.",
         read_if=DIRICHLET_PARTITION,
         symbol="α",
     )
     minimum: Samples = key(
         10,
-        "Minimum number of samples per client. The partitions dirichlet and quantity move "
-        "samples from the largest clients to clients below the minimum. With other partitions, a "
-        "client below the minimum raises an error. If you pass a small data set of your own, the "
-        "default is lowered automatically.",
+        "Minimum number of samples per client. The partitions `dirichlet` and `quantity` move "
+        "samples from the largest clients to clients below the minimum. With other partitions, "
+        "a client below the minimum raises an error. If you pass a small data set of your own, "
+        "the default is lowered automatically.",
     )
     center: Literal["none", "public"] = key(
         "none",
-        "Vector that is subtracted from each sample before scaling. none: no vector. public: the "
-        "mean of the last samples in the source's official test part. These public samples are "
-        "used for neither training nor testing.",
+        "Vector that is subtracted from each sample before scaling. With `none`, no vector is "
+        "subtracted. `public` is the mean of the last samples in the source's official test "
+        "part. These public samples are used for neither training nor testing.",
     )
     center_samples: Samples = key(
         5000,
@@ -467,36 +473,39 @@ class Data(Table):
     )
     normalize: Literal["auto", "unit", "ball", "pixels", "tokens"] = key(
         "auto",
-        "How each sample is scaled. unit: divided by its norm. ball: divided by its norm only if "
-        "the norm exceeds 1. pixels: uint8 arrays are divided by 255. tokens: not scaled. auto: "
-        "tokens for text, unit for the matrix task, and pixels for networks.",
+        "How each sample is scaled. `unit` divides each sample by its norm. `ball` divides a "
+        "sample by its norm only if the norm exceeds 1. `pixels` divides uint8 arrays by 255. "
+        "`tokens` leaves samples unchanged. `auto` selects `tokens` for text, `unit` for the "
+        "matrix task, and `pixels` for networks.",
     )
     folder: Text = key(
         "",
-        "Folder that contains the files of the source. If empty, the usual folders of "
-        "fashion-mnist, mnist, cifar10, e2e, dart and the GLUE tasks are searched. For npz, csv "
-        "and parquet, set the path of the file.",
+        "Folder that contains the files of the source. If `folder` is empty, the usual folders "
+        "of `fashion-mnist`, `mnist`, `cifar10`, `e2e`, `dart` and the GLUE tasks are "
+        "searched. For `npz`, `csv` and `parquet`, set the path of the file.",
         read_if=FILE_SOURCE,
         values="a path",
     )
     target: Text = key(
         "",
-        "Name of the label in data that you pass in Python: the column of a table, or the key in "
-        "each dict. If `target` is empty, dicts are searched for common keys such as label.",
+        "Name of the label in data that you pass in Python: the column of a table, or the key "
+        "in each dict. If `target` is empty, dicts are searched for common keys such as "
+        "`label`.",
         read_if=OWN_SOURCE,
         values="a name",
     )
     context: Count = key(64, "Length of a text window in tokens.", read_if=TEXT_SOURCE)
     tokenizer: Text = key(
         "",
-        "Folder that contains the GPT-2 tokenizer. If empty, every byte of the text is a token.",
+        "Folder that contains the GPT-2 tokenizer. If `tokenizer` is empty, every byte of the "
+        "text is a token.",
         read_if=TOKENIZED_SOURCE,
         values="a path",
     )
     pad_token: bool = key(
         False,
         "Pad text windows with an additional token [PAD] instead of the token END. With "
-        "`task.weights`, the embedding of [PAD] starts at the mean of all other embeddings "
+        "`task.weights`, the initial embedding of [PAD] is the mean of all other embeddings "
         "(DP-Muon, Appendix D).",
         read_if=TABLE_SOURCE,
     )
@@ -523,8 +532,8 @@ class Federation(Table):
     )
     per_round: Annotated[int, Field(ge=1, le=CLIENTS)] = key(
         5,
-        "K, the number of clients that take part in each round. These clients are drawn anew in "
-        "every round. If there are fewer than 5 clients, the default is all clients.",
+        "K, the number of clients that take part in each round. The K clients are drawn anew "
+        "in every round. If there are fewer than 5 clients, the default is all clients.",
         values="1 to `clients`",
         symbol="K",
     )
@@ -532,13 +541,14 @@ class Federation(Table):
     risk_weights: Literal["size", "uniform"] = key(
         "size",
         "Weights p_i of the clients in the reported training loss and in the stability bound. "
-        "size: n_i / n, proportional to the client's number of samples. uniform: 1 / N. The "
-        "weights do not change how the server averages models (see `aggregate`).",
+        "With `size`, p_i is n_i / n, the client's share of all samples. With `uniform`, p_i "
+        "is 1 / N. The weights do not change how the server averages models (see `aggregate`).",
     )
     aggregate: Annotated[Text, AfterValidator(_named("federation.aggregate"))] = key(
         "mean",
         "How the server combines the models and states that the clients of a round return. "
-        "Stability bounds and optimizers whose names end in -muonbc require mean or by-samples.",
+        "Stability bounds and optimizers whose names end in `-muonbc` require `mean` or "
+        "`by-samples`.",
     )
     partition: Annotated[Text, AfterValidator(_named("federation.partition"))] = key(
         "dirichlet", "How samples are divided among the clients."
@@ -554,9 +564,9 @@ class TaskTable(Table):
 
     name: Annotated[Text, AfterValidator(_named("task.name"))] = key(
         "matrix",
-        "Learning problem. matrix: the classifier of the Stability note, whose model is one "
-        "matrix and whose constants are proved. network: a neural network with cross-entropy "
-        "loss.",
+        "Learning problem. `matrix` is the classifier of the Stability note, whose model is "
+        "one matrix and whose constants are proved. `network` is a neural network with "
+        "cross-entropy loss.",
     )
     model: Annotated[Text, AfterValidator(_named("task.model"))] = key(
         "cnn", "Architecture of the network.", read_if=OUR_NETWORKS
@@ -573,8 +583,8 @@ class TaskTable(Table):
     heads: Count = key(4, "Number of attention heads in the decoder.", read_if=DECODER_TASK)
     initial: Literal["gaussian", "zero"] = key(
         "gaussian",
-        "Initial model X⁰. gaussian: random entries with variance 1/d, where d is the number of "
-        "features. zero: all entries are 0, which makes bounds tighter.",
+        "Initial model X⁰. `gaussian` draws random entries with variance 1/d, where d is the "
+        "number of features. With `zero`, all entries are 0, which makes bounds tighter.",
         read_if=MATRIX_TASK,
     )
     weights: Text = key(
@@ -586,9 +596,10 @@ class TaskTable(Table):
     )
     head: Literal["tied", "untied"] = key(
         "tied",
-        "Last layer of the decoder. tied: the matrix of the token embeddings, as in GPT-2. "
-        "untied: a separate parameter (DP-Muon, Appendix D). If `weights` do not contain this "
-        "parameter, its initial value is a copy of the token embeddings.",
+        "Last layer of the decoder. `tied` uses the matrix of the token embeddings, as in "
+        "GPT-2. `untied` uses a separate parameter (DP-Muon, Appendix D). If `weights` does "
+        "not contain this separate parameter, its initial value is a copy of the token "
+        "embeddings.",
         read_if=DECODER_TASK,
     )
     positions: Annotated[int, Field(ge=0, le=10**6)] = key(
@@ -601,9 +612,9 @@ class TaskTable(Table):
     lora_rank: Annotated[int, Field(ge=0, le=10**6)] = key(
         0,
         "r, the rank of the LoRA adapters of the query, key and value projections. Only the "
-        "adapters are trained. The parameters in `weights` stay fixed. They are treated as "
-        "public, and must be the same in a resumed run. With 0, there are no adapters, and all "
-        "parameters are trained. To let Muon train all adapters, set `local.route = "
+        "adapters are trained. The parameters in `weights` stay fixed and are treated as "
+        "public. A resumed run needs the same `weights`. With 0, there are no adapters, and "
+        "all parameters are trained. To let Muon train all adapters, set `local.route = "
         '"all-matrices"`.',
         read_if=DECODER_TASK,
         values="0 to `width`",
@@ -623,8 +634,8 @@ class Local(Table):
     epochs: Annotated[float, Field(ge=0, le=1e6)] = key(
         0.0,
         "Number of passes over a client's samples in each round. A number above 0 replaces "
-        "`steps`, so that clients with more samples take more steps. 0 means that `steps` sets "
-        "the number of steps.",
+        "`steps`, so that clients with more samples take more steps. With 0, `steps` sets the "
+        "number of steps.",
         read_if=ANY_STEPS,
     )
     batch: Annotated[int, Field(ge=0, le=SAMPLES)] = key(
@@ -639,25 +650,26 @@ class Local(Table):
     )
     momentum_form: Literal["ema", "ema-nesterov", "polyak", "nesterov"] = key(
         "ema",
-        "Update of the momentum M with a gradient G. ema: βM + (1 − β)G, as in the Stability "
-        "note. polyak: βM + G, as in DP-Muon and Nesterov Muon. ema-nesterov and nesterov: the "
-        "same two updates with Nesterov's look-ahead.",
+        "Update of the momentum M with a gradient G. `ema` computes βM + (1 − β)G, as in the "
+        "Stability note. `polyak` computes βM + G, as in DP-Muon and Nesterov Muon. "
+        "`ema-nesterov` is `ema` with Nesterov's look-ahead. `nesterov` is `polyak` with "
+        "Nesterov's look-ahead.",
         read_if=LOCAL_MOMENTUM,
     )
     weight_decay: Amount = key(
         0.0,
-        "Decoupled weight decay: each step also subtracts lr · weight-decay · X from the "
+        "Decoupled weight decay: each step also subtracts `lr` · `weight-decay` · X from the "
         "parameters X.",
     )
     schedule: Annotated[Text, AfterValidator(_named("local.schedule"))] = key(
         "constant",
-        "How lr changes from round to round. The schedule heavy-tailed sets both lr and momentum, "
-        "as in the paper Nesterov Muon.",
+        "How `lr` changes from round to round. The schedule `heavy-tailed` sets both `lr` and "
+        "`momentum`, as in the paper Nesterov Muon.",
     )
     tail_index: Annotated[float, Field(ge=0, le=2)] = key(
         0.0,
-        "Tail index α of the gradient noise, for the schedule heavy-tailed. 0 means that the tail "
-        "index is unknown.",
+        "Tail index α of the gradient noise, for the schedule `heavy-tailed`. 0 means that the "
+        "tail index is unknown.",
         read_if=HEAVY_TAILED,
         values="0, or above 1 up to 2",
     )
@@ -672,8 +684,8 @@ class Local(Table):
     )
     server_lr: Amount = key(
         0.0,
-        "Step size of the server. 0 means the optimizer's default: 0.1 for fedadam, fedyogi and "
-        "fedadagrad, 1 for scaffold, 0.7 for diloco and muloco.",
+        "Step size of the server. 0 means the optimizer's default: 0.1 for `fedadam`, "
+        "`fedyogi` and `fedadagrad`, 1 for `scaffold`, 0.7 for `diloco` and `muloco`.",
         read_if=SERVER_STEP,
     )
     server_memory: Annotated[float, Field(ge=0, lt=1)] = key(
@@ -681,8 +693,8 @@ class Local(Table):
     )
     tau: Positive = key(
         0.001,
-        "τ in the server's step server-lr · m / (√v + τ), where m and v are the server's first "
-        "and second moments. The second moments v start at τ².",
+        "τ in the server's step `server-lr` · m / (√v + τ), where m and v are the server's "
+        "first and second moments. The initial value of v is τ².",
         read_if=SERVER_FLOOR,
         symbol="τ",
     )
@@ -716,37 +728,39 @@ class Local(Table):
     )
     route: Literal["hidden", "all-matrices"] = key(
         "hidden",
-        "Parameters that Muon orthogonalizes. hidden: all matrices except embeddings, norms, and "
-        "the first and the last layer. If no hidden matrix exists, hidden means the largest "
-        "matrix. all-matrices: every matrix. The file `routes.txt` of a run lists these "
-        "parameters.",
+        "Parameters that Muon orthogonalizes. `hidden` selects all matrices except embeddings, "
+        "norms, and the first and the last layer. If no hidden matrix exists, `hidden` selects "
+        "the largest matrix. `all-matrices` selects every matrix. The file `routes.txt` of a "
+        "run lists the selected parameters.",
         read_if=(NETWORK_TASK, MUON_RECIPE),
     )
     qkv: Literal["split", "whole"] = key(
         "split",
-        "How Muon orthogonalizes the query, key and value projections if one parameter contains "
-        "all three. split: as three matrices. whole: as one matrix.",
+        "How Muon orthogonalizes the query, key and value projections if one parameter "
+        "contains all three. `split` treats the parameter as three matrices. `whole` treats "
+        "the parameter as one matrix.",
         read_if=(NETWORK_TASK, MUON_RECIPE),
     )
     aux: Literal["sgd", "adamw"] = key(
         "sgd",
-        "Optimizer of the parameters that are not orthogonalized. sgd: each step is −aux-lr · M, "
-        "where M is the momentum. adamw: AdamW. Federated optimizers reset the state of AdamW in "
-        "every round.",
+        "Optimizer of the parameters that are not orthogonalized. Each step of `sgd` adds "
+        "−`aux-lr` · M to the parameters, where M is the momentum. `adamw` is the optimizer "
+        "AdamW. Federated optimizers reset the state of AdamW in every round.",
         read_if=(NETWORK_TASK, MUON_RECIPE),
     )
     aux_lr: Amount = key(
         0.0,
-        "Step size of the parameters that are not orthogonalized. 0 means 0.05 for sgd and 0.001 "
-        "for adamw. The `config.toml` of a run contains the number that was used.",
+        "Step size of the parameters that are not orthogonalized. 0 means 0.05 for `sgd` and "
+        "0.001 for `adamw`. The `config.toml` of a run contains the step size that was used.",
         read_if=(NETWORK_TASK, MUON_RECIPE),
     )
     adjust: Literal["none", "original", "match-rms", "scion", "polargrad"] = key(
         "none",
-        "Factor that multiplies the orthogonalized step of an [m, n] matrix. none: 1. original: "
-        "√max(1, m/n), as in torch.optim.Muon. match-rms: 0.2 √max(m, n), as in torch.optim.Muon. "
-        "scion: √(m/n). polargrad: ⟨M, Orth(M)⟩, which is the nuclear norm of M if Orth is exact. "
-        "With polargrad, there is no stability bound.",
+        "Factor that multiplies the orthogonalized step of an [m, n] matrix. `none` is the "
+        "factor 1. `original` is √max(1, m/n), as in torch.optim.Muon. `match-rms` is 0.2 "
+        "√max(m, n), as in torch.optim.Muon. `scion` is √(m/n). `polargrad` is ⟨M, Orth(M)⟩, "
+        "which is the nuclear norm of M if Orth is exact. With `polargrad`, there is no "
+        "stability bound.",
         read_if=MUON_RECIPE,
     )
     options: Options = ()
@@ -791,18 +805,19 @@ class OrthogonalizerTable(Table):
     )
     normalization: Literal["plus", "max", "unit", "aol"] = key(
         "plus",
-        "Divisor of the matrix M before the first polynomial step. plus: ‖M‖ + ε (Stability "
-        "note). max: max(‖M‖, ε) (torch). unit: max(‖M‖, 1) (DP-Muon). aol: each row of the "
-        "shorter side is divided by the square root of Σⱼ |M Mᵀ|ᵢⱼ (Turbo-Muon). aol has no "
-        "Lipschitz constant, so there is no stability bound.",
+        "Divisor of the matrix M before the first polynomial step. `plus` is ‖M‖ + ε "
+        "(Stability note). `max` is max(‖M‖, ε) (torch). `unit` is max(‖M‖, 1) (DP-Muon). "
+        "`aol` has one divisor per row (or column, if there are fewer): the square root of Σⱼ "
+        "|M Mᵀ|ᵢⱼ (Turbo-Muon). `aol` has no Lipschitz constant, so there is no stability "
+        "bound.",
         read_if=BY_MAP["newton-schulz"],
     )
     products: Literal["full", "bfloat16"] = key(
         "full",
-        "Precision of the matrix products in Newton–Schulz. full: the precision of the run. "
-        "bfloat16: faster on GPUs and on processors with AMX, as in torch.optim.Muon. The "
-        "relative error of bfloat16 is about 0.01. bfloat16 has no Lipschitz constant, so there "
-        "is no stability bound.",
+        "Precision of the matrix products in Newton–Schulz. `full` is the precision of the "
+        "run. `bfloat16` is faster on GPUs and on processors with AMX, and torch.optim.Muon "
+        "uses `bfloat16`. The relative error of `bfloat16` is about 0.01. `bfloat16` has no "
+        "Lipschitz constant, so there is no stability bound.",
         read_if=BY_MAP["newton-schulz"],
     )
     sigma: Positive = key(
@@ -831,9 +846,9 @@ class OrthogonalizerTable(Table):
     )
     sketch: Literal["gaussian", "kaczmarz"] = key(
         "gaussian",
-        "How the random sketch of a matrix is drawn. gaussian: sums of all columns with random "
-        "Gaussian weights. kaczmarz: some columns, drawn with probabilities proportional to their "
-        "squared norms.",
+        "How the random sketch of a matrix is drawn. `gaussian` takes sums of all columns with "
+        "random Gaussian weights. `kaczmarz` takes some columns, drawn with probabilities "
+        "proportional to their squared norms.",
         read_if=BY_MAP["randomized-polar"],
     )
     row_memory: Annotated[float, Field(ge=0, lt=1)] = key(
@@ -861,7 +876,7 @@ class OrthogonalizerTable(Table):
 
     @property
     def polynomials(self) -> Coefficients:
-        """The coefficients. If `safety` has an effect, they contain this factor."""
+        """The coefficients, including the factor `safety` if this factor has an effect."""
         given = self.coefficients
         return with_safety(given, self.safety) if given in SEVERAL else given
 
@@ -869,47 +884,49 @@ class OrthogonalizerTable(Table):
 class Privacy(Table):
     """Differential privacy, per example or per client.
 
-    Optimizers dp-* and disk-* protect single examples within each client. By default, each
+    The optimizers dp-* and disk-* protect single examples within each client. By default, each
     example's gradient is clipped to `bound` in every matrix block, and all other parameters form
     one block. With `flat`, all parameters are clipped as one vector. With `automatic`, gradients
     are scaled to the bound. The mean of a lot is the sum of its bounded gradients, divided by
     `lot`. Every entry of the mean has noise of standard deviation `noise * bound / lot`. A client's
-    sampling rate is `lot / n_i`. A public `population` changes the rate to `lot / population`, and
-    a public `rate` replaces it.
+    sampling rate is `lot / n_i`. With a public `population`, the rate is `lot / population`. A
+    public `rate` sets the rate directly.
 
-    Level `client` protects whole clients. Then `bound` is the clipping bound of a client's whole
-    update, and the sum of a round has noise of standard deviation `noise * bound`.
+    The level `client` protects whole clients. Then `bound` is the clipping bound of a client's
+    whole update, and the sum of a round has noise of standard deviation `noise * bound`.
     """
 
     clipping: Literal["block", "flat", "automatic", "automatic-flat"] = key(
         "block",
-        "How each example's gradient is bounded. block: each matrix block is clipped separately. "
-        "flat: all parameters are clipped as one vector, as in Opacus. automatic: as block, but "
-        "every gradient is scaled to the bound. automatic-flat: as flat, but every gradient is "
-        "scaled to the bound. For m blocks and the same ε, block needs √m times as much noise as "
-        "flat.",
+        "How each example's gradient is bounded. `block` clips each matrix block separately. "
+        "`flat` clips all parameters as one vector, as in Opacus. `automatic` is like `block`, "
+        "but scales every gradient to the bound. `automatic-flat` is like `flat`, but scales "
+        "every gradient to the bound. At the same ε, `block` with m blocks needs √m times the "
+        "noise of `flat`.",
         read_if=PRIVATE_RECIPE,
     )
     blocks: Literal["routed", "hidden"] = key(
         "routed",
         "Matrices that are clipped as separate blocks; all other parameters form one block. "
-        "routed: the matrices that Muon orthogonalizes. hidden: only the hidden matrices, as in "
-        "DP-Muon, Appendix D. With hidden, Muon still trains the embeddings and the head.",
+        "`routed` selects the matrices that Muon orthogonalizes. `hidden` selects only the "
+        "hidden matrices, as in DP-Muon, Appendix D. With `hidden`, Muon still trains the "
+        "embeddings and the head.",
         read_if=MATRIX_BLOCKS,
     )
     bound: Annotated[float, Field(ge=1 / LARGE)] = key(
         1.0,
-        "C, the clipping bound. At level example, the norm of an example's gradient is at most "
-        "C in each block. At level client, the norm of a client's whole update is at most C. "
-        "inf means no clipping.",
+        "C, the clipping bound. At level `example`, the norm of an example's gradient is at "
+        "most C in each block. At level `client`, the norm of a client's whole update is at "
+        "most C. `inf` means no clipping.",
         read_if=PRIVATE_RUN,
         symbol="C",
     )
     quantile: Annotated[float, Field(ge=0, lt=1)] = key(
         0.0,
-        "Target share of gradients that are not clipped. The clipping bound C starts at `bound`. "
-        "Noisy counts of unclipped gradients then adapt C to the target. The privacy cost of the "
-        "counts is included in `noise`. 0 means a fixed bound.",
+        "Share of gradients that should stay unclipped. The clipping bound C starts at "
+        "`bound`. After each lot, the run counts the gradients that were not clipped, adds "
+        "noise to this count, and moves C towards the wanted share. The privacy cost of these "
+        "counts is included in `noise`. 0 means a fixed clipping bound.",
         read_if=PRIVATE_RECIPE,
     )
     quantile_rate: Annotated[float, Field(ge=1 / LARGE, le=10)] = key(
@@ -921,126 +938,131 @@ class Privacy(Table):
     )
     count_noise: Amount = key(
         0.0,
-        "Standard deviation of the noise that is added to the number of unclipped gradients in a "
-        "lot. 0 means lot / 20 or `noise`, whichever is larger.",
+        "Standard deviation of the noise that is added to the number of unclipped gradients in "
+        "a lot. 0 means `lot` / 20 or `noise`, whichever is larger.",
         read_if=(PRIVATE_RECIPE, QUANTILE),
     )
     noise: Amount = key(
         0.0,
         "σ, the noise multiplier. Each entry of a lot's mean gradient has noise of standard "
-        "deviation σC / lot. At level client, each entry of a round's sum of updates has noise "
-        "of standard deviation σC.",
+        "deviation σC / `lot`. At level `client`, each entry of a round's sum of updates has "
+        "noise of standard deviation σC.",
         read_if=PRIVATE_RUN,
         symbol="σ",
     )
     lot: Annotated[float, Field(ge=1e-3, le=SAMPLES)] = key(
         64.0,
-        "Size of a lot, which is the batch of a private step. `lot` is the expected number of "
-        "samples if `sampling` is poisson, and otherwise the exact number.",
+        "Size of a lot, which is the batch of a private step. If `sampling` is `poisson`, "
+        "`lot` is the expected number of samples; otherwise, `lot` is the exact number.",
         read_if=PRIVATE_RECIPE,
     )
     epsilon: Annotated[float, Field(ge=0, le=1e6)] = key(
         0.0,
-        "Target ε of the privacy guarantee. If `noise` is 0, this target determines the noise, "
-        "and the `config.toml` of the run contains the computed value.",
+        "Target ε of the privacy guarantee. If `noise` is 0, the noise multiplier is computed "
+        "from this target, and the `config.toml` of the run contains the computed value.",
         read_if=PRIVATE_RUN,
     )
     delta: Annotated[float, Field(ge=0, lt=1)] = key(
         0.0,
-        "δ of the privacy guarantee. 0 means n^−1.1 or 10⁻⁵, whichever is smaller. n is the "
-        "public `population`, or else the number of samples of the largest client. At level "
-        "client, n is the number of clients.",
+        "δ of the privacy guarantee. 0 means n^−1.1 or 10⁻⁵, whichever is smaller. Here, n is "
+        "the public `population`, or else the number of samples of the largest client. At "
+        "level `client`, n is the number of clients.",
         read_if=PRIVATE_RUN,
     )
     level: Literal["example", "client"] = key(
         "example",
-        "Unit of privacy. example: each single sample of a client is protected. client: all "
-        "samples of a client are protected together. The level client needs an optimizer whose "
-        "server averages only models and momenta, such as fedmuon.",
+        "Unit of privacy. `example` protects each single sample of a client. `client` protects "
+        "all samples of a client together. The level `client` needs an optimizer whose server "
+        "averages only models and momenta, such as `fedmuon`.",
     )
     trust: Literal["central", "local", "distributed"] = key(
         "central",
-        "Who adds the noise. central: the server. local: each client adds all of the noise. "
-        "distributed: each client adds a part of the noise and a mask. The masks hide single "
-        "updates from the server and cancel in the sum. distributed needs cohorts = fixed. With "
-        "the engines ray and deployment, distributed also needs [faults] policy = strict and "
-        "retries = 0.",
+        "Who adds the noise. With `central`, the server adds all noise. With `local`, each "
+        "client adds all noise. With `distributed`, each client adds a part of the noise and a "
+        "mask. The masks hide single updates from the server and cancel in the sum. "
+        "`distributed` needs `cohorts` = `fixed`. With `ray` or `deployment`, also set "
+        "[faults] `policy` = `strict` and `retries` = 0.",
         read_if=CLIENT_LEVEL,
     )
     honest: Annotated[float, Field(gt=0, le=1)] = key(
         0.5,
-        "Assumed share of honest clients in a round, which add their noise and hide it from the "
-        "server. ε counts only the noise of H = max(1, ⌊`honest` · K⌋) of the K clients. ε is "
-        "therefore computed with σ √(H / K) instead of σ.",
+        "Share of the clients in a round that are assumed to be honest. Honest clients add "
+        "their noise and hide it from the server. ε counts only the noise of H = max(1, "
+        "⌊`honest` · K⌋) of the K clients. ε is therefore computed with σ √(H / K) instead of "
+        "σ.",
         read_if=(CLIENT_LEVEL, DISTRIBUTED_TRUST),
     )
     state_weight: Positive = key(
         1.0,
-        "Weight w of the momenta M when a client's update (X_k − X, w (M_k − M)) is clipped. With "
-        "a larger w, the momenta use more of the clipping bound, and the noise of the momenta, σC "
-        "/ w, is smaller.",
+        "Weight w of the momenta M when a client's update (X_k − X, w (M_k − M)) is clipped. "
+        "With a larger w, the momenta use more of the clipping bound, but the noise of the "
+        "momenta, σC / w, is smaller.",
         read_if=(CLIENT_LEVEL, SENDS_STATES),
     )
     cohorts: Literal["poisson", "fixed"] = key(
         "poisson",
-        "How the clients of a round are drawn. poisson: each client takes part with probability "
-        "per-round / clients. This random choice lowers ε, but the participants must stay secret. "
-        "fixed: exactly per-round clients take part, and the participants may be public.",
+        "How the clients of a round are drawn. With `poisson`, each client takes part with "
+        "probability `per-round` / `clients`. This random choice lowers ε, but the "
+        "participants must stay secret. With `fixed`, exactly `per-round` clients take part, "
+        "and the participants may be public.",
         read_if=CLIENT_LEVEL,
     )
     adjacency: Literal["zero-out", "add-remove", "replace-one"] = key(
         "zero-out",
-        "How neighbouring data sets differ. zero-out: one sample contributes 0 instead of its "
-        "gradient. add-remove: one sample is added or left out. add-remove needs a public "
-        "`population` or `rate`, and is the default if you set one of these keys. replace-one: "
-        "one sample is replaced by any other sample.",
+        "How neighbouring data sets differ. With `zero-out`, one sample contributes 0 instead "
+        "of its gradient. With `add-remove`, one sample is added or left out. `add-remove` "
+        "needs a public `population` or `rate`, and is the default if you set one of these "
+        "keys. With `replace-one`, one sample is replaced by any other sample.",
         read_if=PRIVATE_RECIPE,
     )
     sampling: choices.Sampling = key(
         "poisson",
-        "How the lot of each step is drawn. poisson: each sample is drawn independently, with the "
-        "probability lot / population or `rate`. shuffle: the samples are put into a new random "
-        "order for each epoch, and this order is cut into lots. cyclic: one order is used in all "
-        "epochs. Only the random choice of poisson lowers ε (amplification by sampling).",
+        "How the lot of each step is drawn. `poisson` draws each sample independently, with "
+        "the probability `lot` / `population` or `rate`. `shuffle` puts the samples into a new "
+        "random order for each epoch, and cuts this order into lots. `cyclic` uses one order "
+        "in all epochs. Only the random draws of `poisson` lower ε (amplification by "
+        "sampling).",
         read_if=PRIVATE_RECIPE,
     )
     max_lot: Annotated[int, Field(ge=0, le=SAMPLES)] = key(
         0,
-        "Maximum number of samples in a Poisson lot, at least `lot`. A larger lot is cut to this "
-        "number at random, and δ includes the probability of a cut. 0 means no maximum.",
+        "Maximum number of samples in a Poisson lot, at least `lot`. A larger lot is cut at "
+        "random to this number, and δ includes the probability of a cut. 0 means no maximum.",
         read_if=POISSON_LOTS,
     )
     noise_correlation: choices.NoiseCorrelation = key(
         "none",
-        "How the noise of a step cancels part of the earlier noise (DP-FTRL). sqrt-toeplitz and "
-        "blt reduce the noise in sums of gradients. momentum and blt-momentum reduce the noise in "
-        "the momentum of dp-muon. blt and blt-momentum need less memory (see `buffers`). "
-        "Correlated noise needs one client and one process, and the run cannot be resumed.",
+        "How the noise of a step cancels part of the earlier noise (DP-FTRL). `sqrt-toeplitz` "
+        "and `blt` reduce the noise in sums of gradients. `momentum` and `blt-momentum` reduce "
+        "the noise in the momentum of `dp-muon`. The two `blt` values need less memory than "
+        "the others. Correlated noise needs one client and one process, and the run cannot be "
+        "resumed.",
         read_if=CYCLIC_LOTS,
     )
     band: Count = key(
         8,
-        "Number of consecutive steps whose noise is correlated. The run needs memory for `band` − "
-        "1 further models. The best value is near the number of lots in an epoch.",
+        "Number of consecutive steps whose noise is correlated. The run needs memory for "
+        "`band` − 1 additional copies of the model. The best value is near the number of lots "
+        "in an epoch.",
         read_if=(*CYCLIC_LOTS, BAND_OF_NOISE),
     )
     buffers: Annotated[int, Field(ge=1, le=8)] = key(
         2,
         "Number of buffers, which store sums of earlier noise. Each buffer is as large as the "
-        "model. More than 3 buffers reduce the noise only a little.",
+        "model. With more than 3 buffers, the noise is only slightly smaller than with 3.",
         read_if=(*CYCLIC_LOTS, BUFFERED_NOISE),
     )
     population: Annotated[int, Field(ge=0, le=SAMPLES)] = key(
         0,
-        "Public number of samples of each client. A number above 0 sets the sampling rate to lot "
-        "/ population. 0 means that each client uses its own number of samples.",
+        "Public number of samples of each client. A number above 0 sets the sampling rate to "
+        "`lot` / `population`. With 0, each client uses its own number of samples.",
         read_if=PRIVATE_RECIPE,
     )
     rate: Annotated[float, Field(ge=0, le=1)] = key(
         0.0,
-        "Public sampling rate: the probability that a sample is drawn into the lot of a step. For "
-        "every rate, the sum of a lot's gradients is divided by `lot`. 0 means the rate lot / "
-        "population.",
+        "Public sampling rate: the probability that a sample is drawn into the lot of a step. "
+        "The rate does not change the mean of a lot, which is the sum of gradients divided by "
+        "`lot`. 0 means the rate `lot` / `population`.",
         read_if=PRIVATE_RECIPE,
     )
     kappa: Annotated[float, Field(gt=0, le=1)] = key(
@@ -1048,8 +1070,9 @@ class Privacy(Table):
     )
     lookahead: Annotated[float, Field(ge=1 / LARGE)] = key(
         0.5,
-        "γ of DiSK: how far the filter looks ahead. With inf, gradients are evaluated at the "
-        "current model only; the filter is then the first-order low-pass filter of DOPPLER.",
+        "γ of DiSK, which sets how far the filter looks ahead. With `inf`, gradients are "
+        "evaluated at the current model only; the filter is then the first-order low-pass "
+        "filter of DOPPLER.",
         read_if=(*DISK_RECIPE, FILTERED),
     )
     probes: Annotated[int, Field(ge=1, le=1024)] = key(
@@ -1059,17 +1082,18 @@ class Privacy(Table):
     )
     noise_source: choices.NoiseSource = key(
         "secure",
-        "Source of random lots and noise. secure: AES-256 in counter mode, with a key from the "
-        "operating system for every step. pcg64: NumPy's generator with a seed from the "
-        "operating system. With pcg64, the privacy guarantee is not certified.",
+        "Source of random lots and noise. `secure` is AES-256 in counter mode, with a key from "
+        "the operating system for every step. `pcg64` is NumPy's generator with a seed from "
+        "the operating system. With `pcg64`, the privacy guarantee is not certified.",
         read_if=(PRIVATE_RUN, SECRET_NOISE),
     )
     arithmetic: choices.Arithmetic = key(
         "auto",
-        "Arithmetic of the noise. continuous: noise in floating point. grid: exact discrete "
-        "Gaussian noise on a lattice, so that rounding reveals nothing. auto: grid for secret "
-        "noise, but continuous for reproducible noise, for correlated noise and if `quantile` is "
-        "above 0. With trust = distributed, the noise is always made of integers.",
+        "Arithmetic of the noise. `continuous` draws noise in floating point. `grid` draws "
+        "exact discrete Gaussian noise on a lattice, so that rounding reveals nothing. `auto` "
+        "selects `grid` for secret noise, but `continuous` for reproducible noise, for "
+        "correlated noise and if `quantile` is above 0. With `trust` = `distributed`, the "
+        "noise is always made of integers.",
         read_if=PRIVATE_RUN,
     )
     insecure_reproducible_noise: bool = key(
@@ -1082,7 +1106,7 @@ class Privacy(Table):
     @model_validator(mode="before")
     @classmethod
     def _with_adjacency(cls, keys: Any) -> Any:
-        """Set the default of adjacency to add-remove if a population or rate is public."""
+        """Set the default of `adjacency` to `add-remove` if a population or rate is public."""
         public = isinstance(keys, Mapping) and (keys.get("population") or keys.get("rate"))
         return {"adjacency": "add-remove", **keys} if public else keys
 
@@ -1102,8 +1126,8 @@ class Engine(Table):
 
     name: Literal["inline", "ray", "deployment"] = key(
         "inline",
-        "Where clients run. inline: in this process. ray: in Ray workers. deployment: on the "
-        "SuperNodes of a Flower SuperLink.",
+        "Where clients run. `inline` runs clients in this process. `ray` runs clients in Ray "
+        "workers. `deployment` runs clients on the SuperNodes of a Flower SuperLink.",
     )
     dtype: Literal["float32", "float64"] = key(
         "float32",
@@ -1111,19 +1135,19 @@ class Engine(Table):
     )
     device: Text = key(
         "auto",
-        "Device of the computation. auto: cuda if it is available, otherwise cpu.",
+        "Device of the computation. `auto` selects `cuda` if it is available, otherwise `cpu`.",
         values="auto, cpu, cuda, cuda:1, …",
     )
     kernel: Literal["torch", "channels-last", "numpy", "fused", "auto"] = key(
         "torch",
-        "Library for matrix products. fused compiles products of thin matrices with numba. auto "
-        "uses fused for long runs; for other runs, it measures which library is fastest on this "
-        "machine.",
+        "Library for matrix products. `fused` compiles products of thin matrices with numba. "
+        "`auto` selects `fused` for long runs. For other runs, `auto` measures which library "
+        "is fastest on this machine.",
         read_if=MATRIX_TASK,
     )
     cpus_per_client: Positive = key(
         1.0,
-        "Number of CPUs of each Ray worker. The worker uses the same number of threads, but at "
+        "Number of CPUs of each Ray worker. Each worker uses this number of threads, but at "
         "least one. Ray starts as many workers as the machines have room for, at most one per "
         "client of a round.",
         read_if=RAY_ENGINE,
@@ -1136,7 +1160,8 @@ class Engine(Table):
     )
     ray_address: Text = key(
         "",
-        "Address of a running Ray cluster. If empty, Ray is started on this machine.",
+        "Address of a running Ray cluster. If `ray-address` is empty, Ray is started on this "
+        "machine.",
         read_if=RAY_ENGINE,
         values="an address",
     )
@@ -1146,32 +1171,33 @@ class Compression(Table):
     """Compression of updates and models in messages.
 
     A client sends its update: the difference between the arrays that it returns and the arrays that
-    it received. The file `rounds.jsonl` of a run contains the number of bytes.
+    it received. The file `rounds.jsonl` of a run contains the number of bytes in each round.
     """
 
     uplink: Compressor = key(
         "none",
-        "How clients compress their updates. top-k: only the largest entries. random-k: random "
-        "entries. rows: the rows with the largest norms. qsgd: entries rounded at random to "
-        "`levels`. sign: one bit per entry. low-rank: two factors of rank `rank`, from an SVD. "
-        "power: as low-rank, but by power iteration that starts from the last message. random-k "
-        "and qsgd are unbiased.",
+        "How clients compress their updates. `top-k` sends only the largest entries. "
+        "`random-k` sends random entries. `rows` sends the rows with the largest norms. `qsgd` "
+        "rounds entries at random to `levels`. `sign` sends one bit per entry. `low-rank` "
+        "sends two factors from an SVD. `power` sends two factors from power iterations. "
+        "`random-k` and `qsgd` are unbiased.",
     )
     downlink: Downlink = key(
         "none",
         "How the server compresses the model and the states that it sends to clients. The "
-        "values have the same meaning as for `uplink`. The server's own copy of the model is "
-        "not compressed.",
+        "values have the same meaning as the values of `uplink`. The server's own copy of the "
+        "model is not compressed.",
     )
     share: Annotated[float, Field(gt=0, le=1)] = key(
         0.1,
-        "k / d, the share of all entries (or of all rows) that a message contains.",
+        "k / d, the share of all entries that a message contains. For `rows`, this is the "
+        "share of all rows.",
         read_if=OF_A_SHARE,
     )
     levels: Annotated[int, Field(ge=1, le=(1 << 15) - 1)] = key(
         7,
-        "s, the number of levels to which qsgd rounds. Each entry of a message takes ⌈log2(2 s + "
-        "1)⌉ bits.",
+        "s, the number of levels to which `qsgd` rounds. Each entry of a message takes ⌈log2(2 "
+        "s + 1)⌉ bits.",
         read_if=OF_LEVELS,
         symbol="s",
     )
@@ -1183,13 +1209,16 @@ class Compression(Table):
         symbol="r",
     )
     iterations: Annotated[int, Field(ge=1, le=100)] = key(
-        1, "Number of power iterations for each message.", read_if=OF_POWER
+        1,
+        "Number of power iterations for each message. The first iteration starts from the last "
+        "message.",
+        read_if=OF_POWER,
     )
     feedback: Literal["none", "error", "ef21"] = key(
         "none",
-        "How clients correct the compression error. none: no correction. error: each client adds "
-        "the error to its next update (EF14). ef21: each client sends only the difference from "
-        "an estimate that the server also stores (EF21).",
+        "How clients correct the compression error. With `none`, the error is not corrected. "
+        "With `error`, each client adds the error to its next update (EF14). With `ef21`, each "
+        "client sends only the difference from an estimate that the server also stores (EF21).",
         read_if=CONTRACTIVE_UPLINK,
     )
 
@@ -1199,9 +1228,9 @@ class Faults(Table):
 
     policy: Literal["strict", "drop"] = key(
         "strict",
-        "What happens if a client sends no valid reply. strict: after `retries` repeated "
-        "requests, the run stops, and you can resume the run. drop: the server averages over the "
-        "clients that replied, and there is no stability bound.",
+        "What happens if a client sends no valid reply. With `strict`, the run stops after "
+        "`retries` repeated requests, and you can resume the run. With `drop`, the server "
+        "averages over the clients that replied, and there is no stability bound.",
         read_if=REMOTE_CLIENTS,
     )
     retries: Few = key(
@@ -1234,16 +1263,16 @@ class Devices(Table):
 
     mode: Literal["none", "synchronous", "deadline", "fedbuff"] = key(
         "none",
-        "How simulated time affects training. none: no clock. synchronous: each round waits for "
-        "all clients. deadline: a round ends after `per-round` replies or after `deadline` "
-        "seconds. fedbuff: `per-round` clients always train, and the server updates the model "
-        "after every `buffer` replies. With fedbuff, some clients train an older model (Nguyen et "
-        "al. 2022).",
+        "How simulated time affects training. With `none`, there is no clock. With "
+        "`synchronous`, a round waits for all clients. With `deadline`, a round ends after "
+        "`per-round` replies or `deadline` seconds. With `fedbuff`, `per-round` clients always "
+        "train, and the server updates the model after every `buffer` replies. Some clients "
+        "then train an older model (Nguyen et al. 2022).",
     )
     select: Annotated[int, Field(ge=0, le=CLIENTS)] = key(
         0,
-        "K′, the number of clients that receive the model in a round. Only the first `per-round` "
-        "replies are used. 0 means `per-round`.",
+        "K′, the number of clients that receive the model in a round. The server uses only the "
+        "first `per-round` replies. 0 means `per-round`.",
         values="0, or `per-round` to `clients`",
         read_if=DEADLINE,
     )
@@ -1266,46 +1295,52 @@ class Devices(Table):
     )
     speeds: Distribution = key(
         "constant",
-        "How the speeds of the clients differ. constant: all clients have the same speed. "
-        "log-normal: drawn from a log-normal distribution. pareto: a few clients are very slow. "
-        "trace: taken from the file `trace`.",
+        "How the speeds of the clients differ. With `constant`, all clients have the same "
+        "speed. With `log-normal`, speeds are drawn from a log-normal distribution. With "
+        "`pareto`, a few clients are very slow. With `trace`, speeds come from the CSV file in "
+        "the key `trace`.",
         read_if=CLOCK,
     )
     speed: Positive = key(
         100.0,
-        "Simulated operations per second of every client (`speeds` = constant), of the median "
-        "client (log-normal) or of the fastest client (pareto).",
+        "Simulated operations per second. With `speeds` = `constant`, this is the speed of "
+        "every client. With `log-normal`, this is the speed of the median client. With "
+        "`pareto`, this is the speed of the fastest client.",
         read_if=DRAWN_SPEED,
     )
     speed_spread: Amount = key(
         0.5,
-        "Spread of the speeds: the standard deviation of the logarithm of the speed (`speeds` = "
-        "log-normal), or 1 / shape parameter of the Pareto distribution (pareto).",
-        read_if=(CLOCK, ReadIf("devices.speeds", SPREADS, "speeds that are drawn use")),
+        "Spread of the speeds. With `speeds` = `log-normal`, this is the standard deviation of "
+        "the logarithm of the speed. With `pareto`, this is 1 / shape parameter of the Pareto "
+        "distribution.",
+        read_if=(CLOCK, ReadIf("devices.speeds", SPREADS, "speeds that are drawn")),
     )
     bandwidths: Distribution = key(
         "constant",
-        "How the bandwidths of the clients differ. The values have the same meaning as for "
-        "`speeds`. Download and upload bandwidths are drawn independently.",
+        "How the bandwidths of the clients differ. The values have the same meaning as the "
+        "values of `speeds`. Download and upload bandwidths are drawn independently.",
         read_if=CLOCK,
     )
     bandwidth_down: Positive = key(
         1e6,
-        "Bytes per second from the server to every client (`bandwidths` = constant), to the "
-        "median client (log-normal) or to the fastest client (pareto).",
+        "Bytes per second from the server to a client. With `bandwidths` = `constant`, this is "
+        "the bandwidth of every client. With `log-normal`, this is the bandwidth of the median "
+        "client. With `pareto`, this is the bandwidth of the fastest client.",
         read_if=DRAWN_BANDWIDTH,
     )
     bandwidth_up: Positive = key(
         1e6,
-        "Bytes per second to the server from every client (`bandwidths` = constant), from the "
-        "median client (log-normal) or from the fastest client (pareto).",
+        "Bytes per second from a client to the server. With `bandwidths` = `constant`, this is "
+        "the bandwidth of every client. With `log-normal`, this is the bandwidth of the median "
+        "client. With `pareto`, this is the bandwidth of the fastest client.",
         read_if=DRAWN_BANDWIDTH,
     )
     bandwidth_spread: Amount = key(
         0.5,
-        "Spread of the bandwidths: the standard deviation of the logarithm of the bandwidth "
-        "(`bandwidths` = log-normal), or 1 / shape parameter of the Pareto distribution (pareto).",
-        read_if=(CLOCK, ReadIf("devices.bandwidths", SPREADS, "bandwidths that are drawn use")),
+        "Spread of the bandwidths. With `bandwidths` = `log-normal`, this is the standard "
+        "deviation of the logarithm of the bandwidth. With `pareto`, this is 1 / shape "
+        "parameter of the Pareto distribution.",
+        read_if=(CLOCK, ReadIf("devices.bandwidths", SPREADS, "bandwidths that are drawn")),
     )
     trace: Text = key(
         "",
@@ -1315,20 +1350,24 @@ class Devices(Table):
     )
     availability: Literal["always", "bernoulli", "day-night", "trace"] = key(
         "always",
-        "Clients that can take part in a round. always: all clients. bernoulli: each client with "
-        "probability `available`. day-night: clients in the first part of their local day (see "
-        "`available`). trace: clients that the file `availability-trace` lists as available at "
-        "the current time.",
+        "Clients that can take part in a round. With `always`, all clients can take part. With "
+        "`bernoulli`, each client can take part with probability `available`. With "
+        "`day-night`, a client can take part in the first part of its local day (see "
+        "`available`). With `trace`, the file `availability-trace` lists the times at which "
+        "each client is available.",
         read_if=CLOCK,
     )
     available: Annotated[float, Field(gt=0, le=1)] = key(
         0.5,
-        "Probability that a client is available in a round (`availability` = bernoulli), or share "
-        "of each day in which a client is available (day-night).",
+        "With `availability` = `bernoulli`, this is the probability that a client is available "
+        "in a round. With `day-night`, this is the share of each day in which a client is "
+        "available.",
         read_if=(
             CLOCK,
             ReadIf(
-                "devices.availability", ("bernoulli", "day-night"), "bernoulli and day-night use"
+                "devices.availability",
+                ("bernoulli", "day-night"),
+                "the availabilities `bernoulli` and `day-night`",
             ),
         ),
     )
@@ -1345,7 +1384,7 @@ class Devices(Table):
         "all intervals repeat.",
         read_if=(
             CLOCK,
-            ReadIf("devices.availability", ("trace",), "availability by a trace uses"),
+            ReadIf("devices.availability", ("trace",), "availability by a trace"),
         ),
         values="a path",
     )
@@ -1381,43 +1420,44 @@ class Stability(Table):
     )
     neighbours: Literal["own", "any", "worst", "all"] = key(
         "own",
-        "How neighbouring data sets are chosen. own: a sample of the same client's distribution "
-        "replaces a random sample. any: a sample of any client's distribution replaces a random "
-        "sample. worst: the `trials` replacements with the largest predicted effect among at most "
-        "2,048 held-out samples, and `trials` random replacements. all: each sample is replaced "
-        "once.",
+        "How neighbouring data sets are chosen. `own` replaces a random sample by a sample of "
+        "the same client's distribution. `any` replaces a random sample by a sample of any "
+        "client's distribution. `worst` uses the `trials` replacements with the largest "
+        "predicted effect among at most 2,048 held-out samples, and `trials` random "
+        "replacements. `all` replaces each sample once.",
     )
     delta: Chance = key(0.05, "δ, the failure probability of the bound.")
     lipschitz: Literal["paper", "sharp"] = key(
         "sharp",
-        "Lipschitz constant of the orthogonalizer. paper: the constant published in the Stability "
-        "note. sharp: the constant proved in this package, which is never larger.",
+        "Lipschitz constant of the orthogonalizer. `paper` is the constant published in the "
+        "Stability note. `sharp` is the constant proved in this package, which is never larger "
+        "than the published constant.",
     )
     constants: Literal["ball", "global"] = key(
         "ball",
         (
-            "Models for which the constants of the task are valid. ball: for each step, a ball "
-            "around X⁰ that contains all models a run can reach. global: all models, as in the "
-            "Stability note. global is always used with alignment, weight decay, a custom "
-            "orthogonalizer or your own Lipschitz constant (Lg). A bound that is computed without "
-            "a run also uses global, unless X⁰ is zero."
+            "Models for which the constants of the task are valid. With `ball`, these are, for "
+            "each step, all models that a run can reach: a ball around X⁰. With `global`, these "
+            "are all models, as in the Stability note. `global` is always used with alignment, "
+            "weight decay, a custom orthogonalizer or your own Lipschitz constant (Lg). Without a "
+            "run, `ball` works only if X⁰ is zero."
         ),
         read_if=MATRIX_TASK,
     )
     realized: bool = key(
         False,
-        "Write the file `realized.csv` with upper bounds on how far the final model moves if the "
-        "run trains on each neighbouring data set. The bounds use the gradients and the curvature "
-        "of this run.",
+        "Write the file `realized.csv`, with one row per neighbouring data set: an upper bound "
+        "on how far the final model moves if the run trains on this data set. The bounds use "
+        "the gradients and the curvature of this run.",
         read_if=MATRIX_TASK,
     )
     c_hp: Annotated[float | str, AfterValidator(_constant)] = key(
         "explicit",
-        "Constant C_hp in Theorem 4.1 (Stability note). explicit: a proved constant. sharp: a "
-        "proved constant that gives a tighter bound. variance: a proved bound from the training "
-        "losses of the finished run. Its terms H and G may fail with probabilities 0.9 δ and 0.1 "
-        "δ. A number: your own C_hp, which is not proved. H and G may then fail with probability "
-        "δ/2 each, as published.",
+        "Constant C_hp in Theorem 4.1 (Stability note). `explicit` and `sharp` are proved "
+        "constants; `sharp` gives a tighter bound. `variance` is a proved bound from the "
+        "training losses of the finished run. Its terms H and G may fail with probabilities "
+        "0.9 δ and 0.1 δ. A number is your own, unproved C_hp. Then H and G may fail with "
+        "probability δ/2 each, as published.",
         values="explicit, sharp, variance, or a number above 0",
     )
     alpha_smoothing: Chance = key(
@@ -1568,7 +1608,8 @@ def refusal(config: Config, name: str, value: Any = None) -> str:
     value = value_of(config, name) if value is None else value
     return (
         f"{_in_file(name)} = {shown(value)} has no effect, because {_in_file(key)} = "
-        f"{shown(value_of(config, key))}. Only {need.readers} this key. {fix[0].upper()}{fix[1:]}, "
+        f"{shown(value_of(config, key))}. This key is used only by {need.readers}. "
+        f"{fix[0].upper()}{fix[1:]}, "
         f"or leave {name.partition('.')[2]} out."
     )
 
@@ -1577,7 +1618,8 @@ def unread_by_own_recipe(config: Config, private: bool) -> Iterator[str]:
     """Yield errors for keys that only built-in private recipes use, if the recipe is custom.
 
     `private` tells whether the custom recipe has a privacy mechanism, which sets clipping, noise
-    and lots. Of the keys in [privacy], only `delta` then has an effect, in the privacy accountant.
+    and lots. With such a mechanism, `delta` is the only key of [privacy] that has an effect. The
+    privacy accountant uses `delta`.
     """
     if private:
         why = "the mechanism of your optimizer already sets clipping, noise and lots"

@@ -357,18 +357,19 @@ def test_what_other_engines_read_is_asked_for() -> None:
 
 REFUSED = {
     "privacy.epsilon=8": "[privacy] epsilon = 8.0 has no effect, because [local] recipe = "
-    "'fedmuon'. Only private optimizers and client-level privacy use this key. Choose an optimizer "
-    "that begins with dp- or disk-, or set [privacy] level = 'client', or leave epsilon out.",
+    "'fedmuon'. This key is used only by private optimizers and client-level privacy. Choose an "
+    "optimizer whose name begins with dp- or disk-, or set [privacy] level = 'client', or leave "
+    "epsilon out.",
     "task.model=wrn-16-2": "Set [task] name = 'network', or leave model out.",
     "local.recipe=fedavg orthogonalizer.name=newton-schulz": "Choose a Muon optimizer such as",
     "orthogonalizer.coefficients=quintic": "because [orthogonalizer] name = 'smoothed-polar'",
-    "orthogonalizer.name=newton-schulz orthogonalizer.lambda=0.1": "Only the orthogonalizer "
-    "smoothed-polar",
+    "orthogonalizer.name=newton-schulz orthogonalizer.lambda=0.1": "only by the "
+    "orthogonalizer `smoothed-polar`",
     "engine.ray-address=1.2.3.4:5": "Set [engine] name = 'ray', or leave ray-address out.",
-    "faults.policy=drop": "Only engines with client processes use this key.",
+    "faults.policy=drop": "This key is used only by engines with client processes.",
     "local.tail-index=1.5": "Set [local] schedule = 'heavy-tailed'",
-    "local.schedule=heavy-tailed local.momentum=0.5": "Only schedules other than heavy-tailed",
-    "data.dimension=3": "Only the source synthetic uses this key.",
+    "local.schedule=heavy-tailed local.momentum=0.5": "only by schedules other than `heavy-tailed`",
+    "data.dimension=3": "This key is used only by the source `synthetic`.",
     "stability.neighbours=all stability.trials=3": "leave trials out",
     "stability.alpha-smoothing=0.1": "Set [orthogonalizer] name = 'gaussian-smoothed-sign'",
 }
@@ -434,7 +435,7 @@ IN_VAIN = {
     "both": (
         SHARED + 'lr = 0.3\n[sweep]\nkey = "local.lr"\nvalues = [0.1, 0.2]\nlabel = "s"\n',
         {},
-        "[variants.'FedAvg'] local.lr has no effect, because it is set by [sweep]",
+        "[variants.'FedAvg'] local.lr has no effect, because lr is set by [sweep]",
     ),
     "own": (SHARED + "momentum = 0.3\n", {}, "[variants.'FedAvg']: [local] momentum = 0.3"),
     "swept": (
@@ -466,7 +467,7 @@ def test_what_a_suite_asks_for_in_vain_is_refused(case: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    ({"privacy": {"epsilon": 8.0}}, "Only private optimizers"),
+    ({"privacy": {"epsilon": 8.0}}, "only by private optimizers"),
     ({"local": {"recipe": "fedavg"}}, "[grid] [orthogonalizer] lambda = "),
     ({"local": {"lr": 0.5}}, "set by [grid]"),
     ({"engine": {"name": "ray"}}, "--ray-address"),

@@ -205,7 +205,9 @@ def test_no_table_trains_on_its_column_names(data: pd.DataFrame) -> None:
 
 
 def test_a_target_of_built_in_data_is_rejected() -> None:
-    with pytest.raises(InputError, match=r"\[data\] target = 'y' has no effect.* Only tables and"):
+    with pytest.raises(
+        InputError, match=r"\[data\] target = 'y' has no effect.* only by tables and"
+    ):
         fedmuon.run({"data": {"name": "digits", "target": "y"}})
 
 

@@ -429,14 +429,14 @@ def test_fine_tuning_has_the_last_round_s_step_size() -> None:
     [
         (
             {"data": {"client-test": 0.0}},
-            "Only tests on the clients' own samples use this key. Set .* client-test",
+            "used only by tests on the clients' own samples. Set .* client-test",
         ),
         ({"local": DITTO}, "whose clients train only the shared model"),
         (
             {"local": {"recipe": "ef21-muon", "personal": ""}},
             "whose clients train only the shared model",
         ),
-        ({"privacy": {"level": "client", "noise": 1.0}}, "a run without privacy uses"),
+        ({"privacy": {"level": "client", "noise": 1.0}}, "only by runs without privacy"),
     ],
 )
 def test_where_fine_tuning_has_no_effect(tables: dict[str, Any], words: str) -> None:
@@ -517,7 +517,8 @@ def test_what_fedper_rejects(tables: dict[str, Any], words: str) -> None:
 
 def test_only_fedper_reads_the_patterns() -> None:
     with pytest.raises(
-        InputError, match=r"personal = '2.weight, 2.bias' has no effect.* Only fedper uses"
+        InputError,
+        match=r"personal = '2.weight, 2.bias' has no effect.* only by the optimizer `fedper`",
     ):
         config(local={"recipe": "fedavg"})
 

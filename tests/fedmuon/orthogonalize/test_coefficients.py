@@ -149,7 +149,7 @@ def test_a_safety_factor_without_effect_or_below_one_is_rejected() -> None:
         with_safety("cans", 0.99)
     said = (
         "[orthogonalizer] safety = 1.01 has no effect, because [orthogonalizer] coefficients = "
-        "'cubic'. Only coefficients with several steps use this key."
+        "'cubic'. This key is used only by coefficients with several steps."
     )
     with pytest.raises(InputError) as error:
         parse({"orthogonalizer": {"name": "newton-schulz", "safety": 1.01}})

@@ -111,5 +111,5 @@ def test_what_it_is_not_for() -> None:
     with pytest.raises(InputError, match="has large rounding errors, which hide"):
         parse({"orthogonalizer": table, "local": {"recipe": "dp-muonbc"},
                "privacy": {"noise": 1.0}})  # fmt: skip
-    with pytest.raises(InputError, match="Only the orthogonalizer newton-schulz"):
+    with pytest.raises(InputError, match="only by the orthogonalizer `newton-schulz`"):
         parse({"orthogonalizer": {"products": "bfloat16"}})

@@ -87,9 +87,9 @@ IMPOSSIBLE = [
     ("public", {"privacy": {"rate": 1e-12}}, "delta = 0 means n.-1.1, and rate = 1e-12 implies n"),
     ("public", {"privacy": {"delta": 1e-20}}, "delta = 1e-20 is below"),
     ("public", {"privacy": {"noise-source": "pcg64", "insecure-reproducible-noise": True}},
-     "Only secret noise uses this key"),
-    ("order", {"privacy": {"sampling": "shuffle", **CORRELATED}}, "Only cyclic sampling uses"),
-    ("order", {"privacy": {"sampling": "poisson", **CORRELATED}}, "Only cyclic sampling uses"),
+     "used only by secret noise"),
+    ("order", {"privacy": {"sampling": "shuffle", **CORRELATED}}, "used only by cyclic sampling"),
+    ("order", {"privacy": {"sampling": "poisson", **CORRELATED}}, "used only by cyclic sampling"),
     ("order", {"privacy": {"lot": 2.5}}, "Set lot to an integer"),
     ("order", {"privacy": {"rate": 0.1}}, "have no sampling rate"),
     ("order", {"privacy": {"population": 100}}, "have no sampling rate"),
@@ -362,7 +362,7 @@ def test_at_client_level_the_mend_is_the_level(key: str) -> None:
     """Choosing a private recipe alone would be refused for the level."""
     why = refused("fedmuon", CLIENT | {key: OTHER[key]})
     assert f"[privacy] {key} = " in why
-    assert "Set level = 'example' and choose an optimizer that begins with dp-" in why
+    assert "Set level = 'example' and choose an optimizer whose name begins with dp-" in why
     mended = {key: OTHER[key], "noise": 1.0} | ({"lot": 8.0} if key == "rate" else {})
     assert "level" not in refused("dp-muonbc", mended)
     other = refused("dp-muon", {"noise": 1.0, "trust": "local"})
