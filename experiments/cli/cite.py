@@ -15,7 +15,7 @@ def cite(
     folders: Annotated[
         list[Path],
         Argument(
-            help="Folders of runs or sweeps, or folders that contain such folders.",
+            help="Run folders, sweep folders, or folders that contain run or sweep folders.",
             autocompletion=completion.run_folders,
         ),
     ],

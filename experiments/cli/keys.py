@@ -18,7 +18,8 @@ from fedmuon.experiments.cli.output import print_path, tell
 from fedmuon.experiments.tables import columns, facts
 
 app = typer.Typer(
-    help="Explain the config keys, or write a config file to start from.", no_args_is_help=True
+    help="Explain config keys, or write a config file with every key and its default.",
+    no_args_is_help=True,
 )
 UPLINK = "compression.uplink"
 SAID = {
@@ -33,7 +34,10 @@ def explain(
     key: Annotated[
         str,
         Argument(
-            help="A key such as local.lr, or a table such as local. Default: list all tables.",
+            help=(
+                "A key such as `local.lr`, or a table such as `local`. Without a key or table, "
+                "all tables are listed."
+            ),
             autocompletion=completion.tables_and_keys,
         ),
     ] = "",
@@ -87,7 +91,8 @@ def explain(
 @app.command(cls=Command)
 def init(
     file: Annotated[
-        Path | None, Argument(help="Path of a new file. Without a path, the config is printed.")
+        Path | None,
+        Argument(help=("Path of the new config file. Without a path, the config is printed.")),
     ] = None,
 ) -> None:
     """Write a config with every key, its default and its meaning.

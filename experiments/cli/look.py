@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Columns that `ls` leaves out, in this order, until the table fits.
 DROPPED = ("train_loss", "seconds", "test_loss", "seed", "data", "recipe", "accuracy")
-AXIS = "rounds, seconds (simulated), bytes-up (sent by clients) or bytes (both directions)."
+AXIS = "`rounds`, `seconds` (simulated), `bytes-up` (sent by clients) or `bytes` (both directions)."
 HorizontalAxis = Annotated[
     str,
     Option(
@@ -47,8 +47,8 @@ def show(
         Option(
             "--clients",
             help=(
-                "Show how loss and accuracy vary between clients, and the mean of the worst tenth "
-                "of the clients."
+                "Show how loss and accuracy vary between clients, with the mean of the worst "
+                "tenth of the clients."
             ),
         ),
     ] = False,
@@ -57,8 +57,8 @@ def show(
         Option(
             "--figure",
             help=(
-                "Also plot the curves to this .png, .pdf or .svg file. With --clients, plot the "
-                "clients instead."
+                "Also plot the curves to this .png, .pdf or .svg file. With --clients, the file "
+                "shows the clients instead of the curves."
             ),
         ),
     ] = None,
@@ -151,7 +151,10 @@ def ls(
         str,
         Option(
             "--sort",
-            help="Column to sort by: run, recipe, data, seed, rounds, accuracy, test_loss, ...",
+            help=(
+                "Column to sort by, such as `run`, `recipe`, `data`, `seed`, `rounds`, "
+                "`accuracy` or `test_loss`."
+            ),
             autocompletion=completion.among(
                 "run", "state", "recipe", "data", "seed", "rounds", "accuracy", "test_loss",
                 "train_loss", "seconds",
@@ -229,7 +232,7 @@ def compare(
     folders: Annotated[
         list[Path],
         Argument(
-            help="Folders of runs or sweeps, or folders that contain such folders.",
+            help="Run folders, sweep folders, or folders that contain run or sweep folders.",
             autocompletion=completion.run_folders,
         ),
     ],
@@ -282,8 +285,8 @@ def report(
         Path,
         Argument(
             help=(
-                "Output folder of `fedmuon suite`, `stability` or `run`, or a folder that "
-                "contains several such folders."
+                "Output folder of `fedmuon suite`, `fedmuon stability` or `fedmuon run`, or a "
+                "folder that contains several output folders."
             ),
             autocompletion=completion.run_folders,
         ),

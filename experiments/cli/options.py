@@ -35,8 +35,8 @@ ConfigFile = Annotated[
     Path | None,
     Argument(
         help=(
-            "Config file (TOML). Without a file, the default config is used: data mnist5k with 20 "
-            "clients."
+            "Config file (TOML). Without a file, the default config trains 20 clients on the "
+            "data set `mnist5k`."
         )
     ),
 ]
@@ -53,15 +53,18 @@ OutFolder = Annotated[
     Path | None, Option("--out", help="Run folder. Default: a new folder in runs/.")
 ]
 Resume = Annotated[
-    bool, Option("--resume", help="Resume the interrupted run in --out, bit-identically.")
+    bool,
+    Option(
+        "--resume", help=("Resume the interrupted run in the folder of --out, bit-identically.")
+    ),
 ]
 EngineName = Annotated[
     str | None,
     Option(
         "--engine",
         help=(
-            "Where the clients run: inline (in this process), ray (in Ray workers) or deployment "
-            "(on Flower SuperNodes)."
+            "Where the clients run: in this process (`inline`), in Ray workers (`ray`) or on "
+            "Flower SuperNodes (`deployment`)."
         ),
         autocompletion=completion.value_of("engine.name"),
     ),
@@ -86,8 +89,9 @@ GivenGrid = Annotated[
         "--grid",
         metavar="TABLE.KEY=VALUES",
         help=(
-            "Values of one config key: a list such as 1,2,4, or a range such as 0.01:10:log7 (7 "
-            "values, logarithmic) or 0:1:lin5 (5 values, linear). You can repeat this option."
+            "Values of one config key: a list such as `1,2,4`, or a range such as "
+            "`0.01:10:log7` (7 values, logarithmic) or `0:1:lin5` (5 values, linear). You can "
+            "repeat this option."
         ),
         autocompletion=completion.settings,
     ),

@@ -35,7 +35,7 @@ from fedmuon.privacy.mechanisms.buffered import (
 from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling, lots_of, noise_of_momentum
 
 app = typer.Typer(
-    help="Compute epsilon from noise, or noise from epsilon, and audit private training.",
+    help="Compute epsilon from noise or noise from epsilon, and audit private training.",
     no_args_is_help=True,
 )
 
@@ -70,9 +70,10 @@ Mode = Annotated[
     Option(
         "--mode",
         help=(
-            "How epsilon counts the blocks of a step. joint: all blocks share one lot, as in a "
-            "real run. per-release: each block counts as if it had its own lot. This gives the "
-            "published epsilons of DP-Muon (Table 3), which are too small."
+            "How epsilon counts the blocks of a step. With `joint`, all blocks share one lot, "
+            "as in a real run. With `per-release`, each block counts as if it had its own lot. "
+            "`per-release` gives the epsilons published for DP-Muon (Table 3), which are too "
+            "small."
         ),
         autocompletion=completion.among("joint", "per-release"),
     ),
@@ -82,9 +83,10 @@ Adjacency = Annotated[
     Option(
         "--adjacency",
         help=(
-            "How neighbouring data sets differ. zero-out: an example contributes 0 instead of its "
-            "gradient. add-remove: an example is added or removed, and --population is a public "
-            "number. replace-one: an example is replaced by any other example."
+            "How neighbouring data sets differ. With `zero-out`, an example contributes 0 "
+            "instead of its gradient. With `add-remove`, an example is added or removed, and "
+            "--population is a public number. With `replace-one`, an example is replaced by any "
+            "other example."
         ),
         autocompletion=completion.among("zero-out", "add-remove", "replace-one"),
     ),
@@ -94,11 +96,11 @@ Sampling = Annotated[
     Option(
         "--sampling",
         help=(
-            "How lots are drawn. poisson: each example is drawn independently, which lowers "
-            "epsilon. shuffle or cyclic: lots are cut from a public order of the examples, which "
-            "does not lower epsilon. balls-in-bins (only for `fedmuon privacy epsilon`): each "
-            "example is put into one random, secret lot, and the steps use these lots in turn. "
-            "With balls-in-bins, epsilon is estimated by Monte Carlo."
+            "How lots are drawn. `poisson` draws each example independently, which lowers "
+            "epsilon. `shuffle` and `cyclic` cut lots from a public order of the examples, "
+            "which does not lower epsilon. `balls-in-bins` puts each example into one random, "
+            "secret lot, and the steps use these lots in turn. `balls-in-bins` estimates "
+            "epsilon by Monte Carlo, and works only with `fedmuon privacy epsilon`."
         ),
         autocompletion=completion.among("poisson", "shuffle", "cyclic", "balls-in-bins"),
     ),
@@ -108,8 +110,8 @@ Band = Annotated[
     Option(
         "--band",
         help=(
-            "Number of consecutive steps whose noise is correlated, for --sampling cyclic. 1 "
-            "means independent noise."
+            "Number of consecutive steps whose noise is correlated. 1 means independent noise. "
+            "Other numbers need --sampling cyclic."
         ),
     ),
 ]
@@ -118,8 +120,9 @@ BufferCount = Annotated[
     Option(
         "--buffers",
         help=(
-            "Number of buffers of BLT noise, a kind of correlated noise for --sampling cyclic. "
-            "Use either --buffers or --band. BLT noise is optimized for the number of steps."
+            "Number of buffers of BLT noise, a kind of correlated noise that needs --sampling "
+            "cyclic. BLT noise is optimized for the number of steps. Use either --buffers or "
+            "--band."
         ),
     ),
 ]
@@ -128,8 +131,8 @@ Memory = Annotated[
     Option(
         "--momentum",
         help=(
-            "Momentum β for which the correlated noise of --band or --buffers is optimized. 1 "
-            "means that the noise is optimized for sums of gradients."
+            "Momentum β for which the correlated noise of --band or --buffers is optimized. "
+            "With 1, the noise is optimized for sums of gradients."
         ),
     ),
 ]
@@ -141,8 +144,8 @@ MaxLot = Annotated[
     Option(
         "--max-lot",
         help=(
-            "Maximum size of a Poisson lot. Larger lots are cut, and delta includes the "
-            "probability of a cut. 0 means no maximum."
+            "Maximum size of a Poisson lot. Larger lots are cut to this size, and delta "
+            "includes the probability of a cut. 0 means no maximum."
         ),
     ),
 ]
@@ -151,8 +154,8 @@ Accountant = Annotated[
     Option(
         "--accountant",
         help=(
-            "Accountant that computes epsilon. pld: the built-in accountant. "
-            "dp-accounting: the package dp-accounting, which takes longer to load."
+            "Accountant that computes epsilon. `pld` is the built-in accountant. "
+            "`dp-accounting` is the package of this name, which takes longer to load."
         ),
         autocompletion=completion.among("pld", "dp-accounting"),
     ),
@@ -179,8 +182,7 @@ def epsilon(
     trials: Annotated[
         int | None,
         Option(
-            help="Number of Monte Carlo draws, only with --sampling balls-in-bins. Default: "
-            "1,000,000."
+            help="Number of Monte Carlo draws for --sampling balls-in-bins. Default: 1,000,000."
         ),
     ] = None,
     accountant: Accountant = "pld",
@@ -252,8 +254,8 @@ def correlated(
         float,
         Option(
             help=(
-                "Momentum β. With 1, the command compares the noise in sums of gradients, not in "
-                "a momentum."
+                "Momentum β. With 1, the command compares the noise in sums of gradients "
+                "instead of the noise in a momentum."
             )
         ),
     ] = 0.95,
@@ -315,7 +317,9 @@ def correlated(
 
 @app.command(cls=Command)
 def tuned(
-    runs: Annotated[float, Option(help="Expected number of runs. Only the best run is published.")],
+    runs: Annotated[
+        float, Option(help=("Expected number of runs, of which only the best run is published."))
+    ],
     noise: Noise,
     lot: Lot,
     population: Population,
@@ -325,7 +329,7 @@ def tuned(
     shape: Annotated[
         str,
         Option(
-            help="Distribution of the number of runs: logarithmic or geometric.",
+            help="Distribution of the number of runs: `logarithmic` or `geometric`.",
             autocompletion=completion.among("logarithmic", "geometric"),
         ),
     ] = "logarithmic",
@@ -335,7 +339,7 @@ def tuned(
         Option(
             "--draw",
             help=(
-                "Also draw the number of runs at random. Use this option only once, before the "
+                "Also draw the number of runs at random. Draw this number only once, before the "
                 "first run."
             ),
         ),
@@ -401,7 +405,9 @@ def audit(
     context: Context,
     run: Annotated[
         Path | None,
-        Argument(help="Config file or folder of a finished audited run, for --one-run."),
+        Argument(
+            help=("For --one-run: a config file to train, or the run folder of a finished audit.")
+        ),
     ] = None,
     noise: Annotated[float | None, Option("--noise", help=NOISE)] = None,
     lot: Annotated[float | None, Option("--lot", help=LOT)] = None,
@@ -414,8 +420,8 @@ def audit(
         Option(
             help=(
                 "Number of simulated runs with the canary. The command simulates the same "
-                "number of runs without the canary. Default: 100000, or 2000 with --code "
-                "release."
+                "number of runs without the canary. Default: 2000 with --code release, "
+                "otherwise 100000."
             )
         ),
     ] = None,
@@ -423,9 +429,9 @@ def audit(
         int | None,
         Option(
             help=(
-                "Random seed of the simulated runs (default: 0), or of the run with --one-run. In "
-                "real training steps, lots, noise and the coins of canaries are secret and do not "
-                "depend on the seed."
+                "Random seed of the simulated runs (default: 0). With --one-run, random seed of "
+                "the training run. In real training steps, lots, noise and the choice of "
+                "canaries are secret and do not depend on the seed."
             )
         ),
     ] = None,
@@ -433,22 +439,25 @@ def audit(
         str,
         Option(
             help=(
-                "What is simulated. projected: only one number per noisy gradient, the component "
-                "along the canary. release: private training steps of a small network, for few "
-                "steps and blocks."
+                "What is simulated. `projected` simulates only one number per noisy gradient, "
+                "the component along the canary. `release` simulates private training steps of "
+                "a small network, and needs few steps and blocks."
             ),
             autocompletion=completion.among("projected", "release"),
         ),
     ] = "projected",
     one_run: Annotated[
-        bool, Option("--one-run", help="Train the config RUN once, with many canaries.")
+        bool,
+        Option(
+            "--one-run", help=("Train one run with many canaries, instead of simulating many runs.")
+        ),
     ] = False,
     canaries: Annotated[
         int | None,
         Option(
             help=(
-                "Number of canaries for --one-run. Default: half of the samples, or half of the "
-                "clients if privacy.level=client."
+                "Number of canaries for --one-run. Default: half of the samples. If "
+                "privacy.level=client, the default is half of the clients."
             )
         ),
     ] = None,
@@ -456,8 +465,9 @@ def audit(
         str,
         Option(
             help=(
-                "What the attack of --one-run sees. releases: every noisy result that the run "
-                "publishes. model: only the final model."
+                "What the attack of --one-run sees. With `releases`, the attack sees the noisy "
+                "result of every private step. With `model`, the attack sees only the final "
+                "model."
             ),
             autocompletion=completion.among("releases", "model"),
         ),

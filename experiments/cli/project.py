@@ -26,7 +26,7 @@ NODES = 2  # the number of nodes that Flower simulates by default
 def new(
     project: Annotated[
         Path,
-        Argument(help="Path of a new folder. The name of the folder becomes the package name."),
+        Argument(help="Path of the new project folder, whose name becomes the package name."),
     ],
 ) -> None:
     """Create a project with templates for your own model, data and optimizer.
@@ -97,7 +97,7 @@ def make_text(
         str,
         Option(
             "--format",
-            help="Format: e2e (CSV) or dart (JSON).",
+            help="Format of the files: `e2e` (CSV) or `dart` (JSON).",
             autocompletion=completion.among("e2e", "dart"),
         ),
     ] = "e2e",
@@ -107,8 +107,8 @@ def make_text(
         Option(
             "--about",
             help=(
-                "Subject of the sentences: restaurants or lodgings. The two subjects use "
-                "different wordings."
+                "Subject of the sentences: `restaurants` or `lodgings`. Each subject has its "
+                "own wording."
             ),
             autocompletion=completion.among("restaurants", "lodgings"),
         ),
@@ -133,9 +133,8 @@ def score_text(
         Path,
         Argument(
             help=(
-                "Text file with one reference per line. If a sentence has several references, "
-                "write each of them on its own line. Put an empty line before the references "
-                "of the next sentence."
+                "Text file with one reference per line. A sentence can have several references, "
+                "one per line. Put an empty line before the references of the next sentence."
             )
         ),
     ],

@@ -44,7 +44,7 @@ def run(
             metavar="INTEGER",
             help=(
                 "Repeat the run with this number of seeds: --seed, --seed + 1, and so on. One "
-                "folder contains all runs, with the means and 95% intervals of their results."
+                "folder contains all runs, with the means of their results and 95% intervals."
             ),
         ),
     ] = None,
@@ -61,7 +61,7 @@ def run(
     ] = False,
     clients: Annotated[
         bool,
-        Option("--clients", help="Save measurements per client and round in clients.jsonl."),
+        Option("--clients", help="Save measurements per client and round in `clients.jsonl`."),
     ] = False,
 ) -> None:
     """Run one federated experiment and save it in a run folder.
@@ -156,7 +156,9 @@ def stability(
         bool,
         Option(
             "--all",
-            help="Train on every neighbouring data set, so that each sample is replaced once.",
+            help=(
+                "Train on every neighbouring data set. Each of these data sets replaces one sample."
+            ),
         ),
     ] = False,
     hardest: Annotated[
@@ -164,8 +166,9 @@ def stability(
         Option(
             "--worst",
             help=(
-                "Predict by derivatives how much each replacement of a sample changes the model, "
-                "and train on the data sets with the largest predicted change."
+                "Train on the neighbouring data sets with the largest predicted change of the "
+                "model. Derivatives predict how much each replacement of a sample changes the "
+                "model."
             ),
         ),
     ] = False,
@@ -219,7 +222,7 @@ def suite(
         Argument(
             help=(
                 "Name of a suite, or a TOML file with your own suite. `fedmuon list suites` "
-                "shows the names."
+                "shows the names of all suites."
             ),
             autocompletion=completion.suites,
         ),
@@ -234,7 +237,10 @@ def suite(
     scale: Annotated[
         str,
         Option(
-            help="Size of the grid. full: the published grid. small: a grid that takes seconds.",
+            help=(
+                "Size of the grid. `full` is the published grid. `small` is a grid that takes "
+                "seconds."
+            ),
             autocompletion=completion.among("full", "small"),
         ),
     ] = "full",
@@ -258,16 +264,18 @@ def suite(
         Option(
             "--resume",
             help=(
-                "Compute only the missing results in --out. In suites of kind training, you can "
-                "also raise --seeds."
+                "Compute only the results that are missing in the folder of --out. You can also "
+                "raise --seeds."
             ),
         ),
     ] = False,
     ray_address: Annotated[
         str | None,
         Option(
-            help="Address of a Ray cluster that computes the runs. `local` starts Ray on this "
-            "machine."
+            help=(
+                "Address of a Ray cluster that computes the runs. With `local`, Ray is started "
+                "on this machine."
+            )
         ),
     ] = None,
     cpus: Annotated[float, Option(help="CPU cores per Ray task.")] = 1.0,
@@ -311,17 +319,18 @@ def sweep(
             parser=options.count,
             metavar="INTEGER",
             help=(
-                "Number of seeds per grid point. The first seed is the seed of the config. Each "
-                "further seed is larger by 1."
+                "Number of seeds per grid point: the seed of the config, this seed + 1, and so on."
             ),
         ),
     ] = 1,
     select: Annotated[
         str | None,
         Option(
-            help="Metric that selects the best point: validation-loss (default), "
-            "validation-accuracy, train-loss, test-loss, test-accuracy, or your own metric as "
-            "max:NAME or min:NAME.",
+            help=(
+                "Metric that selects the best point: `validation-loss` (default), "
+                "`validation-accuracy`, `train-loss`, `test-loss` or `test-accuracy`. For your "
+                "own metric, write `max:NAME` or `min:NAME`."
+            ),
             autocompletion=completion.among(
                 "validation-loss",
                 "validation-accuracy",
@@ -340,8 +349,8 @@ def sweep(
         Option(
             "--resume",
             help=(
-                "Compute only the missing results in --out. You can also add values to --grid and "
-                "raise --seeds."
+                "Compute only the results that are missing in the folder of --out. You can also "
+                "add values to --grid and raise --seeds."
             ),
         ),
     ] = False,
@@ -502,8 +511,8 @@ def unlearn(
         Option(
             "--sample",
             help=(
-                "Index of a sample to forget, from the array train_index in partition.npz. You "
-                "can repeat this option."
+                "Index of a sample to forget. The array `train_index` in `partition.npz` "
+                "contains the indices. You can repeat this option."
             ),
         ),
     ],
@@ -525,8 +534,8 @@ def unlearn(
         Option(
             "--out",
             help=(
-                "Folder for the noisy model. Default: the path of the run folder with the ending "
-                "-unlearned."
+                "Folder for the noisy model. Default: the path of the run folder, followed by "
+                "`-unlearned`."
             ),
         ),
     ] = None,

@@ -18,7 +18,7 @@ def bound(
     run_dir: Annotated[
         Path | None,
         Argument(
-            help="Run folder. Without a run folder, the command uses only the options.",
+            help="Run folder. Without a run folder, the options describe the run.",
             autocompletion=completion.run_folders,
         ),
     ] = None,
@@ -39,7 +39,8 @@ def bound(
         ),
     ] = None,
     lam: Annotated[
-        float | None, Option("--lambda", help="Smoothing λ of the orthogonalizer smoothed-polar.")
+        float | None,
+        Option("--lambda", help=("Smoothing λ of the orthogonalizer `smoothed-polar`.")),
     ] = None,
     rounds: Annotated[int | None, Option(help="Number of rounds R.")] = None,
     local_steps: Annotated[int | None, Option(help="Local steps E per round.")] = None,
@@ -54,8 +55,8 @@ def bound(
         str | None,
         Option(
             help=(
-                "Constant C_hp of the bound: explicit, sharp, variance (only for a run), or a "
-                "number."
+                "Constant C_hp of the bound: `explicit`, `sharp`, a number, or, for a finished "
+                "run, `variance`."
             ),
             autocompletion=completion.among("explicit", "sharp", "variance"),
         ),
@@ -63,7 +64,9 @@ def bound(
     kind: Annotated[
         str | None,
         Option(
-            help="Lipschitz constant of the orthogonalizer: sharp (tight) or paper (published).",
+            help=(
+                "Lipschitz constant of the orthogonalizer: `sharp` (tight) or `paper` (published)."
+            ),
             autocompletion=completion.value_of("stability.lipschitz"),
         ),
     ] = None,
@@ -71,8 +74,8 @@ def bound(
         str | None,
         Option(
             help=(
-                "Models for which the task's constants hold: ball (models that a run can reach), "
-                "or global (all models)."
+                "Models for which the constants of the task are valid: `ball` (models that a "
+                "run can reach), or `global` (all models)."
             ),
             autocompletion=completion.value_of("stability.constants"),
         ),
@@ -81,8 +84,9 @@ def bound(
         float | None,
         Option(
             help=(
-                "Probability that the random choice of clients makes the bound fail. It has an "
-                "effect if fewer than all clients take part in a round (K < N). Default: 0.01."
+                "Probability that the random choice of clients makes the bound fail. This "
+                "option has an effect only if not all clients take part in a round (K < N). "
+                "Default: 0.01."
             )
         ),
     ] = None,
@@ -141,8 +145,10 @@ def stationarity(
     paper: Annotated[
         str,
         Option(
-            help="Paper: 000 (DP-Muon), 002 (Nesterov Muon), 003 (DiSK) or 004 (Newton-Schulz "
-            "convergence).",
+            help=(
+                "Paper that proves the bound: `000` (DP-Muon), `002` (Nesterov Muon), `003` "
+                "(DiSK) or `004` (Newton-Schulz convergence)."
+            ),
             autocompletion=completion.among("000", "002", "003", "004"),
         ),
     ] = "002",
@@ -151,7 +157,9 @@ def stationarity(
         str,
         Option(
             "--schedule",
-            help="Schedule of the step size: heavy-tailed or alpha-free. Used by Nesterov Muon.",
+            help=(
+                "Schedule of the step size: `heavy-tailed` or `alpha-free`. Used by Nesterov Muon."
+            ),
             autocompletion=completion.among("heavy-tailed", "alpha-free"),
         ),
     ] = "heavy-tailed",
@@ -174,8 +182,8 @@ def stationarity(
         float,
         Option(
             help=(
-                "Noise σ₀ of the gradient of one sample. Used by Nesterov Muon, DiSK and "
-                "Newton-Schulz convergence."
+                "Constant part σ₀ of the noise in the gradient of one sample. Used by Nesterov "
+                "Muon, DiSK and Newton-Schulz convergence."
             )
         ),
     ] = 1.0,
@@ -183,8 +191,8 @@ def stationarity(
         float,
         Option(
             help=(
-                "Noise σ₁ of one sample's gradient, relative to the norm of the full gradient. "
-                "Used by Nesterov Muon."
+                "Part σ₁ of the noise in one sample's gradient that is proportional to the norm "
+                "of the full gradient. Used by Nesterov Muon."
             )
         ),
     ] = 0.0,
@@ -219,8 +227,9 @@ def stationarity(
         str,
         Option(
             help=(
-                "Singular values of the momentum, such as 1,0.5,0.1. The command computes γ and ν "
-                "from these values, so leave --gamma and --nu out. Used by Nesterov Muon."
+                "Singular values of the momentum, such as `1,0.5,0.1`. The command computes γ "
+                "and ν from the singular values, so leave --gamma and --nu out. Used by "
+                "Nesterov Muon."
             )
         ),
     ] = "",
@@ -228,8 +237,8 @@ def stationarity(
         str,
         Option(
             help=(
-                "Coefficient schedule of the orthogonalizer. Used by Nesterov Muon, only with "
-                "--singular and without --sketch."
+                "Coefficient schedule of the orthogonalizer. Used by Nesterov Muon together "
+                "with --singular."
             )
         ),
     ] = "quintic",
@@ -237,7 +246,8 @@ def stationarity(
         int,
         Option(
             help=(
-                "Rank of a sketch. 0 means no sketch. Used by Nesterov Muon, only with --singular."
+                "Rank of the sketch. 0 means no sketch. Used by Nesterov Muon together with "
+                "--singular."
             )
         ),
     ] = 0,
@@ -281,8 +291,8 @@ def stationarity(
         Option(
             "--q",
             help=(
-                "Number of Newton-Schulz steps. Used by DP-Muon and Newton-Schulz convergence. "
-                "Nesterov Muon uses it only with --singular and without --sketch."
+                "Number of Newton-Schulz steps. Used by DP-Muon, Newton-Schulz convergence, and "
+                "Nesterov Muon together with --singular."
             ),
         ),
     ] = 5,
@@ -299,8 +309,8 @@ def stationarity(
         int,
         Option(
             help=(
-                "Larger side max(m, n) of the m x n matrix. 0 means a square matrix. Used by "
-                "DP-Muon and DiSK."
+                "Larger side max(m, n) of the m x n matrix. 0 means that the matrix is square. "
+                "Used by DP-Muon and DiSK."
             )
         ),
     ] = 0,
@@ -314,8 +324,8 @@ def stationarity(
         float,
         Option(
             help=(
-                "Moment G_2 of the gradient G: E |G|_F^2 <= G_2^2. Use either --moment or --tail. "
-                "Used by DP-Muon (Corollary B.6)."
+                "Moment G_2 of the gradient G: E |G|_F^2 <= G_2^2. Set either --moment or "
+                "--tail. Used by DP-Muon (Corollary B.6)."
             )
         ),
     ] = 0.0,
@@ -323,8 +333,8 @@ def stationarity(
         float | None,
         Option(
             help=(
-                "Clipping bound C. Default: from the schedule for DP-Muon, and 1 for DiSK. Used "
-                "by DP-Muon and DiSK."
+                "Clipping bound C. For DP-Muon, the default comes from the schedule. For DiSK, "
+                "the default is 1. Used by DP-Muon and DiSK."
             )
         ),
     ] = None,
@@ -332,15 +342,19 @@ def stationarity(
         float | None,
         Option(
             help=(
-                "Mean excess E(|G|_F - C)_+ of the gradient norm over the clipping bound. "
-                "Default: computed from --tail or --moment. Used by DP-Muon."
+                "Mean excess E(|G|_F - C)_+ of the gradient norm over the clipping bound. By "
+                "default, the excess is computed from --tail or --moment. Used by DP-Muon."
             )
         ),
     ] = None,
     gain: Annotated[float, Option(help="Gain kappa of the filter. Used by DiSK.")] = 0.7,
     reach: Annotated[float, Option(help="Look-ahead gamma of the filter. Used by DiSK.")] = -1.0,
-    lr: Annotated[float | None, Option(help="Step size η. Default: from the schedule.")] = None,
-    beta: Annotated[float | None, Option(help="Momentum β. Default: from the schedule.")] = None,
+    lr: Annotated[
+        float | None, Option(help="Step size η. By default, the schedule sets η.")
+    ] = None,
+    beta: Annotated[
+        float | None, Option(help="Momentum β. By default, the schedule sets β.")
+    ] = None,
 ) -> None:
     """Compute a bound on the gradient norm after training, with its schedule and assumptions.
 
@@ -378,29 +392,29 @@ def flops(
         str,
         Option(
             help=(
-                "Model, such as cnn, mlp or gpt2-small. nanogpt and airbench are the models of the "
-                "paper Nesterov Muon."
+                "Model, such as `cnn`, `mlp` or `gpt2-small`. `nanogpt` and `airbench` are the "
+                "models of the paper Nesterov Muon."
             )
         ),
     ] = "nanogpt",
     optimizer: Annotated[
         str,
         Option(
-            help="Optimizer: muon, adamw, sgd or normalized-sgd.",
+            help="Optimizer: `muon`, `adamw`, `sgd` or `normalized-sgd`.",
             autocompletion=completion.among("muon", "adamw", "sgd", "normalized-sgd"),
         ),
     ] = "muon",
     aux: Annotated[
         str,
-        Option(help="Optimizer of the parameters that Muon does not train, for --optimizer muon."),
+        Option(help="Optimizer of the parameters that --optimizer muon does not train."),
     ] = "adamw",
     steps: Annotated[int, Option(help="Number of Newton-Schulz steps q.")] = 5,
     coefficients: Annotated[
         str,
         Option(
             help=(
-                "Coefficient schedule of the Newton-Schulz steps: cubic, quintic, jordan, "
-                "taylor-4, ..."
+                "Coefficient schedule of the Newton-Schulz steps, such as `cubic`, `quintic`, "
+                "`jordan` or `taylor-4`."
             ),
             autocompletion=completion.value_of("orthogonalizer.coefficients"),
         ),
@@ -408,7 +422,7 @@ def flops(
     rank: Annotated[
         int,
         Option(
-            help="Rank of the sketch of the orthogonalizer randomized-polar. 0 means no sketch."
+            help="Rank of the sketch in the orthogonalizer `randomized-polar`. 0 means no sketch."
         ),
     ] = 0,
     oversample: Annotated[
@@ -418,7 +432,7 @@ def flops(
     sketch: Annotated[
         str,
         Option(
-            help="Kind of sketch: gaussian or kaczmarz.",
+            help="Kind of sketch: `gaussian` or `kaczmarz`.",
             autocompletion=completion.value_of("orthogonalizer.sketch"),
         ),
     ] = "gaussian",
