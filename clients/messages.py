@@ -8,7 +8,7 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict
 
 from fedmuon.config.user_objects import NOTHING, UserObjects
-from fedmuon.core.errors import InputError, plain
+from fedmuon.core.errors import SAME_VERSION, InputError, plain
 from fedmuon.core.tables import Scalar
 
 MEASURED = "measured"  # name of the record with a client's measurements
@@ -37,24 +37,20 @@ def request(message: Message) -> tuple[FlatConfig, int, int, np.ndarray | None, 
     dealt = plain(flat.pop("dealt", ""), 60)
     if type(round) is not int or type(stack) is not int or round < 0 or stack < 1:
         raise InputError(
-            "the server's message has no valid round or no valid number of replicas. Use the "
-            "same version of fedmuon on the server and on every node."
+            "the server's message has no valid round or no valid number of replicas. "
+            f"{SAME_VERSION}"
         )
     factor = flat.pop("factor", None)
     if factor is not None and not (isinstance(factor, float) and 0 <= factor < math.inf):
-        raise InputError(
-            "the server's message has no valid step-size factor. Use the same version of fedmuon "
-            "on the server and on every node."
-        )
+        raise InputError(f"the server's message has no valid step-size factor. {SAME_VERSION}")
     if odd := [name for name, value in flat.items() if not isinstance(value, Scalar)]:
         raise InputError(
             f"the entry {plain(odd[0], 60)} of the server's message must be a string, a number "
-            "or a boolean. Use the same version of fedmuon on the server and on every node."
+            f"or a boolean. {SAME_VERSION}"
         )
     if rows is not None and len(rows) != 3 * stack:
         raise InputError(
-            "the server's message does not name one data set per replica. Use the same version "
-            "of fedmuon on the server and on every node."
+            f"the server's message does not name one data set per replica. {SAME_VERSION}"
         )
     held = None if rows is None else np.array(rows, np.int64).reshape(stack, 3)
     return tuple(sorted(flat.items())), round, stack, held, factor, dealt

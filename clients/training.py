@@ -29,7 +29,7 @@ from fedmuon.clients.messages import (
 from fedmuon.clients.stored_states import Memory
 from fedmuon.config.load import Config, unflatten
 from fedmuon.config.user_objects import UserObjects
-from fedmuon.core.errors import InputError, plain
+from fedmuon.core.errors import SAME_VERSION, InputError, plain
 from fedmuon.federated.build import LocalClient, build_worker
 from fedmuon.federated.rounds import (
     Broadcast,
@@ -169,8 +169,8 @@ def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Mess
     client = _client(config, number, fetch())
     if client.setup.recipe.private:
         raise InputError(
-            "this run is private, so a client does not report a loss on its samples, because "
-            "such a loss would contain no noise. Evaluate the model on the server's test samples."
+            "a client of a private run does not report the loss on its samples, because this "
+            "loss contains no noise. Evaluate the model on the server's test samples."
         )
     if client.setup.recipe.personal:
         raise InputError(
@@ -217,8 +217,7 @@ def _arrays(
     if any(stack * value.nbytes > len(arrays.get(name, b"")) for name, value in one.items()):
         raise InputError(
             f"the server's message announces {plain(stack, 20)} replicas, but its arrays are too "
-            "small for this number. Use the same version of fedmuon on the server and on every "
-            "node."
+            f"small for this number. {SAME_VERSION}"
         )
     params, template = client.template(stack)
     return received(arrays, params, template if states else {})

@@ -645,8 +645,8 @@ def _tables_and_objects(
     if test is not None:
         if kept.get("data") is None:
             raise InputError(
-                "test was passed without data, but the test samples belong to the samples in "
-                "data. Pass both, or leave test out."
+                "test was passed without data. Your own test samples can be used only together "
+                "with your own training samples. Pass both data and test, or leave test out."
             )
         kept["test"] = test
     given = dataclasses.replace(config.given if isinstance(config, Config) else NOTHING, **kept)

@@ -635,8 +635,8 @@ class Comparison:
 
         if len(self.folders) < 2:
             raise InputError(
-                "The comparison has only one row, so there is no difference. Compare runs that "
-                "differ in a setting, or give the runs labels: compare({'a': runs, 'b': others})."
+                "The comparison has only one row, but a difference needs two rows. Compare runs "
+                "that differ in a setting, or label the runs: compare({'a': runs, 'b': others})."
             )
         held = {name: [RunDirectory(one).finished() for one in folders]
                 for name, folders in self.folders.items()}  # fmt: skip
@@ -652,9 +652,9 @@ class Comparison:
             pairs = [(mine[seed], others[seed]) for seed in mine if seed in others]
             if len(pairs) < 2:
                 raise InputError(
-                    f"The rows {first!r} and {second!r} share {len(pairs)} of the seeds "
-                    f"{sorted({*mine, *others})}, but an interval needs at least 2. Run both with "
-                    "the same seeds (federation.seed)."
+                    f"Of the seeds {sorted({*mine, *others})}, the rows {first!r} and {second!r} "
+                    f"have {len(pairs)} in common, but an interval needs at least 2. Use the same "
+                    "seeds (federation.seed) for both rows."
                 )
             mean, half = paired(pairs)
             found.append({

@@ -67,9 +67,9 @@ def execute(
     distance = math.sqrt(sum(float((model[one] - again[one]).square().sum()) for one in model))
     if any(distance > one for one in found.values()):
         raise InputError(
-            f"retraining without the samples moved the model by {number(distance)}, more than "
-            f"the certificate {number(min(found.values()))}. The certificate's assumptions do "
-            "not hold for this run, so no noisy model is written."
+            f"retraining without the samples moved the model by {number(distance)}, but the "
+            f"certificate allows at most {number(min(found.values()))}. The certificate's "
+            "assumptions do not hold for this run, so no noisy model is written."
         )
     held_out, task = experiment.shards.held_out, experiment.task
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedmuon.core.errors import InputError, OwnError, plain
+from fedmuon.core.errors import SAME_VERSION, InputError, OwnError, plain
 from fedmuon.federated.wire import distrusted
 from fedmuon.server import stopping
 
@@ -164,8 +164,8 @@ def public_keys(
             is_key = isinstance(key, bytes) and len(key) == KEY_LENGTH
             if not is_key or (reply.metadata.src_node_id, who["partition"]) != right:
                 raise InputError(
-                    f"client {client} sent an invalid public key for its mask. Install the same "
-                    "version of fedmuon on the client's node, then continue with --resume."
+                    f"client {client} sent an invalid public key for its mask. {SAME_VERSION} "
+                    "Then continue with --resume."
                 )
         keys.append(key)
     return ConfigRecord({"clients": list(clients), "keys": keys})

@@ -48,6 +48,6 @@ def require_noise(config: Config, folder: Path) -> None:
     """
     if has_no_noise(config) and not (folder / "config.toml").exists():
         raise InputError(
-            f"{noise_advice(config)} Under Flower, noise = 0 is rejected because it may be an "
-            "unchanged default. For tests without privacy, use `fedmuon run`."
+            f"{noise_advice(config)} Runs with `flwr run` reject noise = 0, because 0 is also the "
+            "default. For tests without privacy, use `fedmuon run`."
         )

@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import Strategy
 from fedmuon.clients.messages import MEASURED
 from fedmuon.clients.stored_states import MEMORY, state_record, states_of
 from fedmuon.config.load import Config, flatten
-from fedmuon.core.errors import InputError, plain
+from fedmuon.core.errors import SAME_VERSION, InputError, plain
 from fedmuon.core.files import Record
 from fedmuon.federated.personal import tests_personal_models
 from fedmuon.federated.rounds import (
@@ -297,8 +297,8 @@ class FedMuonStrategy(Strategy):
             raise InputError(reason(message))
         if message.metadata.src_node_id != self.nodes.get(client):
             raise InputError(
-                "the reply came from another node than the node with the partition of this "
-                "client. Start exactly one SuperNode per client, each with its own partition-id"
+                "the reply came from the wrong node: another node has the partition-id of this "
+                "client. Start exactly one SuperNode per client, each with its own partition-id."
             )
         recipe, content = self.experiment.recipe, message.content
         with distrusted():
@@ -307,8 +307,7 @@ class FedMuonStrategy(Strategy):
                 about = f"partition {plain(who['partition'], 20)}, round {plain(who['round'], 20)}"
                 raise InputError(
                     f"the reply belongs to {about}, but partition {client}, round "
-                    f"{self.state.round} was requested. Install the same version of fedmuon on "
-                    "every node"
+                    f"{self.state.round} was requested. {SAME_VERSION}"
                 )
             like = returned_like(recipe, self.state.params, self.state.states)
             record = content.array_records["arrays"]
@@ -319,14 +318,13 @@ class FedMuonStrategy(Strategy):
             if not clipped and not all(bool(tensor.isfinite().all()) for tensor in found):
                 raise InputError(
                     "the reply contains NaN or infinity. The training of this client may have "
-                    "diverged: lower [local] lr, or correct the samples of the client"
+                    "diverged. Lower [local] lr, or correct the samples of the client."
                 )
             loss = torch.tensor(content.metric_records["metrics"]["loss"], dtype=torch.float64)
             if loss.shape != (len(found[0]),):
                 raise InputError(
                     f"the reply contains losses of shape {tuple(loss.shape)}, but one loss for "
-                    f"each of the {len(found[0])} replicas was expected. Install the same version "
-                    "of fedmuon on every node"
+                    f"each of the {len(found[0])} replicas was expected. {SAME_VERSION}"
                 )
             if recipe.compression is not None and recipe.compression.up:
                 learned, _ = split_statistics(self.state.params)  # decoding rejects bad positions
@@ -341,32 +339,27 @@ def _metrics(content: RecordDict) -> Mapping[str, float]:
     """Read and check the measurements in a client's reply."""
     if MEASURED not in content.metric_records:
         raise InputError(
-            "the reply contains no measurements, but [output] clients = true needs them. Install "
-            "the same version of fedmuon on every node."
+            "the reply contains no measurements, but [output] clients = true needs them. "
+            f"{SAME_VERSION}"
         )
     found = dict(content.metric_records[MEASURED])
     for name, value in found.items():
         if not name.isprintable() or len(name) > LONGEST_NAME:
             raise InputError(
                 f"the reply contains a measurement with the name {plain(name, 60)}, but a name "
-                f"must be printable and have at most {LONGEST_NAME} characters. Install the same "
-                "version of fedmuon on every node"
+                f"must be printable and have at most {LONGEST_NAME} characters. {SAME_VERSION}"
             )
         if not isinstance(value, float):
             raise InputError(
-                f"the measurement {plain(name, 60)} in the reply is not a number. Install the "
-                "same version of fedmuon on every node"
+                f"the measurement {plain(name, 60)} in the reply is not a number. {SAME_VERSION}"
             )
     if len(found) > MOST_METRICS:
         raise InputError(
-            f"the reply contains {len(found)} measurements, but the maximum is {MOST_METRICS}. "
-            "Install the same version of fedmuon on every node"
+            f"the reply contains {len(found)} measurements, but at most {MOST_METRICS} are "
+            f"accepted. {SAME_VERSION}"
         )
     if lost := {"loss_before", "loss_after", "drift"} - set(found):
-        raise InputError(
-            f"the reply does not contain the measurement {min(lost)}. Install the same version of "
-            "fedmuon on every node"
-        )
+        raise InputError(f"the reply does not contain the measurement {min(lost)}. {SAME_VERSION}")
     return found  # type: ignore[return-value]
 
 

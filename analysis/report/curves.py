@@ -87,8 +87,8 @@ def _require_panels(x: Sequence[str], metric: str | None, ax: Axes | None) -> No
         )
     if ax is not None:
         raise InputError(
-            f"x = {x!r} is a list, which needs one panel per axis, but ax is one panel. Leave ax "
-            "out, or call plot once for each axis."
+            f"x = {x!r} is a list, which is drawn with one panel per entry, but ax is a single "
+            "panel. Leave ax out, or call plot once for each entry of x."
         )
 
 

@@ -612,6 +612,6 @@ def norm_tube(
         tube = tube_certificate(norms, schedule, sensitivity, *step)
     except Uncertified as error:
         raise Uncertified(
-            f"With the norm |M|_F instead of the smallest singular value s_q: {error}"
+            f"The smallest singular value s_q was replaced by the norm |M|_F. {error}"
         ) from None
     return replace(tube, l_orth=slope / tube.gamma)

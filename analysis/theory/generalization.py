@@ -467,8 +467,8 @@ def bound(
     delta = checks.probability("delta", delta)
     if not all(0 < share <= 1 for share in shares):
         raise InputError(
-            f"shares is {shares}, but both numbers must be above 0 and at most 1. They are the "
-            "parts of delta for the terms H and G of the bound."
+            f"shares is {shares}, but both numbers must be above 0 and at most 1. The terms H and "
+            "G of the bound get these shares of delta."
         )
     if c_hp == "variance" and sum(shares) > 1:
         raise InputError(

@@ -166,7 +166,7 @@ def rate(alpha: float, rule: str = "heavy-tailed") -> float:
     if rule == "alpha-free":
         return min(0.25, (a - 1) / (2 * a))
     if rule != "heavy-tailed":
-        raise InputError(f"The schedule {rule!r} is unknown. Use heavy-tailed or alpha-free.")
+        raise InputError(f"The schedule {rule!r} is unknown. Use 'heavy-tailed' or 'alpha-free'.")
     return (a - 1) / (3 * a - 2)
 
 
@@ -444,8 +444,8 @@ def least_power(singular: ArrayLike, rank: int, oversample: int) -> int:
         return 0
     if ratio == 1:
         raise InputError(
-            f"singular values {rank} and {rank + 1} are equal, so power iterations change "
-            "nothing. Choose another rank or a larger oversampling."
+            f"the singular values number {rank} and {rank + 1} are equal, so power iterations do "
+            "not improve the sketch. Choose another rank or a larger oversampling."
         )
     return 1 + math.floor(math.log(excess) / (4 * math.log(1 / ratio)))
 

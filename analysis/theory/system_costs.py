@@ -198,7 +198,7 @@ def least_efficiency(slowdown: float, steps: int, degree: int) -> float:
     if not slowdown > 1:
         raise InputError(
             f"slowdown is {slowdown:g}, but it must be above 1, because the lower bound assumes "
-            "that SVD is slower"
+            "that SVD is slower than Newton-Schulz"
         )
     return (
         positive("slowdown", slowdown) * whole("steps", steps) * (whole("degree", degree) + 1) / 12

@@ -231,7 +231,7 @@ def predictions(
         except RuntimeError as error:  # autograd may fail in the user's own objects
             raise InputError(
                 f"torch cannot differentiate this run ({plain(str(error), 200)}). Set "
-                "[stability] neighbours to own, any or all."
+                "[stability] neighbours to 'own', 'any' or 'all'."
             ) from error
         for client in blocks[0]:
             if not len(place := some.admitted[client]):
@@ -325,7 +325,7 @@ def require_smooth(
         return
     raise InputError(
         f"[stability] neighbours = 'worst' ranks replacements by derivatives, but {why}. Set "
-        "[stability] neighbours to own, any or all."
+        "[stability] neighbours to 'own', 'any' or 'all'."
     )
 
 

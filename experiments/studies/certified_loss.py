@@ -172,7 +172,7 @@ def certified(first: Ending, end: Ending, form: str) -> Record:
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Searched]:
     """Return a cell for each federation and number of samples."""
-    contents.require_other_seeds(settings.seeds, settings.tuning_seeds, "the setting", "it")
+    contents.require_other_seeds(settings.seeds, settings.tuning_seeds, "the setting")
     contents.require_free("[base]", settings.base, SETTLED)
     found = []
     for (label, tables), samples in itertools.product(

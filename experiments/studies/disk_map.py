@@ -77,13 +77,14 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence["MapCell"]:
     """Return a cell for each epsilon."""
     if both := sorted({*settings.seeds} & {*settings.tuning_seeds}):
         raise InputError(
-            f"seed {both[0]} is in seeds and in tuning-seeds, but a seed that chose the step "
-            "size must not also judge the result. Use another seed in one of the two lists."
+            f"seed {both[0]} is in seeds and in tuning-seeds. The tuning seeds choose the step "
+            "size, so a test with the same seeds would be biased. Use another seed in one of the "
+            "two lists."
         )
     if settings.shared_reach not in settings.reaches:
         raise InputError(
-            f"shared-reach = {settings.shared_reach:g} must be among reaches, but it is not in "
-            f"that list. Add {settings.shared_reach:g} to reaches."
+            f"shared-reach is {settings.shared_reach:g}, but the list reaches does not contain "
+            f"this value. Add {settings.shared_reach:g} to reaches."
         )
     contents.require_free("[base]", settings.base, SETTLED)
     tables = merged({"data": {"name": request.data}}, settings.base)

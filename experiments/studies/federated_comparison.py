@@ -258,7 +258,7 @@ def set_by(place: str, one: Model | Method) -> dict[str, str]:
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
     """Return a cell for each model, alpha and method."""
-    contents.require_other_seeds(settings.seeds, settings.tuning_seeds, "the step sizes", "them")
+    contents.require_other_seeds(settings.seeds, settings.tuning_seeds, "the step sizes")
     for claim in settings.claims:
         for name in (claim.better, claim.than):
             if name not in settings.methods:

@@ -238,7 +238,7 @@ class Stack:
         if law not in ("own", "any"):
             raise InputError(
                 f"stability.neighbours is {law!r}, but this suite draws neighbours at random. "
-                "Set stability.neighbours to own or any."
+                "Set stability.neighbours to 'own' or 'any'."
             )
         source = read_source(config)
         data = build_data(config, source)

@@ -120,14 +120,14 @@ def _spaced(place: str, low: str, high: str, kind: str, count: str) -> list[Scal
     if not 2 <= (many := int(count)) <= MOST_POINTS:
         raise InputError(
             f"{place} has {many} values, but a range must have 2 to {MOST_POINTS} values. Change "
-            f"{kind}{count} at the end, for example to {kind}7."
+            f"the end of the range from {kind}{count} to {kind}7, for example."
         )
     if first == last:
-        raise InputError(f"{place} begins and ends with the same number. Use two different ends.")
+        raise InputError(f"{place} begins and ends with the same number. Use two numbers.")
     if kind == "log" and min(first, last) <= 0:
         raise InputError(
-            f"{place} has an end that is not above 0, so it cannot have a log scale. Use "
-            f"lin{many} instead of log{many}."
+            f"{place} has a log scale, which needs numbers above 0. Use lin{many} instead of "
+            f"log{many}, or two numbers above 0."
         )
     spaced = (np.geomspace if kind == "log" else np.linspace)(first, last, many)
     values = [float(f"{one:.12g}") for one in spaced]

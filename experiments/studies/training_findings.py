@@ -174,8 +174,8 @@ def _require_matching(
     count = len(about["variants"]) * len(levels(runs)) * len(np.unique(runs["seed"]))
     if not same or len(ends) != count or not np.array_equal(ends, runs["round"]):
         raise InputError(
-            f"{folder}: curves.csv and runs.csv do not belong together, because one of them is "
-            f"damaged or of another suite: {RUN_AGAIN}"
+            f"{folder}: curves.csv and runs.csv do not match. One of the files is damaged or "
+            f"belongs to another suite: {RUN_AGAIN}"
         )
 
 

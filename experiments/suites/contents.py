@@ -204,19 +204,18 @@ def require_free(place: str, changes: Tables, settled: Mapping[str, str]) -> Non
         for key in keys:
             if where := settled.get(f"{table}.{key}"):
                 raise InputError(
-                    f"{place} {table}.{key} has no effect, because it is set by {where}: leave "
+                    f"{place} {table}.{key} has no effect, because {key} is set by {where}: leave "
                     f"{key} out, or change {key} in a copy of the suite's file"
                 )
 
 
-def require_other_seeds(
-    seeds: Sequence[int], tuning_seeds: Sequence[int], chosen: str, it: str
-) -> None:
+def require_other_seeds(seeds: Sequence[int], tuning_seeds: Sequence[int], chosen: str) -> None:
     """Raise InputError if a seed is used to choose a setting and also to evaluate the setting."""
     if both := sorted({*seeds} & {*tuning_seeds}):
         raise InputError(
-            f"seed {both[0]} is in both seeds and tuning-seeds, but a seed that chose {chosen} "
-            f"must not also judge {it}. Use another seed in one of the two lists."
+            f"seed {both[0]} is in seeds and in tuning-seeds. The tuning seeds choose {chosen}, "
+            "so a test with the same seeds would be biased. Use another seed in one of the two "
+            "lists."
         )
 
 

@@ -26,6 +26,10 @@ KEYWORDS = {
 }
 AGAIN = "run the command again"
 NOTHING_SAVED = f"nothing new was saved, {AGAIN}"  # no command began, or its folder is empty
+SAME_VERSION = (
+    "The server and the nodes probably use different versions of fedmuon. Install the same version "
+    "on the server and on every node."
+)
 NEAR = 0.75  # difflib's ratio for one wrong letter in four; names below it are not suggested
 LONG = 120  # maximum characters of a value in a message
 

@@ -130,7 +130,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         why = f"cannot read the config {path} ({error.strerror}): check the path"
         raise InputError(why) from None
     except RecursionError:
-        raise InputError(f"{path} is not valid TOML ({NESTED}): nest them less deeply") from None
+        raise InputError(f"{path} is not valid TOML ({NESTED}): use fewer levels") from None
     except ValueError as error:  # invalid TOML, or a number with too many digits for Python
         raise InputError(f"{path} is not valid TOML ({error}): fix that line") from None
 

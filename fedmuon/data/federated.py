@@ -227,8 +227,8 @@ def split(
         before = after = everything  # train and test samples both come from the whole source
     else:
         raise InputError(
-            "[data] train and test are both 0 (all remaining samples), but the source has no "
-            "official test part that separates them. Set train or test to a number."
+            "[data] train and test are both 0, so both would use all samples, because the source "
+            "has no official test part. Set train or test to a number above 0."
         )
     shared = before is after
     taken = train or len(before) - (test if shared else 0) - validation

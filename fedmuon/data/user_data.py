@@ -108,8 +108,8 @@ def _parts(data: Any, name: str) -> tuple[Any, Any]:
         if not {"data", "target"} <= data.keys():  # the keys of a scikit-learn Bunch
             raise InputError(
                 f"{name} is a {type(data).__name__} with the entries {_listed(data)}, but "
-                f"without the entries 'data' and 'target': pass {name}=(inputs, labels), or one "
-                f"part of {name}"
+                f"without the entries 'data' and 'target': pass {name}=(inputs, labels), or pass "
+                f"one entry of {name} if this entry contains samples with labels"
             )
         return data["data"], data["target"]
     if not _is_pair(data):
@@ -411,8 +411,8 @@ def as_source(data: Any, test: Any = None, where: str = "given", target: str = "
     if isinstance(data, Source):
         if test is not None:
             raise InputError(
-                "test was passed together with a Source, which already defines a held-out part: "
-                "set official_test in the Source, and leave test out"
+                "test was passed together with a Source, but a Source contains its own test "
+                "samples: set official_test in the Source, and leave test out"
             )
         if target:
             raise InputError(

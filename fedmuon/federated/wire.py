@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.core.errors import InputError, plain
+from fedmuon.core.errors import SAME_VERSION, InputError, plain
 from fedmuon.optim.chain import States
 from fedmuon.tasks.base import Params
 
-SAME_VERSION = "Install the same version of fedmuon on the server and on every node."
 BEFORE = 10  # bytes of an .npy file before its header; the last two give the header's length
 
 

@@ -75,7 +75,7 @@ class Sketch:
 
     def __post_init__(self) -> None:
         if self.kind not in ("gaussian", "kaczmarz"):
-            raise InputError(f"The sketch {self.kind!r} is unknown. Use gaussian or kaczmarz.")
+            raise InputError(f"The sketch {self.kind!r} is unknown. Use 'gaussian' or 'kaczmarz'.")
         for name, least in (("rank", 1), ("oversample", 0), ("power", 0)):
             if getattr(self, name) < least:
                 raise InputError(

@@ -283,8 +283,8 @@ def map_of_value(value: Orthogonalizer) -> Map:
         if not isinstance(found, Tensor) or found.shape != m.shape or found.dtype != m.dtype:
             raise InputError(
                 f"the orthogonalizer returns {getattr(found, 'shape', type(found).__name__)} "
-                f"{getattr(found, 'dtype', '')} for matrices of {m.shape} {m.dtype}. Return a "
-                "tensor with the shape and dtype of the input."
+                f"{getattr(found, 'dtype', '')} for matrices of shape {tuple(m.shape)} and dtype "
+                f"{m.dtype}. Return a tensor with the shape and dtype of the input."
             )
         if (kind := (m.shape[-2:], m.dtype, m.device)) not in checked:
             require_sound(value, m)

@@ -989,9 +989,9 @@ def ef21_muon(
 
     def no_draws(*_: Any, **__: Any) -> Any:
         raise InputError(
-            "the orthogonalizer of ef21-muon draws random numbers, but the server orthogonalizes "
-            "in this recipe, and the server draws no random numbers. Choose an orthogonalizer "
-            "without random draws, such as newton-schulz."
+            "in ef21-muon, the server orthogonalizes and cannot draw random numbers, but this "
+            "orthogonalizer needs random numbers. Choose an orthogonalizer without random draws, "
+            "such as newton-schulz."
         )
 
     def server(old: Params, mean: Params, states: States, factor: float) -> tuple[Params, States]:

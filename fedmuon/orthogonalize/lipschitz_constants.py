@@ -170,7 +170,7 @@ def _newton_schulz(
         raise Uncertified(
             "Newton-Schulz with the normalization 'aol' has no Lipschitz constant, because a "
             "small change of the matrix can rescale a short row by any factor if another row is "
-            "long. Set the normalization to plus, max or unit."
+            "long. Set the normalization to 'plus', 'max' or 'unit'."
         )
     if kind == "paper":
         constant, radius = 2 / floor, 1.0

@@ -156,9 +156,9 @@ class RunDirectory:
                 other = file.exists() and files.read_bytes(file) != content
             if other:
                 raise InputError(
-                    f"{file} does not match this config: either the file is damaged, or the "
-                    "config or the data changed: use the config and the data with which the run "
-                    f"started, or {AFRESH}"
+                    f"{file} does not match this config. The file may be damaged, or the config "
+                    "or the data may have changed. Use the config and the data with which the run "
+                    f"started, or {AFRESH}."
                 )
         missing = {name for name in contents if not (self.path / name).exists()}
         if (self.path / "summary.json").exists():  # its checksums exist and are not computed again
@@ -526,8 +526,8 @@ def positions(rounds: Sequence[Record], x: str = "rounds", name: str = "the run"
     for one in rounds:
         if missing := [key for key in names if key not in one]:
             raise InputError(
-                f"{name} has no value {missing[0]} in round {one['round']}, because {why}, or "
-                "choose x = 'rounds'."
+                f"{name} does not contain the value {missing[0]} of round {one['round']}, because "
+                f"{why}, or choose x = 'rounds'."
             )
         held = sum(one[key] for key in names)
         total = held if x == "seconds" else total + held / 1e6

@@ -85,9 +85,9 @@ def require_supported(adjacency: str = "zero-out", sampling: str = "poisson") ->
         )
     if sampling != "poisson":
         raise InputError(
-            f"sampling is '{sampling}', but no accountant supports it. Use poisson, which draws "
-            "each example with probability lot/population. Or use shuffle or cyclic, which use a "
-            "fixed order without privacy amplification by sampling."
+            f"sampling is '{sampling}', but no accountant supports it. Use 'poisson', which draws "
+            "each example with probability lot / population. For lots in a fixed order, without "
+            "privacy amplification by sampling, use 'shuffle' or 'cyclic'."
         )
 
 

@@ -244,8 +244,8 @@ def _require_steps(steps: int, apart: int) -> None:
         raise InputError(f"steps is {steps}, but it must be an integer of 1 or more.")
     if apart < 1:
         raise InputError(
-            f"an example takes part every {apart} steps, but this number must be an integer of 1 "
-            "or more. Change apart."
+            f"apart, the number of steps between two uses of an example, is {apart}, but it must "
+            "be an integer of 1 or more."
         )
 
 

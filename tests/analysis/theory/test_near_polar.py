@@ -355,7 +355,7 @@ def test_neighbours_stay_in_the_norm_tube(kind: Any) -> None:
         assert np.linalg.norm(after - reference) <= tube.perturbation[c]
     with pytest.raises(
         Uncertified,
-        match=r"\|M\|_F instead of the smallest singular value s_q: This run has no certificate",
+        match=r"replaced by the norm \|M\|_F\. This run has no certificate",
     ):
         norm_tube(norms, SCHEDULE, 500 * moved, LR, BETA, 1.0, STEPS, kind, steps=2)
 

@@ -170,7 +170,7 @@ SKETCHED = {"name": "randomized-polar", "rank": 1, "oversample": 1}
 ])  # fmt: skip
 def test_what_has_no_derivative_is_refused(said: str, tables: dict, tmp_path: Path) -> None:
     there = opened(tmp_path / "a", **tables)
-    with pytest.raises(InputError, match=f"{said}.*neighbours to own, any or all"):
+    with pytest.raises(InputError, match=f"{said}.*neighbours to 'own', 'any' or 'all'"):
         influence.rank_replacements(there)
 
 

@@ -103,7 +103,7 @@ def test_the_chosen_setting_is_the_best_of_those_that_were_tried(suite: Path) ->
 def test_a_seed_that_chose_is_no_judge(tmp_path: Path) -> None:
     file = tmp_path / "suite.toml"
     file.write_text(SUITE.replace("tuning-seeds = [7]", "tuning-seeds = [4]"))
-    with pytest.raises(InputError, match="seed 4 is in both seeds and tuning-seeds"):
+    with pytest.raises(InputError, match="seed 4 is in seeds and in tuning-seeds"):
         find.find(str(file), None, "full", {})
 
 

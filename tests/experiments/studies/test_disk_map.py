@@ -123,7 +123,7 @@ def test_a_cell_of_the_map_is_a_run_of_that_gain_and_reach(
 
 @pytest.mark.parametrize(("change", "said"), [
     (("tuning-seeds = [9]", "tuning-seeds = [1]"), "seed 1 is in seeds and in tuning-seeds"),
-    (("shared-reach = 2.0", "shared-reach = 3.0"), "shared-reach = 3 must be among reaches"),
+    (("shared-reach = 2.0", "shared-reach = 3.0"), "shared-reach is 3, but the list reaches does"),
     (('"disk-sgd"', '"dp-sgd"'), "recipe = 'dp-sgd' has no filter"),
     (("validation = 60", "validation = 0"), "validation = 0, but validation samples choose"),
     (("lot = 32.0", "lot = 32.0\nkappa = 0.7"), "set by gains"),

@@ -170,7 +170,7 @@ def test_a_claim_can_fail() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("tuning-seeds = [9]", "tuning-seeds = [1]"), "seed 1 is in both seeds and tuning-seeds"),
+        (("tuning-seeds = [9]", "tuning-seeds = [1]"), "seed 1 is in seeds and in tuning-seeds"),
         (("validation = 60\n", ""), "validation = 0, but validation samples choose"),
         (('than = "FedAvg"', 'than = "FedAvq"'), "no such method. Use one of FedAvg, FedMuon"),
         (("[0.01, 0.1]", "[0.01]"), "grid"),

@@ -270,7 +270,7 @@ def test_damaged_tables_are_refused(done: Path, tmp_path: Path) -> None:
     lines = (tmp_path / "curves.csv").read_text().splitlines(keepends=True)
     (tmp_path / "curves.csv").write_text("".join(lines[:-1]))
     summed(tmp_path)
-    with pytest.raises(InputError, match="do not belong together"):
+    with pytest.raises(InputError, match="do not match"):
         gather(tmp_path)
 
 

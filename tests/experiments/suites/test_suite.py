@@ -364,5 +364,5 @@ def test_a_replacement_may_follow_anybodys_law(own: str) -> None:
         held = [set(data.samples(int(client))[1].tolist()) for client in drawn[:, 0]]
         foreign[law] = sum(int(y) not in own for y, own in zip(labels, held, strict=True))
     assert foreign["own"] == 0 < foreign["any"]
-    with pytest.raises(InputError, match=r"Set stability\.neighbours to own or any"):
+    with pytest.raises(InputError, match=r"Set stability\.neighbours to 'own' or 'any'"):
         work(own, changes={"stability": {"neighbours": "all"}}).cells[0].compute()

@@ -117,7 +117,7 @@ BAD = {
     "range without a kind": (["--grid", "local.lr=1:10:7"], "as LOW:HIGH:log7 or LOW:HIGH:lin5"),
     "range without a count": (["--grid", "local.lr=1:10:log"], "as LOW:HIGH:log7 or LOW:HIGH:lin5"),
     "range of one": (["--grid", "local.lr=1:10:log1"], "must have 2 to 1000 values"),
-    "range to 0": (["--grid", "local.lr=0:10:log3"], "has an end that is not above 0, so"),
+    "range to 0": (["--grid", "local.lr=0:10:log3"], "which needs numbers above 0"),
     "range without length": (["--grid", "local.lr=1:1:lin3"], "ends with the same number"),
     "seeds in the grid": (["--grid", "federation.seed=1,2"], "set --seeds to their number"),
     "grid and set": (["--grid", "local.lr=1,2", "--set", "local.lr=3"], "--grid and --set both"),

@@ -426,7 +426,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "below-0": ({"data": (X, CLASSES - 1)}, "renumber the labels from 0 to 1"),
     "not-finite": ({"data": (X * np.nan, Y)}, "correct or remove this sample"),
     "ragged": ({"data": ([[1, 2], [3]], [1.0, 2.0])}, "sample 1 has shape .1,.*one shape"),
-    "test-alone": ({**NOTHING, "test": (X, Y)}, "Pass both, or leave test out"),
+    "test-alone": ({**NOTHING, "test": (X, Y)}, "Pass both data and test, or leave test out"),
     "test-of-source": ({"data": as_source((X, Y)), "test": (X, Y)}, "leave test out"),
     "unlike-test": ({"test": (X[:, :2], Y)}, "pass samples of the same shape"),
     "no-csv": ({**NOTHING, "config": {"data": {"name": "csv", "folder": "/nowhere.csv"}}},

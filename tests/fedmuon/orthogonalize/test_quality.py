@@ -128,7 +128,7 @@ def test_the_least_power_is_the_first_that_is_proved(name):
         try:
             found = least_power(s, rank, oversample)
         except InputError as error:
-            assert "power iterations change nothing" in str(error) and not proved
+            assert "power iterations do not improve" in str(error) and not proved
             continue
         tried += found > 0
         assert found == proved[0] if proved else found >= 60
