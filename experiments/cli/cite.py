@@ -22,7 +22,7 @@ def cite(
 ) -> None:
     """Print BibTeX entries of the methods, data and software that runs used.
 
-    Each entry appears once. A comment above the entry says why it is cited.
+    Each entry appears once. A comment above each entry gives the reason for the citation.
 
     Example: [bold]fedmuon cite runs/a runs/b[/]
     """

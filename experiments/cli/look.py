@@ -165,7 +165,7 @@ def ls(
 ) -> None:  # fmt: skip
     """List the runs in a folder and its subfolders, with the state of each run.
 
-    For each unfinished run, the list also shows the command that resumes it.
+    For each unfinished run, the list also shows the command that resumes this run.
 
     Example: [bold]fedmuon ls runs --sort accuracy --reverse[/]
     """

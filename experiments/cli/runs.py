@@ -130,7 +130,7 @@ def plan(
     """Estimate the time, memory and traffic of a run from a short trial.
 
     The command takes about as long as a short run, because it loads the data and starts the
-    engine. It saves no files. On an idle machine, the estimate is wrong by up to 25%. If other
+    engine. The command saves no files. On an idle machine, the estimate is wrong by up to 25%. If other
     programs use the machine, the estimate is too large.
 
     Example: [bold]fedmuon plan --engine ray --set federation.rounds=1000[/]
