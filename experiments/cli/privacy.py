@@ -430,7 +430,7 @@ def audit(
         Option(
             help=(
                 "Random seed of the simulated runs (default: 0). With --one-run, random seed of "
-                "the training run. In real training steps, lots, noise and the choice of "
+                "the training run. In real training steps, lots, noise and the coins of "
                 "canaries are secret and do not depend on the seed."
             )
         ),
@@ -465,9 +465,9 @@ def audit(
         str,
         Option(
             help=(
-                "What the attack of --one-run sees. With `releases`, the attack sees the noisy "
-                "result of every private step. With `model`, the attack sees only the final "
-                "model."
+                "What the attack of --one-run sees. With `releases`, the attack sees every "
+                "noisy result that the run publishes. With `model`, the attack sees only the "
+                "final model."
             ),
             autocompletion=completion.among("releases", "model"),
         ),

@@ -130,8 +130,8 @@ def plan(
     """Estimate the time, memory and traffic of a run from a short trial.
 
     The command takes about as long as a short run, because it loads the data and starts the
-    engine. The command saves no files. On an idle machine, the estimate is wrong by up to 25%. If other
-    programs use the machine, the estimate is too large.
+    engine. The command saves no files. On an idle machine, the estimate is wrong by up to 25%. If
+    other programs use the machine, the estimate is too large.
 
     Example: [bold]fedmuon plan --engine ray --set federation.rounds=1000[/]
     """
@@ -264,8 +264,8 @@ def suite(
         Option(
             "--resume",
             help=(
-                "Compute only the results that are missing in the folder of --out. You can also "
-                "raise --seeds."
+                "Compute only the results that are missing in the folder of --out. In suites of "
+                "kind `training`, you can also raise --seeds."
             ),
         ),
     ] = False,

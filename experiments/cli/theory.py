@@ -237,26 +237,23 @@ def stationarity(
         str,
         Option(
             help=(
-                "Coefficient schedule of the orthogonalizer. Used by Nesterov Muon together "
-                "with --singular."
+                "Coefficient schedule of the orthogonalizer. Used by Nesterov Muon with "
+                "--singular and without --sketch."
             )
         ),
     ] = "quintic",
     sketch: Annotated[
         int,
         Option(
-            help=(
-                "Rank of the sketch. 0 means no sketch. Used by Nesterov Muon together with "
-                "--singular."
-            )
+            help=("Rank of the sketch. 0 means no sketch. Used by Nesterov Muon with --singular.")
         ),
     ] = 0,
     oversample: Annotated[
         int,
         Option(
             help=(
-                "Number of columns that the sketch has in addition to its rank. Used by Nesterov "
-                "Muon, only with --sketch."
+                "Number of columns that the sketch has in addition to its rank. Used by "
+                "Nesterov Muon with --sketch."
             )
         ),
     ] = 10,
@@ -264,8 +261,8 @@ def stationarity(
         int | None,
         Option(
             help=(
-                "Number of power iterations h. Default: the smallest number for which the theorem "
-                "holds. Used by Nesterov Muon, only with --sketch."
+                "Number of power iterations h. The default is the smallest number for which the "
+                "theorem holds. Used by Nesterov Muon with --sketch."
             )
         ),
     ] = None,
@@ -291,8 +288,8 @@ def stationarity(
         Option(
             "--q",
             help=(
-                "Number of Newton-Schulz steps. Used by DP-Muon, Newton-Schulz convergence, and "
-                "Nesterov Muon together with --singular."
+                "Number of Newton-Schulz steps. Used by DP-Muon and Newton-Schulz convergence. "
+                "Nesterov Muon uses this number only with --singular and without --sketch."
             ),
         ),
     ] = 5,

@@ -1061,8 +1061,8 @@ class Privacy(Table):
     rate: Annotated[float, Field(ge=0, le=1)] = key(
         0.0,
         "Public sampling rate: the probability that a sample is drawn into the lot of a step. "
-        "The rate does not change the mean of a lot, which is the sum of gradients divided by "
-        "`lot`. 0 means the rate `lot` / `population`.",
+        "For every rate, the sum of a lot's gradients is divided by `lot`. 0 means the rate "
+        "`lot` / `population`.",
         read_if=PRIVATE_RECIPE,
     )
     kappa: Annotated[float, Field(gt=0, le=1)] = key(
