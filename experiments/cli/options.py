@@ -55,7 +55,11 @@ OutFolder = Annotated[
 Resume = Annotated[
     bool,
     Option(
-        "--resume", help=("Resume the interrupted run in the folder of --out, bit-identically.")
+        "--resume",
+        help=(
+            "Resume the interrupted run in the folder of --out. The result is bit-identical to "
+            "the result without interruption."
+        ),
     ),
 ]
 EngineName = Annotated[

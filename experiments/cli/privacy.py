@@ -72,8 +72,7 @@ Mode = Annotated[
         help=(
             "How epsilon counts the blocks of a step. With `joint`, all blocks share one lot, "
             "as in a real run. With `per-release`, each block counts as if it had its own lot. "
-            "`per-release` gives the epsilons published for DP-Muon (Table 3), which are too "
-            "small."
+            "The epsilons published in DP-Muon (Table 3) use `per-release`, and are too small."
         ),
         autocompletion=completion.among("joint", "per-release"),
     ),
@@ -111,7 +110,7 @@ Band = Annotated[
         "--band",
         help=(
             "Number of consecutive steps whose noise is correlated. 1 means independent noise. "
-            "Other numbers need --sampling cyclic."
+            "A number above 1 needs --sampling cyclic."
         ),
     ),
 ]
@@ -132,7 +131,7 @@ Memory = Annotated[
         "--momentum",
         help=(
             "Momentum β for which the correlated noise of --band or --buffers is optimized. "
-            "With 1, the noise is optimized for sums of gradients."
+            "With β = 1, the noise is optimized for sums of gradients."
         ),
     ),
 ]
@@ -155,7 +154,7 @@ Accountant = Annotated[
         "--accountant",
         help=(
             "Accountant that computes epsilon. `pld` is the built-in accountant. "
-            "`dp-accounting` is the package of this name, which takes longer to load."
+            "`dp-accounting` is the Python package dp-accounting, which takes longer to load."
         ),
         autocompletion=completion.among("pld", "dp-accounting"),
     ),
@@ -254,7 +253,7 @@ def correlated(
         float,
         Option(
             help=(
-                "Momentum β. With 1, the command compares the noise in sums of gradients "
+                "Momentum β. With β = 1, the command compares the noise in sums of gradients "
                 "instead of the noise in a momentum."
             )
         ),
@@ -339,8 +338,8 @@ def tuned(
         Option(
             "--draw",
             help=(
-                "Also draw the number of runs at random. Draw this number only once, before the "
-                "first run."
+                "Also draw the number of runs at random. Draw the number of runs only once, "
+                "before the first run."
             ),
         ),
     ] = False,
@@ -429,8 +428,8 @@ def audit(
         int | None,
         Option(
             help=(
-                "Random seed of the simulated runs (default: 0). With --one-run, random seed of "
-                "the training run. In real training steps, lots, noise and the coins of "
+                "Random seed of the simulated runs (default: 0). With --one-run, the training "
+                "run uses this seed. In real training steps, lots, noise and the coins of "
                 "canaries are secret and do not depend on the seed."
             )
         ),
@@ -441,7 +440,7 @@ def audit(
             help=(
                 "What is simulated. `projected` simulates only one number per noisy gradient, "
                 "the component along the canary. `release` simulates private training steps of "
-                "a small network, and needs few steps and blocks."
+                "a small network, and is fast only for few steps and blocks."
             ),
             autocompletion=completion.among("projected", "release"),
         ),

@@ -157,7 +157,8 @@ def stability(
         Option(
             "--all",
             help=(
-                "Train on every neighbouring data set. Each of these data sets replaces one sample."
+                "Train on every neighbouring data set. Each neighbouring data set replaces one "
+                "sample."
             ),
         ),
     ] = False,
@@ -264,8 +265,8 @@ def suite(
         Option(
             "--resume",
             help=(
-                "Compute only the results that are missing in the folder of --out. In suites of "
-                "kind `training`, you can also raise --seeds."
+                "Compute only the results that are missing in the folder of --out. For a suite "
+                "of kind `training`, --seeds may be larger than before."
             ),
         ),
     ] = False,
@@ -350,7 +351,7 @@ def sweep(
             "--resume",
             help=(
                 "Compute only the results that are missing in the folder of --out. You can also "
-                "add values to --grid and raise --seeds."
+                "add values to --grid, or set a larger --seeds."
             ),
         ),
     ] = False,

@@ -55,8 +55,8 @@ def bound(
         str | None,
         Option(
             help=(
-                "Constant C_hp of the bound: `explicit`, `sharp`, a number, or, for a finished "
-                "run, `variance`."
+                "Constant C_hp of the bound: `explicit`, `sharp`, `variance` (only for a "
+                "finished run), or a number."
             ),
             autocompletion=completion.among("explicit", "sharp", "variance"),
         ),
@@ -182,8 +182,8 @@ def stationarity(
         float,
         Option(
             help=(
-                "Constant part σ₀ of the noise in the gradient of one sample. Used by Nesterov "
-                "Muon, DiSK and Newton-Schulz convergence."
+                "Level σ₀ of the noise in one sample's gradient that does not depend on the "
+                "full gradient. Used by Nesterov Muon, DiSK and Newton-Schulz convergence."
             )
         ),
     ] = 1.0,
@@ -191,15 +191,18 @@ def stationarity(
         float,
         Option(
             help=(
-                "Part σ₁ of the noise in one sample's gradient that is proportional to the norm "
-                "of the full gradient. Used by Nesterov Muon."
+                "Level σ₁ of the noise in one sample's gradient, per unit of the norm of the "
+                "full gradient. Used by Nesterov Muon."
             )
         ),
     ] = 0.0,
     batch: Annotated[
         int,
         Option(
-            help="Number of samples per gradient. For Poisson lots, this is the expected number."
+            help=(
+                "Number of samples per gradient. For Poisson lots, set the expected number of "
+                "samples."
+            )
         ),
     ] = 1,
     rank: Annotated[

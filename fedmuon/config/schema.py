@@ -584,7 +584,7 @@ class TaskTable(Table):
     initial: Literal["gaussian", "zero"] = key(
         "gaussian",
         "Initial model X⁰. `gaussian` draws random entries with variance 1/d, where d is the "
-        "number of features. With `zero`, all entries are 0, which makes bounds tighter.",
+        "number of features. With `zero`, all entries of X⁰ are 0, which makes bounds tighter.",
         read_if=MATRIX_TASK,
     )
     weights: Text = key(
@@ -597,9 +597,8 @@ class TaskTable(Table):
     head: Literal["tied", "untied"] = key(
         "tied",
         "Last layer of the decoder. `tied` uses the matrix of the token embeddings, as in "
-        "GPT-2. `untied` uses a separate parameter (DP-Muon, Appendix D). If `weights` does "
-        "not contain this separate parameter, its initial value is a copy of the token "
-        "embeddings.",
+        "GPT-2. `untied` uses a separate parameter (DP-Muon, Appendix D). If `weights` does not "
+        "contain this separate parameter, training starts with a copy of the token embeddings.",
         read_if=DECODER_TASK,
     )
     positions: Annotated[int, Field(ge=0, le=10**6)] = key(
@@ -676,7 +675,7 @@ class Local(Table):
     alignment: Share = key(
         0.5,
         "Alignment α (Stability note, Remark 3.2). Each step is (1 − α) Orth(M) + α D, where D "
-        "is the direction in which the global model moved last.",
+        "is the direction of the last change of the global model.",
         read_if=ALIGNED,
     )
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = key(
@@ -794,8 +793,8 @@ class OrthogonalizerTable(Table):
     safety: Annotated[float, Field(ge=1, le=2)] = key(
         1.0,
         "Safety factor against rounding errors: every polynomial step except the last is "
-        "applied to x / `safety` instead of x. Polar Express uses 1.01. The coefficients "
-        "`polar-express` already contain the factor 1.01, so leave `safety` out for them.",
+        "applied to x / `safety` instead of x. The paper of Polar Express uses the factor 1.01. "
+        "The coefficients `polar-express` already contain this factor, so leave `safety` out.",
         read_if=(*POLYNOMIAL_MAPS, SEVERAL_STEPS),
     )
     eps: Positive = key(
@@ -805,11 +804,11 @@ class OrthogonalizerTable(Table):
     )
     normalization: Literal["plus", "max", "unit", "aol"] = key(
         "plus",
-        "Divisor of the matrix M before the first polynomial step. `plus` is ‖M‖ + ε "
-        "(Stability note). `max` is max(‖M‖, ε) (torch). `unit` is max(‖M‖, 1) (DP-Muon). "
-        "`aol` has one divisor per row (or column, if there are fewer): the square root of Σⱼ "
-        "|M Mᵀ|ᵢⱼ (Turbo-Muon). `aol` has no Lipschitz constant, so there is no stability "
-        "bound.",
+        "Divisor of the matrix M before the first polynomial step. `plus` is ‖M‖ + ε, as in the "
+        "Stability note. `max` is max(‖M‖, ε), as in torch. `unit` is max(‖M‖, 1), as in "
+        "DP-Muon. `aol` has one divisor per row (or column, if there are fewer): the square "
+        "root of Σⱼ |M Mᵀ|ᵢⱼ (Turbo-Muon). `aol` has no Lipschitz constant, so there is no "
+        "stability bound.",
         read_if=BY_MAP["newton-schulz"],
     )
     products: Literal["full", "bfloat16"] = key(
@@ -854,8 +853,8 @@ class OrthogonalizerTable(Table):
     row_memory: Annotated[float, Field(ge=0, lt=1)] = key(
         0.0,
         "β₂ of NorMuon, the decay factor of a running mean of the squares in each row. NorMuon "
-        "divides every row of an orthogonalized matrix by the root of this mean, and then "
-        "restores the norm of the matrix. 0 turns NorMuon off.",
+        "divides every row of an orthogonalized matrix by the square root of this mean, and "
+        "then restores the norm of the matrix. 0 turns NorMuon off.",
         read_if=MUON_RECIPE,
         values="0 to below 1; NorMuon uses 0.95",
     )
@@ -890,10 +889,10 @@ class Privacy(Table):
     are scaled to the bound. The mean of a lot is the sum of its bounded gradients, divided by
     `lot`. Every entry of the mean has noise of standard deviation `noise * bound / lot`. A client's
     sampling rate is `lot / n_i`. With a public `population`, the rate is `lot / population`. A
-    public `rate` sets the rate directly.
+    public `rate` is the sampling rate itself.
 
-    The level `client` protects whole clients. Then `bound` is the clipping bound of a client's
-    whole update, and the sum of a round has noise of standard deviation `noise * bound`.
+    The level `client` protects whole clients. At this level, `bound` is the clipping bound of a
+    client's whole update, and the sum of a round has noise of standard deviation `noise * bound`.
     """
 
     clipping: Literal["block", "flat", "automatic", "automatic-flat"] = key(
@@ -980,7 +979,7 @@ class Privacy(Table):
         "Who adds the noise. With `central`, the server adds all noise. With `local`, each "
         "client adds all noise. With `distributed`, each client adds a part of the noise and a "
         "mask. The masks hide single updates from the server and cancel in the sum. "
-        "`distributed` needs `cohorts` = `fixed`. With `ray` or `deployment`, also set "
+        "`distributed` needs `cohorts` = `fixed`. With engine `ray` or `deployment`, set "
         "[faults] `policy` = `strict` and `retries` = 0.",
         read_if=CLIENT_LEVEL,
     )
@@ -1034,16 +1033,16 @@ class Privacy(Table):
         "none",
         "How the noise of a step cancels part of the earlier noise (DP-FTRL). `sqrt-toeplitz` "
         "and `blt` reduce the noise in sums of gradients. `momentum` and `blt-momentum` reduce "
-        "the noise in the momentum of `dp-muon`. The two `blt` values need less memory than "
-        "the others. Correlated noise needs one client and one process, and the run cannot be "
-        "resumed.",
+        "the noise in the momentum of `dp-muon`. `blt` and `blt-momentum` need less memory than "
+        "the other two. Correlated noise needs one client and one process, and the run cannot "
+        "be resumed.",
         read_if=CYCLIC_LOTS,
     )
     band: Count = key(
         8,
-        "Number of consecutive steps whose noise is correlated. The run needs memory for "
-        "`band` − 1 additional copies of the model. The best value is near the number of lots "
-        "in an epoch.",
+        "Number of consecutive steps whose noise is correlated. The run needs memory for `band` "
+        "− 1 additional copies of the model. The best `band` is near the number of lots in an "
+        "epoch.",
         read_if=(*CYCLIC_LOTS, BAND_OF_NOISE),
     )
     buffers: Annotated[int, Field(ge=1, le=8)] = key(
@@ -1170,8 +1169,8 @@ class Engine(Table):
 class Compression(Table):
     """Compression of updates and models in messages.
 
-    A client sends its update: the difference between the arrays that it returns and the arrays that
-    it received. The file `rounds.jsonl` of a run contains the number of bytes in each round.
+    A client sends an update: the difference between the arrays after and before its local training.
+    The file `rounds.jsonl` of a run contains the number of bytes in each round.
     """
 
     uplink: Compressor = key(
@@ -1190,7 +1189,7 @@ class Compression(Table):
     )
     share: Annotated[float, Field(gt=0, le=1)] = key(
         0.1,
-        "k / d, the share of all entries that a message contains. For `rows`, this is the "
+        "k / d, the share of all entries that a message contains. For `rows`, `share` is the "
         "share of all rows.",
         read_if=OF_A_SHARE,
     )
@@ -1210,15 +1209,16 @@ class Compression(Table):
     )
     iterations: Annotated[int, Field(ge=1, le=100)] = key(
         1,
-        "Number of power iterations for each message. The first iteration starts from the last "
-        "message.",
+        "Number of power iterations for each message. The first iteration starts from the "
+        "factors in the last message.",
         read_if=OF_POWER,
     )
     feedback: Literal["none", "error", "ef21"] = key(
         "none",
         "How clients correct the compression error. With `none`, the error is not corrected. "
         "With `error`, each client adds the error to its next update (EF14). With `ef21`, each "
-        "client sends only the difference from an estimate that the server also stores (EF21).",
+        "client sends only the difference between its update and an estimate that the server "
+        "also stores (EF21).",
         read_if=CONTRACTIVE_UPLINK,
     )
 
@@ -1257,7 +1257,7 @@ class Devices(Table):
     """Simulated devices with a virtual clock.
 
     The simulated seconds of a client in a round are: latency + bytes / bandwidth-down + steps ·
-    batch · cost / speed + bytes / bandwidth-up. These seconds are the same on every machine and
+    batch · cost / speed + bytes / bandwidth-up. Simulated seconds are the same on every machine and
     engine.
     """
 
@@ -1297,22 +1297,22 @@ class Devices(Table):
         "constant",
         "How the speeds of the clients differ. With `constant`, all clients have the same "
         "speed. With `log-normal`, speeds are drawn from a log-normal distribution. With "
-        "`pareto`, a few clients are very slow. With `trace`, speeds come from the CSV file in "
-        "the key `trace`.",
+        "`pareto`, a few clients are very slow. With `trace`, speeds come from the CSV file "
+        "that the key `trace` names.",
         read_if=CLOCK,
     )
     speed: Positive = key(
         100.0,
-        "Simulated operations per second. With `speeds` = `constant`, this is the speed of "
-        "every client. With `log-normal`, this is the speed of the median client. With "
-        "`pareto`, this is the speed of the fastest client.",
+        "Simulated operations per second. With `speeds` = `constant`, `speed` is the speed of "
+        "every client. With `log-normal`, `speed` is the speed of the median client. With "
+        "`pareto`, `speed` is the speed of the fastest client.",
         read_if=DRAWN_SPEED,
     )
     speed_spread: Amount = key(
         0.5,
-        "Spread of the speeds. With `speeds` = `log-normal`, this is the standard deviation of "
-        "the logarithm of the speed. With `pareto`, this is 1 / shape parameter of the Pareto "
-        "distribution.",
+        "Spread of the speeds. With `speeds` = `log-normal`, the spread is the standard "
+        "deviation of the logarithm of the speed. With `pareto`, the spread is 1 / shape "
+        "parameter of the Pareto distribution.",
         read_if=(CLOCK, ReadIf("devices.speeds", SPREADS, "speeds that are drawn")),
     )
     bandwidths: Distribution = key(
@@ -1323,22 +1323,22 @@ class Devices(Table):
     )
     bandwidth_down: Positive = key(
         1e6,
-        "Bytes per second from the server to a client. With `bandwidths` = `constant`, this is "
-        "the bandwidth of every client. With `log-normal`, this is the bandwidth of the median "
-        "client. With `pareto`, this is the bandwidth of the fastest client.",
+        "Bytes per second from the server to a client. With `bandwidths` = `constant`, all "
+        "clients have this bandwidth. With `log-normal`, the median client has this bandwidth. "
+        "With `pareto`, the fastest client has this bandwidth.",
         read_if=DRAWN_BANDWIDTH,
     )
     bandwidth_up: Positive = key(
         1e6,
-        "Bytes per second from a client to the server. With `bandwidths` = `constant`, this is "
-        "the bandwidth of every client. With `log-normal`, this is the bandwidth of the median "
-        "client. With `pareto`, this is the bandwidth of the fastest client.",
+        "Bytes per second from a client to the server. With `bandwidths` = `constant`, all "
+        "clients have this bandwidth. With `log-normal`, the median client has this bandwidth. "
+        "With `pareto`, the fastest client has this bandwidth.",
         read_if=DRAWN_BANDWIDTH,
     )
     bandwidth_spread: Amount = key(
         0.5,
-        "Spread of the bandwidths. With `bandwidths` = `log-normal`, this is the standard "
-        "deviation of the logarithm of the bandwidth. With `pareto`, this is 1 / shape "
+        "Spread of the bandwidths. With `bandwidths` = `log-normal`, the spread is the standard "
+        "deviation of the logarithm of the bandwidth. With `pareto`, the spread is 1 / shape "
         "parameter of the Pareto distribution.",
         read_if=(CLOCK, ReadIf("devices.bandwidths", SPREADS, "bandwidths that are drawn")),
     )
@@ -1359,9 +1359,9 @@ class Devices(Table):
     )
     available: Annotated[float, Field(gt=0, le=1)] = key(
         0.5,
-        "With `availability` = `bernoulli`, this is the probability that a client is available "
-        "in a round. With `day-night`, this is the share of each day in which a client is "
-        "available.",
+        "With `availability` = `bernoulli`, `available` is the probability that a client is "
+        "available in a round. With `day-night`, `available` is the share of each day in which "
+        "a client is available.",
         read_if=(
             CLOCK,
             ReadIf(
@@ -1436,11 +1436,11 @@ class Stability(Table):
     constants: Literal["ball", "global"] = key(
         "ball",
         (
-            "Models for which the constants of the task are valid. With `ball`, these are, for "
-            "each step, all models that a run can reach: a ball around X⁰. With `global`, these "
-            "are all models, as in the Stability note. `global` is always used with alignment, "
-            "weight decay, a custom orthogonalizer or your own Lipschitz constant (Lg). Without a "
-            "run, `ball` works only if X⁰ is zero."
+            "Models for which the constants of the task are valid. `ball` covers a ball around "
+            "X⁰ that contains, for each step, all models a run can reach. `global` covers all "
+            "models, as in the Stability note. `global` is always used with alignment, weight "
+            "decay, a custom orthogonalizer or your own Lipschitz constant (Lg). Without a "
+            "finished run, `ball` works only if X⁰ is zero."
         ),
         read_if=MATRIX_TASK,
     )
@@ -1455,8 +1455,8 @@ class Stability(Table):
         "explicit",
         "Constant C_hp in Theorem 4.1 (Stability note). `explicit` and `sharp` are proved "
         "constants; `sharp` gives a tighter bound. `variance` is a proved bound from the "
-        "training losses of the finished run. Its terms H and G may fail with probabilities "
-        "0.9 δ and 0.1 δ. A number is your own, unproved C_hp. Then H and G may fail with "
+        "training losses of the finished run, whose terms H and G may fail with probabilities "
+        "0.9 δ and 0.1 δ. A number is your own, unproved C_hp, for which H and G may fail with "
         "probability δ/2 each, as published.",
         values="explicit, sharp, variance, or a number above 0",
     )
@@ -1604,7 +1604,7 @@ def refusal(config: Config, name: str, value: Any = None) -> str:
     if need is PRIVATE_RECIPE and config.privacy.level == "client":  # they exclude each other
         key, fix = CLIENT_LEVEL.key, f"set level = 'example' and {fix}"
     elif need is CLIENT_LEVEL and config.local.recipe in PRIVATE:
-        fix += " and choose an optimizer without dp- and disk-"
+        fix += " and choose an optimizer whose name does not begin with dp- or disk-"
     value = value_of(config, name) if value is None else value
     return (
         f"{_in_file(name)} = {shown(value)} has no effect, because {_in_file(key)} = "
