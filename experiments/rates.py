@@ -140,7 +140,7 @@ def nesterov(problem: Problem, rule: str, gamma: float = 0.0, nu: float = 0.0) -
     elif rule == "heavy-tailed":
         plan = stationarity.heavy_tailed(problem.steps, problem.noise.alpha)
     else:
-        raise InputError(f"--schedule is {rule!r}, but it must be heavy-tailed or alpha-free.")
+        raise InputError(f"--schedule is {rule!r}, but it must be 'heavy-tailed' or 'alpha-free'.")
     p, shape = problem, (problem.sides, problem.sides)
     found = nesterov_muon(_given(plan, p), p.noise, p.gap, p.smoothness, shape, gamma, nu)
     power = None if found.schedule.rule == "given" else -stationarity.rate(p.noise.alpha, rule)

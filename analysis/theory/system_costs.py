@@ -145,8 +145,8 @@ def rounding(additions: int) -> float:
     """
     if whole("additions", additions, 0) * UNIT >= 1:
         raise InputError(
-            f"the rounding error after {additions} additions has no bound. Use a tree of "
-            "aggregators."
+            f"additions is {additions}, but the rounding error of so many additions has no bound. "
+            "Use a tree of aggregators."
         )
     return additions * UNIT / (1 - additions * UNIT)
 

@@ -202,7 +202,9 @@ def weights(sizes: np.ndarray, kind: str) -> np.ndarray:
         return sizes / sizes.sum()
     if kind == "uniform":
         return np.full(len(sizes), 1 / len(sizes))
-    raise InputError(f"[federation] risk-weights = '{kind}' does not exist: use size or uniform")
+    raise InputError(
+        f"[federation] risk-weights = '{kind}' does not exist: use 'size' or 'uniform'"
+    )
 
 
 def _by_class(labels: np.ndarray) -> list[np.ndarray]:

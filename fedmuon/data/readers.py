@@ -165,8 +165,8 @@ def read_idx(path: Path) -> np.ndarray:
     expected = start + kind.itemsize * math.prod(shape)
     if len(content) != expected or 0 in shape:
         raise InputError(
-            f"{path} has {len(content)} bytes, but {expected} bytes follow from the shape "
-            f"{shape} in the header of the file. The file is damaged or empty: download it again."
+            f"{path} has {len(content)} bytes, but its header with shape {shape} requires "
+            f"{expected} bytes. The file is damaged or empty: download it again."
         )
     values = np.frombuffer(content, kind, offset=start).reshape(shape)
     return values.astype(kind.newbyteorder("="), copy=False)

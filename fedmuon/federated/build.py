@@ -118,13 +118,17 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except (RuntimeError, ValueError):
-        raise InputError(f"[engine] device = '{name}' is unknown. Use auto, cpu or cuda.") from None
+        raise InputError(
+            f"[engine] device = '{name}' is unknown. Use 'auto', 'cpu' or 'cuda'."
+        ) from None
     if device.type not in ("cpu", "cuda"):
-        raise InputError(f"[engine] device = '{name}' is not supported. Use auto, cpu or cuda.")
+        raise InputError(
+            f"[engine] device = '{name}' is not supported. Use 'auto', 'cpu' or 'cuda'."
+        )
     count = 1 if device.type == "cpu" else torch.cuda.device_count()
     if (device.index or 0) >= count:
         raise InputError(
-            f"[engine] device = '{name}' is not available on this machine. Use auto or cpu."
+            f"[engine] device = '{name}' is not available on this machine. Use 'auto' or 'cpu'."
         )
     return device
 

@@ -104,8 +104,8 @@ def _refuse(parts: dict[str, int]) -> None:
         return
     largest = max(parts, key=lambda name: parts[name])
     raise InputError(
-        f"this run needs about {_said(needed)} of memory, and {_said(parts[largest])} of this is "
-        f"for its {largest}, but the machine has {_said(most)}. Lower {MENDS[largest]}."
+        f"this run needs about {_said(needed)} of memory ({_said(parts[largest])} for its "
+        f"{largest}), but the machine has {_said(most)}. Lower {MENDS[largest]}."
     )
 
 

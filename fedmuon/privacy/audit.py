@@ -170,7 +170,7 @@ def require_enough(count: int) -> None:
     """Raise an error if there are too few trials to show any positive epsilon."""
     if count < FEWEST:
         raise InputError(
-            f"trials = {count} is too low, because so few trials cannot show any positive epsilon. "
+            f"trials = {count} is too low, because so few trials cannot prove an epsilon above 0. "
             f"Set trials = {FEWEST} or more."
         )
 

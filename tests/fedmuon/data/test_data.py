@@ -229,7 +229,7 @@ def test_damaged_idx_files_are_refused(tmp_path: Path) -> None:
     file, good = tmp_path / "file", idx_bytes(np.arange(24, dtype=np.uint8).reshape(4, 6))
     packed = gzip.compress(good)
     damaged = {
-        "35 bytes, but 36 bytes follow from the shape": good[:-1],
+        "35 bytes, but its header with shape": good[:-1],
         "37 bytes, but": good + b"x",
         "9 bytes, but": good[:9],
         "not an IDX file": b"\x89PNG" + good,

@@ -186,7 +186,7 @@ def test_weights() -> None:
     sizes = np.array([1, 2, 5])
     np.testing.assert_allclose(weights(sizes, "size"), [0.125, 0.25, 0.625])
     np.testing.assert_allclose(weights(sizes, "uniform"), [1 / 3] * 3)
-    with pytest.raises(InputError, match="size or uniform"):
+    with pytest.raises(InputError, match="'size' or 'uniform'"):
         weights(sizes, "sise")
 
 

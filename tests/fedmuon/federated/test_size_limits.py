@@ -23,7 +23,7 @@ CLOUD = "data.name=synthetic "
 REFUSED = {
     "data.train=1000000000000": "[data] train = 1000000000000 is not valid",
     CLOUD + "data.train=1000000000": "[data] train, test or dimension",
-    CLOUD + "data.dimension=1000000000": "of this is for its samples, but the machine has",
+    CLOUD + "data.dimension=1000000000": "for its samples), but the machine has",
     CLOUD + "data.train=20 data.test=10 federation.clients=1 federation.per-round=1 "
     "data.dimension=1000000 data.classes=900000": "GiB of memory",
     "federation.clients=1000000000000": "[federation] clients",
@@ -33,7 +33,7 @@ REFUSED = {
     "local.steps=10000000000000000000": "[local] steps",
     "local.batch=1000000000000000": "[local] batch",
     GPT + "task.width=1000000000": "[task] width",
-    GPT + "task.width=1000000 task.heads=1": "of this is for its model",
+    GPT + "task.width=1000000 task.heads=1": "for its model",
     "orthogonalizer.name=newton-schulz orthogonalizer.steps=9223372036854775808": "steps = 922",
     f"federation.rounds={DIGITS}": "too many digits",
     f"federation.rounds={'9' * 4000}": "[federation] rounds = 999",
@@ -111,7 +111,7 @@ def test_every_participant_of_a_round_takes_memory(
     tables = {"clients": clients, "per-round": per_round}
     config = small(data={"train": 2 * clients, "minimum": 1}, federation=tables)
     monkeypatch.setattr(size_limits, "machine_memory", lambda: 24 * 2**30)
-    said = r"its clients, .* Lower \[federation\] clients or per"
+    said = r"its clients\), .* Lower \[federation\] clients or per"
     too_many = pytest.raises(InputError, match=said) if per_round == 10**7 else nullcontext()
     with too_many:
         size_limits.require_room(config, (2,))
@@ -127,7 +127,7 @@ def test_a_stack_of_replicas_takes_the_memory_of_all(monkeypatch: pytest.MonkeyP
     data = build_data(config, source)
     monkeypatch.setattr(size_limits, "machine_memory", lambda: 2**30)
     assert build_experiment(config, data).task.dtype == torch.float64
-    with pytest.raises(InputError, match="of this is for its model"):
+    with pytest.raises(InputError, match="for its model"):
         build_experiment(config, data, lr=torch.full((256,), 0.1))
 
 

@@ -366,7 +366,10 @@ def test_at_client_level_the_mend_is_the_level(key: str) -> None:
     mended = {key: OTHER[key], "noise": 1.0} | ({"lot": 8.0} if key == "rate" else {})
     assert "level" not in refused("dp-muonbc", mended)
     other = refused("dp-muon", {"noise": 1.0, "trust": "local"})
-    assert "Set [privacy] level = 'client' and choose an optimizer without dp-" in other
+    assert (
+        "Set [privacy] level = 'client' and choose an optimizer whose name does not begin with dp-"
+        in other
+    )
 
 
 def test_no_circle_of_refusals_for_lots_that_take_turns() -> None:
