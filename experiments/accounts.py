@@ -341,8 +341,8 @@ def epsilon_and_cut(
     )
     if cut and math.isinf(found.upper):
         raise InputError(
-            f"with --max-lot {max_lot}, a lot is cut with probability up to {cut:.2g}, which "
-            f"uses up the whole delta = {delta:g}. Increase --max-lot."
+            f"with --max-lot {max_lot}, a lot is cut with probability up to {cut:.2g}. This "
+            f"probability uses up the whole delta = {delta:g}. Increase --max-lot."
         )
     return dataclasses.replace(found, sampling=sampling), cut
 
@@ -370,8 +370,9 @@ def noise_and_cut(
     left = delta_left(delta, cut, epsilon)
     if cut and left < composition.LEAST_DELTA:
         raise InputError(
-            f"with --max-lot {max_lot}, a lot is cut with probability up to {cut:.2g}, which at "
-            f"epsilon = {epsilon:g} uses up the whole delta = {delta:g}. Increase --max-lot."
+            f"with --max-lot {max_lot}, a lot is cut with probability up to {cut:.2g}. At epsilon "
+            f"= {epsilon:g}, this probability uses up the whole delta = {delta:g}. Increase "
+            "--max-lot."
         )
     noise, found = composition.noise_for(epsilon, share, many, left, blocks, mode, adjacency)
     if cut:

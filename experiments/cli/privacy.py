@@ -72,7 +72,7 @@ Mode = Annotated[
         help=(
             "How epsilon counts the blocks of a step. With `joint`, all blocks share one lot, "
             "as in a real run. With `per-release`, each block counts as if it had its own lot. "
-            "The epsilons published in DP-Muon (Table 3) use `per-release`, and are too small."
+            "The epsilons in Table 3 of DP-Muon use `per-release`, and are therefore too small."
         ),
         autocompletion=completion.among("joint", "per-release"),
     ),

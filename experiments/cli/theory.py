@@ -206,7 +206,7 @@ def stationarity(
         ),
     ] = 1,
     rank: Annotated[
-        int, Option(help="Smaller side min(m, n) of the m x n matrix, which is its maximum rank.")
+        int, Option(help="Maximum rank of the m x n matrix, which is its smaller side min(m, n).")
     ] = 10,
     gamma: Annotated[
         float,

@@ -406,8 +406,8 @@ def map_constant(case: CertifiedSetting) -> float:
         raise Uncertified(JUMPS)
     if table.name == "gaussian-smoothed-sign" and case.shape is None:
         raise InputError(
-            "The Lipschitz constant of the smoothed sign depends on the model's shape, which is "
-            "not known. Set the constant with --l-orth, or pass a run folder."
+            "The Lipschitz constant of the smoothed sign depends on the shape of the model, but "
+            "this shape is not known. Set the constant with --l-orth, or pass a run folder."
         )
     federation = case.config.federation
     calls = federation.rounds * case.config.local.steps * federation.per_round  # T_sign = R E K

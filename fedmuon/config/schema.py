@@ -123,7 +123,7 @@ def key(
         default: The default value.
         what: The description.
         read_if: The conditions that must all be met for the key to have an effect. If a condition
-            checks a key that has conditions itself, list the conditions of that key first.
+            checks a key with its own conditions, list the conditions of that key first.
         values: The possible values in words, if the type does not define them.
         symbol: The symbol for the key in the papers.
     """
@@ -794,7 +794,8 @@ class OrthogonalizerTable(Table):
         1.0,
         "Safety factor against rounding errors: every polynomial step except the last is "
         "applied to x / `safety` instead of x. The paper of Polar Express uses the factor 1.01. "
-        "The coefficients `polar-express` already contain this factor, so leave `safety` out.",
+        "The coefficients `polar-express` already contain a safety factor, so leave `safety` "
+        "out.",
         read_if=(*POLYNOMIAL_MAPS, SEVERAL_STEPS),
     )
     eps: Positive = key(
@@ -993,7 +994,7 @@ class Privacy(Table):
     )
     state_weight: Positive = key(
         1.0,
-        "Weight w of the momenta M when a client's update (X_k − X, w (M_k − M)) is clipped. "
+        "Weight w of the momenta M in the clipped update (X_k − X, w (M_k − M)) of a client. "
         "With a larger w, the momenta use more of the clipping bound, but the noise of the "
         "momenta, σC / w, is smaller.",
         read_if=(CLIENT_LEVEL, SENDS_STATES),
@@ -1564,7 +1565,7 @@ def _unmet(config: Config, name: str) -> ReadIf | None:
 def biased_participation(config: Config) -> bool:
     """Return whether the settings of `[devices]` make the sampling of clients not uniform.
 
-    Availability, dropout, and the modes `deadline` and `fedbuff` can have this effect.
+    Availability, dropout, and the modes `deadline` and `fedbuff` can make it not uniform.
     """
     table = config.devices
     selects = table.mode != "none" and (table.availability != "always" or table.dropout > 0)
