@@ -56,11 +56,7 @@ settings.load_profile("repeatable")
 # Each group has one worker, which starts its tests one after the other; the larger a group, the
 # sooner, and what a group makes is made once. Two of four mostly wait for processes: -n 4.
 GROUPS = {
-    "deployments": (
-        "tests/experiments/engines/test_deployment.py",
-        "tests/experiments/engines/test_process_life.py",
-        "tests/experiments/engines/test_project.py",
-    ),
+    "deployments": ("tests/experiments/engines/test_deployment.py",),
     "clusters": (
         "tests/fedmuon/federated/test_engines_agree.py",
         "tests/architecture/test_examples.py::test_an_example_on_ray_is_that_inline",
@@ -72,6 +68,10 @@ GROUPS = {
         "tests/experiments/suites/test_suite.py::test_ray_tasks_give_the_same_results",
     ),
     "readme": ("tests/architecture/test_readme.py",),  # later commands read what earlier ones wrote
+    "projects": (
+        "tests/experiments/engines/test_process_life.py",
+        "tests/experiments/engines/test_project.py",
+    ),
     "forks": (  # of one process that has everything loaded
         "tests/fedmuon/runs/test_chaos.py",
         "tests/architecture/test_examples.py::test_named_objects_after_kill_9",
@@ -96,7 +96,11 @@ GROUPS = {
     ),
 }
 
-
+# Cases of these functions take long and share nothing, so each case may have another worker.
+APART = (
+    "tests/architecture/test_notebooks.py::test_a_page_runs_and_its_text_is_true",
+    "tests/experiments/test_full_disks.py",
+)
 NEEDS = {
     "needs_fashion_mnist": (
         Path("/usr/share/datasets/fashion-mnist").is_dir,
@@ -113,14 +117,18 @@ def group_of(nodeid: str) -> str:
 
 
 class OneForGroups(LoadScopeScheduling):
-    """Functions with all their parameters go to whichever worker is free, so that what they keep is
-    made once; those of a group of `GROUPS` all to the same, and first.
+    """Share out the tests: a function with all its parameters goes to the next free worker.
+
+    So the function makes only once what it keeps. All tests of a group of `GROUPS` go to the same
+    worker, and begin first. Each case of a function of `APART` goes to the next free worker.
 
     The mark xdist_group is for this, but with pytest 9.2 pytest-xdist 3.8 passes it over in silence
     (pytest-dev/pytest-xdist#1386).
     """
 
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(APART):
+            return nodeid
         return group_of(nodeid) or nodeid.partition("[")[0]
 
 

@@ -70,8 +70,8 @@ Mode = Annotated[
     Option(
         "--mode",
         help=(
-            "How epsilon counts the blocks of a step. With `joint`, all blocks share one lot, "
-            "as in a real run. With `per-release`, each block counts as if it had its own lot. "
+            "Whether the blocks of a step share one lot. `joint` assumes that they do, as in a "
+            "real run. `per-release` assumes that a separate lot is drawn for each block. "
             "The epsilons in Table 3 of DP-Muon use `per-release`, and are therefore too small."
         ),
         autocompletion=completion.among("joint", "per-release"),

@@ -324,8 +324,8 @@ def halves(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, Tensor]:
     """Train runs on random halves of the samples.
 
     Returns:
-        The test losses, in the shape [runs, T], and which samples were in the half of each run, in
-        the shape [runs, n].
+        The test losses, in the shape [runs, T], and a mask that says which samples each run used,
+        in the shape [runs, n].
     """
     shards, found, stayed = run.experiment.shards, [], []
     for number in range(settings.subsets):

@@ -291,13 +291,13 @@ WITHOUT_PRIVACY = (
         "local.recipe",
         tuple(name for name in RECIPES if name not in PRIVATE),
         "runs without privacy",
-        "choose an optimizer without privacy (a private run saves every round)",
+        "choose an optimizer that is not private, because a private run saves every round",
     ),
     ReadIf(
         "privacy.level",
         "client".__ne__,
         "runs without privacy",
-        "set level = 'example' (a private run saves every round)",
+        "set level = 'example', because a run at client level saves every round",
     ),
 )
 FINE_TUNED = (
@@ -1456,9 +1456,9 @@ class Stability(Table):
         "explicit",
         "Constant C_hp in Theorem 4.1 (Stability note). `explicit` and `sharp` are proved "
         "constants; `sharp` gives a tighter bound. `variance` is a proved bound from the "
-        "training losses of the finished run, whose terms H and G may fail with probabilities "
-        "0.9 δ and 0.1 δ. A number is your own, unproved C_hp, for which H and G may fail with "
-        "probability δ/2 each, as published.",
+        "training losses of the finished run; its two terms, H and G, fail with probability at "
+        "most 0.9 δ and 0.1 δ. A number is your own, unproved C_hp; H and G then fail with "
+        "probability at most δ/2 each, as published.",
         values="explicit, sharp, variance, or a number above 0",
     )
     alpha_smoothing: Chance = key(

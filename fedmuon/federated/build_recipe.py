@@ -525,13 +525,13 @@ def _require_held(recipe: Recipe) -> None:
     for name in recipe.persistent:
         if name not in links or name in recipe.sent:
             raise InputError(
-                f"the recipe declares the persistent state {name!r}, but "
+                f"{name!r} cannot be a persistent state of the recipe, because "
                 + (
-                    "the server sends this state"
+                    "the server sends this state in every round. Remove it from `persistent`."
                     if name in recipe.sent
-                    else "no gradient transformation (link) of its chain has this name"
+                    else "no gradient transformation (link) of its chain has this name. Use names "
+                    f"from {', '.join(links)}."
                 )
-                + f". Use names from {', '.join(links)} that are not in `sent`."
             )
     for name in recipe.sent:
         if name not in recipe.kept:

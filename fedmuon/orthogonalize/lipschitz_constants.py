@@ -1,6 +1,6 @@
 """Lipschitz constants, output norms and approximation errors of orthogonalizers.
 
-The functions raise `Uncertified` if no constant is known to hold. This module does not need torch.
+The functions raise `Uncertified` if no constant is proved. This module does not need torch.
 
 **Lipschitz constants** (`lipschitz`): ||Orth(M) - Orth(M')||_F <= L ||M - M'||_F for all M, M'. The
 kind `paper` is the constant published in the Stability note. The kind `sharp` is a constant that

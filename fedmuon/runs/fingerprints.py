@@ -46,7 +46,7 @@ MET: dict[tuple[Path, str, int], tuple[Callable[[], Any], str]] = {}
 def described(
     config: Config, folder: Path, source: Source | None = None, afresh: bool = False
 ) -> Record:
-    """Return digests of the custom objects and samples, as the run in `folder` first used them.
+    """Return digests of the custom objects and samples that the run in `folder` uses.
 
     Args:
         config: The config with its custom objects.

@@ -167,7 +167,7 @@ class ClientLevel:
         return mapped(short, moved)
 
     def perturbed(self, held: Tree, returned: Tree, round: int, client: int) -> dict[str, Params]:
-        """Return the clipped and noisy message that a client sends instead of `returned`.
+        """Clip the reply `returned`, add noise to it, and return the message that is sent.
 
         With distributed trust, the message consists of integers that contain the client's share of
         the noise. This method does not add the client's mask.
