@@ -149,7 +149,8 @@ def _listed(names: tuple[str, ...]) -> str:
 
 # [data]
 IN_FOLDERS = ("fashion-mnist", "mnist", "cifar10", "idx")
-FILES = (*IN_FOLDERS, "npz", "csv", "parquet", "text", *TABLES, *GLUE)
+LABELLED_FILES = ("npz", "csv", "parquet")  # their label is set in [data.options]
+FILES = (*IN_FOLDERS, *LABELLED_FILES, "text", *TABLES, *GLUE)
 FILE_SOURCE = ReadIf("data.name", FILES, f"the sources {_listed(FILES)}")
 TEXT_SOURCE = ReadIf("data.name", TEXTS, f"the sources {_listed(TEXTS)}")
 TABLE_SOURCE = ReadIf("data.name", TABLES, f"the sources {_listed(TABLES)}")
@@ -490,7 +491,7 @@ class Data(Table):
         "",
         "Name of the label in data that you pass in Python: the column of a table, or the key "
         "in each dict. If `target` is empty, dicts are searched for common keys such as "
-        "`label`.",
+        "`label`. For `npz`, `csv` and `parquet` files, set `data.options.label` instead.",
         read_if=OWN_SOURCE,
         values="a name",
     )
@@ -1607,6 +1608,8 @@ def refusal(config: Config, name: str, value: Any = None) -> str:
     elif need is CLIENT_LEVEL and config.local.recipe in PRIVATE:
         fix += " and choose an optimizer whose name does not begin with dp- or disk-"
     value = value_of(config, name) if value is None else value
+    if need is OWN_SOURCE and name == "data.target" and config.data.name in LABELLED_FILES:
+        fix = f"set [data.options] label = {shown(value)}"
     return (
         f"{_in_file(name)} = {shown(value)} has no effect, because {_in_file(key)} = "
         f"{shown(value_of(config, key))}. This key is used only by {need.readers}. "

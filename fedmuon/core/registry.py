@@ -375,27 +375,37 @@ def _is_module(found: Any) -> bool:
     return torch is not None and isinstance(found, torch.nn.Module)
 
 
-def require_callable(found: Any, kind: str, wanted: str) -> Any:
+def require_callable(found: Any, kind: str, wanted: str, named: str = "") -> Any:
     """Return the object if it can be called.
 
-    Otherwise, raise an error that names the objects in `wanted` as possible objects.
+    Otherwise, raise an error that names the objects in `wanted` as possible objects, and the key
+    `named` of the config, if it is set.
     """
     if not callable(found):
-        raise unfit(found, kind, wanted)
+        raise unfit(found, kind, wanted, named)
     return found
 
 
-def unfit(found: Any, kind: str, wanted: str) -> InputError:
+def unfit(found: Any, kind: str, wanted: str, named: str = "") -> InputError:
     """Return the error that an object cannot be used as the given kind, such as `schedule`.
 
-    The error advises to pass `wanted` instead.
+    The error advises to pass `wanted` instead. `named` is the key and the value of the config that
+    name the object, or empty.
     """
+    a_kind = f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
+    if named:
+        why = (
+            f"requires arguments that a config does not provide, so it cannot create {a_kind}"
+            if isinstance(found, Filled)
+            else f"gives an object of type {type(found).__name__}, which cannot be used as {a_kind}"
+        )
+        return InputError(f"{named} {why}: use {wanted}")
     if isinstance(found, Filled):  # the function needs more arguments than the facts
         said = getattr(found.func, "__name__", "") or type(found.func).__name__
         return InputError(
-            f"{said} requires arguments that a config does not provide, so it cannot create a "
-            f"{kind}: pass {wanted}"
+            f"{said} requires arguments that a config does not provide, so it cannot create "
+            f"{a_kind}: pass {wanted}"
         )
     return InputError(
-        f"an object of type {type(found).__name__} cannot be used as a {kind}: pass {wanted}"
+        f"an object of type {type(found).__name__} cannot be used as {a_kind}: pass {wanted}"
     )

@@ -481,8 +481,12 @@ def npz(
         with np.load(require_regular(path), allow_pickle=False) as held:
             arrays = {name: held[name] for name in held.files}
     except Exception as error:  # numpy and zipfile raise many kinds of errors
+        # Only the system's reasons are shown, because numpy's errors advise to unpickle the file.
+        cause = getattr(error, "strerror", None)
+        why = f" ({cause})" if cause else ""
         raise InputError(
-            f"{path} is not a readable .npz file ({error}): check [data] folder"
+            f"{path} is not a readable .npz file{why}: check that [data] folder is the path of a "
+            "file that numpy.savez wrote, and that its arrays contain numbers or text"
         ) from None
     return _from_columns(path, arrays, label, client, inputs)
 
@@ -494,14 +498,28 @@ def comma_separated(folder: str = "", label: str = "label", client: str = "") ->
     """
     path = _file(folder, "csv")
     try:
-        rows = list(csv.reader(io.StringIO(read_text(path))))
-        head, *body = rows
-        found = zip(head, zip(*body, strict=True), strict=True)
-        columns = {name: _numbers(column) for name, column in found}
+        reader = csv.reader(io.StringIO(read_text(path)))
+        rows = [(reader.line_num, row) for row in reader]  # a quoted value can span lines
     except (OSError, ValueError, csv.Error) as error:
         raise InputError(
             f"{path} is not a readable CSV table ({error}): check [data] folder"
         ) from None
+    if len(rows) < 2:
+        many = "is empty" if not rows else "has a header, but no samples"
+        raise InputError(
+            f"{path} {many}: write the names of the columns in the first line, and one sample in "
+            "each further line"
+        )
+    (_, head), *body = rows
+    for line, row in body:
+        if len(row) != len(head):
+            values = "value" if len(row) == 1 else "values"
+            raise InputError(
+                f"line {line} of {path} has {len(row)} {values}, but the header has {len(head)}: "
+                "write one value for each column"
+            )
+    found = zip(head, zip(*(row for _, row in body), strict=True), strict=True)
+    columns = {name: _numbers(column) for name, column in found}
     return _from_columns(path, columns, label, client)
 
 
@@ -536,10 +554,15 @@ def _from_columns(
 
     `label` and `client` are the names of the columns of labels and owners.
     """
-    asked = [label] if inputs is None else [label, inputs]
-    for name in [*asked, client] if client else asked:
+    kind = "column" if inputs is None else "array"
+    for option, name in (("label", label), ("inputs", inputs), ("client", client)):
+        if name is None or (option == "client" and not name):  # not set
+            continue
         if name not in columns:
-            raise InputError(f"{path} has no column {name!r}: choose one of {', '.join(columns)}")
+            raise InputError(
+                f"{path} has no {kind} {name!r}: set [data.options] {option} to one of "
+                f"{_listed(columns)}"
+            )
     labels, owners = columns[label], _codes(columns[client]) if client else None
     if labels.dtype.kind not in "iuf":  # number words in alphabetical order
         labels = _codes(labels)
@@ -560,8 +583,11 @@ def _from_columns(
 def _file(folder: str, suffix: str) -> Path:
     path = Path(folder).expanduser()
     if not folder or not path.is_file():
+        why = f"is not a .{suffix} file" if path.exists() else "does not exist"
+        if not folder:
+            why = f"is empty, but [data] name = '{suffix}' needs a file"
         raise InputError(
-            f"[data] folder = '{folder}' is not a .{suffix} file: set the path of a .{suffix} file"
+            f"[data] folder = '{folder}' {why}: set [data] folder to the path of a .{suffix} file"
         )
     return path
 

@@ -297,7 +297,7 @@ def _user_task(
         made = make_named(config, "task", values=(nn.Module, OwnTask, tuple), facts=known)
     within = guard(config, "task")
     with within:
-        found = as_task(made)
+        found = as_task(made, within.named)
         return user_network(found, known["shape"], known["classes"], whole, dtype, device, within)
 
 

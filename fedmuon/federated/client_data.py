@@ -239,7 +239,7 @@ def _partition(config: Config) -> Any:
     if is_partitioner(found):
         return lambda labels, clients, rng: by_partitioner(found, labels, clients)
     mend = "index arrays, one per client, or a function (labels, clients, rng)"
-    return require_callable(found, "partition", mend)
+    return require_callable(found, "partition", mend, guard(config, "partition").named)
 
 
 def partition_digest(train: np.ndarray, client: np.ndarray) -> str:

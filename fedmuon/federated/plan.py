@@ -37,7 +37,7 @@ def schedule_of(config: Config) -> Callable[[int], float] | None:
         return found
     of = guard(config, "schedule")
     with of:
-        called = require_callable(found, "schedule", "a function of the round")
+        called = require_callable(found, "schedule", "a function of the round", of.named)
     return of.calling(called, as_factor)
 
 

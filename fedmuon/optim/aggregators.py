@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedmuon.core.errors import Guard, InputError, mapping, object_name
 from fedmuon.core.hidden_state import HiddenState
-from fedmuon.core.registry import Registry
+from fedmuon.core.registry import Registry, unfit
 from fedmuon.tasks.base import Params, stack_results
 
 __all__ = ["Aggregator", "by_samples", "krum", "mean", "median", "trimmed_mean"]
@@ -167,10 +167,8 @@ def as_aggregator(found: Any, guard: Guard | None = None) -> Aggregator:
     """
     if not isinstance(found, Aggregator):
         if not callable(found):
-            raise InputError(
-                f"the aggregate has type {type(found).__name__}, but it must be a function or a "
-                "fedmuon.Aggregator. Pass a function of the replies."
-            )
+            wanted = "a function of the replies, or a fedmuon.Aggregator"
+            raise unfit(found, "aggregator", wanted, "" if guard is None else guard.named)
         found = Aggregator(cast(Function, found))
     if guard is None:
         return found
@@ -359,12 +357,17 @@ def krum(faulty: int = 1) -> Aggregator:
     def apply(replies: Sequence[Any]) -> Params:
         count = len(replies) - faulty - 2
         if faulty < 0:
-            raise InputError(f"faulty of krum is {faulty}, but it must be an integer of 0 or more.")
+            raise InputError(
+                f"[federation.options] faulty = {faulty} is not valid for krum. Use an integer of "
+                "0 or more."
+            )
         if count < 1:
+            most = len(replies) - 3  # krum needs three replies even for faulty = 0
+            lower = f", or lower [federation.options] faulty to {most}" if most >= 0 else ""
             raise InputError(
                 f"krum cannot use faulty = {faulty} with {len(replies)} replies in a round, "
                 f"because it needs at least faulty + 3 = {faulty + 3} replies. Raise [federation] "
-                "per-round, or lower faulty."
+                f"per-round to {faulty + 3}{lower}."
             )
         flat = torch.stack(
             [torch.cat([value.flatten() for value in one.params.values()]) for one in replies]

@@ -253,7 +253,7 @@ def as_orthogonalizer(found: Any, guard: Guard | None = None) -> Orthogonalizer:
     """
     guard = guard or Guard("orthogonalizer", found)
     with guard:
-        made = as_map(found)
+        made = as_map(found, guard.named)
     apply: Any = made.apply.func if isinstance(made.apply, partial) else made.apply
     module = apply.__module__ if isinstance(apply, FunctionType) else ""
     built_in = (module or "").startswith("fedmuon.orthogonalize")
@@ -262,12 +262,12 @@ def as_orthogonalizer(found: Any, guard: Guard | None = None) -> Orthogonalizer:
     return replace(made, apply=guard.calling(made.apply))
 
 
-def as_map(found: Any) -> Orthogonalizer:
+def as_map(found: Any, named: str = "") -> Orthogonalizer:
     """Convert a function on stacks to an orthogonalizer, without a guard."""
     if isinstance(found, Orthogonalizer):
         return found
     mend = "a function on matrices [..., m, n], or a fedmuon.Orthogonalizer(apply, lipschitz)"
-    return Orthogonalizer(require_callable(found, "map", mend))
+    return Orthogonalizer(require_callable(found, "orthogonalizer", mend, named))
 
 
 def map_of_value(value: Orthogonalizer) -> Map:

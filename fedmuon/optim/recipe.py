@@ -442,7 +442,12 @@ def as_recipe(found: Any, guard: Guard | None = None) -> Recipe:
     """
     if guard is not None:
         with guard:
-            return _guard_recipe(as_recipe(found), guard)
+            return _guard_recipe(_converted(found, guard.named), guard)
+    return _converted(found)
+
+
+def _converted(found: Any, named: str = "") -> Recipe:
+    """Convert an object to a recipe. `named` is the key of the config that names the object."""
     if isinstance(found, Recipe):
         if found.mechanism is not None:
             for one, ours in ((found.mechanism, Mechanism), (found.mechanism.clipping, Clipping)):
@@ -461,6 +466,7 @@ def as_recipe(found: Any, guard: Guard | None = None) -> Recipe:
         "recipe",
         "a fedmuon.Recipe (from fedmuon.recipes, for example), a fedmuon.Chain or a list of "
         "links (from fedmuon.links); a torch optimizer is not a recipe",
+        named,
     )
 
 

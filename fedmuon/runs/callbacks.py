@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from fedmuon.core.errors import Guard, InputError, in_round
-from fedmuon.core.registry import Filled, Registry, required_parameters
+from fedmuon.core.registry import Filled, Registry, required_parameters, unfit
 
 __all__ = [
     "Callback",
@@ -85,10 +85,8 @@ def as_callback(found: Any, guard: Guard | None = None) -> Callback:
             return _Guarded(found, within)
         if callable(found):
             return _Guarded(_Function(cast(Listener, found)), within)
-        raise InputError(
-            f"an object of type {type(found).__name__} cannot be used as a callback. Pass a "
-            "function (record, state) or a fedmuon.callbacks.Callback."
-        )
+        wanted = "a function (record, state) or a fedmuon.callbacks.Callback"
+        raise unfit(found, "callback", wanted, within.named)
 
 
 class _Guarded(Callback):

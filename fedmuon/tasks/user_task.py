@@ -63,15 +63,18 @@ class Task:
     inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-def as_task(found: Any) -> Task:
-    """Convert the argument `task` (a module, (module, loss), or a Task) to a Task."""
+def as_task(found: Any, named: str = "") -> Task:
+    """Convert the argument `task` (a module, (module, loss), or a Task) to a Task.
+
+    `named` is the key and the value of the config that name the task, or empty.
+    """
     if isinstance(found, Task):
         return found
     parts = found if isinstance(found, tuple) else (found,)
     if parts and isinstance(parts[0], nn.Module):
         return Task(*parts)
     advice = "an nn.Module, (module, loss), or fedmuon.Task(module, loss, metrics)"
-    raise unfit(found, "task", advice)
+    raise unfit(found, "task", advice, named)
 
 
 def user_network(

@@ -361,7 +361,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "other-shape": ({"aggregate": lambda r: {n: v[None] for n, v in r[0].params.items()}},
                     "Return a dense tensor with the shape, dtype and device of the replies"),
     "no-aggregate": ({"aggregate": 3}, "a function"),
-    "krum": ({"aggregate": "krum"}, "Raise .* per-round, or lower faulty"),
+    "krum": ({"aggregate": "krum"}, "Raise .* per-round to 4"),
     "trim": ({"aggregate": "trimmed-mean", "config": options("federation", trim=0.5)},
              "Use a share of 0 or more and below 0.5"),
     # schedules
@@ -430,7 +430,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "test-of-source": ({"data": as_source((X, Y)), "test": (X, Y)}, "leave test out"),
     "unlike-test": ({"test": (X[:, :2], Y)}, "pass samples of the same shape"),
     "no-csv": ({**NOTHING, "config": {"data": {"name": "csv", "folder": "/nowhere.csv"}}},
-               "not a .csv file: set the path of a .csv file"),
+               "/nowhere.csv' does not exist: set .* to the path of a .csv file"),
     "labels": ({"data": (X, CLASSES + 2), "task": nn.Linear(3, 3)},
                "the labels go from 0 to 3"),
     "tokens": ({**MATRIX, "config": {"data": {"normalize": "tokens"}}}, "to a norm of at most 1"),
@@ -707,14 +707,45 @@ def test_a_constant_is_a_number_of_any_kind() -> None:
 
 
 @pytest.mark.parametrize(("table", "words"), [
-    ("a,b\n1,2", "no column 'label': choose one of a, b"),
+    ("a,b\n1,2", r"no column 'label': set \[data.options\] label to one of a, b"),
     ("a,label\nx,1\ny,0", "column 'a' of .* contains words"),
-    ("a,label\n1,1\n2", "not a readable CSV table"),
-    ("", "not a readable CSV table"),
+    ("a,label\n1,1\n2", "line 3 of .*held.csv has 1 value, but the header has 2"),
+    ('a,label\n"1\n",1\n2,3,4', "line 4 of .*held.csv has 3 values, but the header has 2"),
+    ("", "held.csv is empty"),
+    ("a,label\n", "held.csv has a header, but no samples"),
 ])  # fmt: skip
 def test_a_table_that_cannot_be_read(tmp_path: Path, table: str, words: str) -> None:
     (file := tmp_path / "held.csv").write_text(table)
     refused(words, {"data": {"name": "csv", "folder": str(file)}})
+
+
+def test_the_label_of_a_file_is_an_option(tmp_path: Path) -> None:
+    (file := tmp_path / "held.csv").write_text("a,b\n1,2")
+    data = {"name": "csv", "folder": str(file)}
+    words = r"target = 'b' has no effect.* Set \[data.options\] label = 'b', or leave"
+    refused(words, {"data": {**data, "target": "b"}})
+    file.write_text("a,b\n" + "1,0\n2,1\n" * 12)
+    data |= {"train": 18, "test": 6, "minimum": 1, "options": {"label": "b"}}
+    found = fedmuon.run({"data": data, "federation": {"clients": 3, "rounds": 1, "per-round": 3}})
+    assert found.summary["accuracy"] >= 0
+
+
+def test_a_csv_file_is_no_npz_file(tmp_path: Path) -> None:
+    (file := tmp_path / "held.npz").write_text("a,label\n1,1")
+    with pytest.raises(InputError, match=r"held.npz is not a readable \.npz file: check") as said:
+        fedmuon.run({"data": {"name": "npz", "folder": str(file)}})
+    assert "pickle" not in str(said.value)
+
+
+@pytest.mark.parametrize(("table", "key"), [
+    ("local", "recipe"), ("federation", "aggregate"), ("federation", "partition"),
+    ("local", "schedule"), ("orthogonalizer", "name"), ("task", "name"), ("output", "callback"),
+])  # fmt: skip
+def test_an_object_of_a_wrong_type_is_named(tmp_path: Path, table: str, key: str) -> None:
+    (file := tmp_path / "own.py").write_text("held = 3\n")
+    words = rf"\[{table}\] {key} = '{file}:held' gives an object of type int, which cannot be used"
+    muon = {"local": {"recipe": "fedmuon"}} if table == "orthogonalizer" else {}
+    refused(words, tables(**muon, **{table: {key: f"{file}:held"}}))
 
 
 class Unwritten(list):
