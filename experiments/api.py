@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedmuon.config.load import Config, load, nested, parse, read, to_resume
+from fedmuon.config.load import Config, load, nested, parse, read
 from fedmuon.config.typed import Tables
 from fedmuon.config.user_objects import NAMED, NOTHING, UserObjects
 from fedmuon.core.choices import GIVEN
@@ -40,6 +40,7 @@ from fedmuon.experiments.stability.finished_run import from_directory
 from fedmuon.experiments.suites.suite import here
 from fedmuon.experiments.suites.workers import Workers
 from fedmuon.runs.callbacks import Callback, Listener
+from fedmuon.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
     from fedmuon.experiments.suite_result import SuiteResult
@@ -631,7 +632,7 @@ def _chosen(
         held[name] = held.get(name, {}) | dict(values)
     if resume and config is None and out is not None:
         with in_python():
-            known = nested(load(to_resume(Path(out))))
+            known = nested(load(RunDirectory(Path(out)).config_to_resume()))
         held = {name: keys | held.get(name, {}) for name, keys in known.items()}
     return parse(held, own_recipe=given.recipe is not None).with_objects(given)
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from fedmuon.config.load import Config, absolute_paths, load, to_resume
-from fedmuon.core.errors import InputError
+from fedmuon.config.load import Config, absolute_paths, flatten, load
+from fedmuon.core.errors import InputError, shown
 from fedmuon.core.locks import held
 from fedmuon.experiments.engines.ray_cluster import quiet_ray, require_cluster
 from fedmuon.federated.build import resolve
@@ -81,16 +81,29 @@ def _config_to_resume(config: Config | None, out: Path) -> Config:
     """Return the config of the run to resume. A passed config must have the same values."""
     if config is not None and not (out / "config.toml").exists():
         return config
-    file = to_resume(out)
-    RunDirectory(out).require_config()
+    directory = RunDirectory(out)
+    file = directory.config_to_resume()
+    directory.require_config()
     written = load(file)
     if config is None:
         return written
     written = written.with_objects(config.given)
-    if resolve(config, resumed=written) != written:
+    if (passed := resolve(config, resumed=written)) != written:
         raise InputError(
-            f"the settings in {file} differ from the settings that you passed. To resume the run "
-            "in this folder, leave the config out. If the run uses your own Python objects, pass "
-            "the same objects again. To start a new run, choose another folder with --out."
+            f"the settings in {file} differ from the settings that you passed"
+            f"{_first_difference(written, passed)}. To resume the run, leave out the config or "
+            "the option (--seed, --set or --trials) that changes the value. If the run uses your "
+            "own Python objects, pass the same objects again. To start a new run, leave --resume "
+            "out and choose another folder with --out."
         )
     return written
+
+
+def _first_difference(written: Config, passed: Config) -> str:
+    """Return the first key that differs, with both values, as the end of a clause."""
+    old, new = flatten(written), flatten(passed)
+    for key in [*old, *(key for key in new if key not in old)]:
+        if old.get(key) != new.get(key):
+            values = [shown(one[key]) if key in one else "not set" for one in (old, new)]
+            return f": {key} is {values[0]} in the file, but {values[1]} in your settings"
+    return ""

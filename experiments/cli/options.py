@@ -302,7 +302,7 @@ def chosen_config(
         return None
     there = out / "config.toml" if resume and out and not file else None
     if out and there and not there.exists():
-        there = None if named else load.to_resume(out)
+        there = None if named else RunDirectory(out).config_to_resume()
     chosen = load.load(file or there, overrides)
     if incompatible.has_no_noise(chosen):
         warn(

@@ -338,6 +338,22 @@ class GridSearch(WorkOfRuns):
         """
         return self.lock if super().joined(lock) == self.lock else None
 
+    @property
+    def called(self) -> str:
+        """What messages call these runs."""
+        return "sweep" if self.grid else "run with several seeds"
+
+    @property
+    def mismatch(self) -> str:
+        """The end of the error message for a folder whose lock does not match."""
+        more = "add values to --grid, or raise --seeds" if self.grid else "raise --seeds"
+        return (
+            "does not match the config and options that you passed. Pass the config and options "
+            f"with which the {'sweep' if self.grid else 'runs'} started. You can {more}. If "
+            "nothing differs, another version of fedmuon wrote the file, or the file is damaged: "
+            "choose another folder with --out."
+        )
+
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
         """Return the rows of cells.csv and points.csv.
 

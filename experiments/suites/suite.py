@@ -67,7 +67,7 @@ class Work(ABC):
     cells: Sequence[Cell]
     place: ClassVar[str] = "cells"  # folder of the cells' files
     counted: ClassVar[str] = "cells"  # unit of the cells' sizes
-    noun: ClassVar[str] = "suite"  # the word in messages; the summary is NOUN.json
+    noun: ClassVar[str] = "suite"  # the summary is NOUN.json
 
     @property
     @abstractmethod
@@ -101,6 +101,19 @@ class Work(ABC):
             lock: The lock that is stored in the folder.
         """
         return lock if lock == self.lock else None
+
+    @property
+    def called(self) -> str:
+        """What messages call the suite."""
+        return self.noun
+
+    @property
+    def mismatch(self) -> str:
+        """The end of the error message for a folder whose lock does not match."""
+        return (
+            f"does not match this {self.noun}. The data, scale, settings, seeds or version may "
+            "differ, or the file may be damaged. Choose another folder with --out."
+        )
 
     @abstractmethod
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
@@ -219,7 +232,7 @@ def opened(work: Work, out: Path, resume: bool = False) -> Iterator[Opened]:
                     )
                 done[one.name] = record
         work.require_sound([one for one in cells if one.name in done])
-        lock = out / "suite.lock"  # updated only after the finished cells were checked
+        lock = out / files.SUITE_LOCK  # updated only after the finished cells were checked
         with files.mendable(lock, "read"):
             before = files.read_bytes(lock)
         if (both := work.joined(before)) is not None and both != before:
@@ -229,24 +242,22 @@ def opened(work: Work, out: Path, resume: bool = False) -> Iterator[Opened]:
 
 def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
     """Check that the folder is new or belongs to this suite, and return the file of each cell."""
-    lock = out / "suite.lock"
+    lock = out / files.SUITE_LOCK
     with files.mendable(out, "create"):
         out.mkdir(parents=True, exist_ok=True)
         full = any(not entry.name.startswith(".") for entry in out.iterdir())
         if full and not (resume and lock.exists()):
             raise InputError(
-                f"{out} has no suite.lock, so there is no {work.noun} to resume. Check the path of "
-                "--out."
+                f"{out} has no suite.lock, so there is no {work.called} to resume. Check the path "
+                "of --out."
                 if resume
                 else (
-                    f"{out} is not empty: choose another folder with --out, or resume with --resume"
+                    f"{out} is not empty: choose another folder with --out"
+                    + (", or resume with --resume" if lock.exists() else "")
                 )
             )
         if full and work.joined(files.read_bytes(lock)) is None:
-            raise InputError(
-                f"{lock} does not match this {work.noun}. The data, scale, settings, seeds or "
-                "version may differ, or the file may be damaged. Choose another folder with --out."
-            )
+            raise InputError(f"{lock} {work.mismatch}")
         files.remove_drafts(out)
         if not full:  # the lock comes first, because a folder without a lock cannot be resumed
             files.write_bytes(lock, work.lock)

@@ -26,7 +26,6 @@ from fedmuon.config.schema import (
 )
 from fedmuon.config.user_objects import NAMED, NOTHING, UserObjects
 from fedmuon.core.choices import TEXTS, is_own
-from fedmuon.core.errors import InputError
 from fedmuon.core.registry import absolute_name
 from fedmuon.core.tables import Scalar, Table, override, put, read_toml, validate
 
@@ -215,20 +214,6 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     An override has the form `table.key=value`.
     """
     return parse(override(read(path) if path else {}, overrides))
-
-
-def to_resume(folder: Path) -> Path:
-    """Return the path of config.toml in the folder of a run to resume.
-
-    Raise an error if the file is missing. With a wrong path and --resume, the command would
-    otherwise start a new run with the defaults.
-    """
-    if not (file := folder / "config.toml").exists():
-        raise InputError(
-            f"{folder} has no config.toml, so there is no run to resume in this folder. Check "
-            "the path, or leave --resume out to begin a new run."
-        )
-    return file
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -23,6 +23,7 @@ KEYWORDS = {
     "--resume it": "resume it with resume=True",
     "--resume": "resume=True",
     "--out": "out=",
+    " (--seed, --set or --trials)": "",
 }
 AGAIN = "run the command again"
 NOTHING_SAVED = f"nothing new was saved, {AGAIN}"  # no command began, or its folder is empty

@@ -27,6 +27,7 @@ from fedmuon.core.errors import InputError
 
 Record = dict[str, Any]
 SUMS, PART = "SHA256SUMS", ".part"
+SUITE_LOCK = "suite.lock"  # the first file in the folder of a suite, a sweep or several seeds
 AFRESH = "start a new run in another folder with --out"
 KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket", stat.S_IFDIR: "folder",
          stat.S_IFCHR: "device", stat.S_IFBLK: "device", stat.S_IFLNK: "looping link"}  # fmt: skip
@@ -61,11 +62,15 @@ def why_and_remedy(error: OSError, path: Path | None = None, elsewhere: bool = T
     Args:
         error: The error of the operating system.
         path: The file or folder that could not be written. If the disk is full, the message states
-            how many bytes are free.
+            how many bytes are free. If a file has the path of a folder, the message names the file.
         elsewhere: Whether the user can choose another file or folder. If so, the message advises to
             choose another place.
     """
     other = ", or choose another place" if elsewhere else ""
+    if path is not None and error.errno in (errno.EEXIST, errno.ENOTDIR):
+        blocking = [one for one in (path, *path.parents) if one.exists() and not one.is_dir()]
+        if blocking:
+            return f"({blocking[0]} is a file, but a folder is needed): choose another path"
     if error.errno not in FULL:
         return f"({error.strerror}): choose another place that is writable and has enough room"
     free = ""
@@ -270,6 +275,32 @@ def require_sound(folder: Path, names: Iterable[str]) -> None:
                 f"{file} {what}, so the folder is damaged: restore the file from a copy, or "
                 f"{AFRESH}"
             )
+
+
+def several_runs(folder: Path) -> str:
+    """Say what a folder of several runs contains, and how to resume them.
+
+    Return an empty text if the folder is not one of a suite, a sweep or several seeds.
+    """
+    lock = folder / SUITE_LOCK
+    if not lock.exists():
+        return ""
+    with contextlib.suppress(ValueError, InputError, OSError):  # the lock is damaged
+        held = json.loads(read_text(lock))
+        if isinstance(held, list) and held and held[0] == "seeds":
+            return (
+                "contains runs with several seeds. To resume them, pass the same config, options "
+                "and --seeds as before, and --resume."
+            )
+        if isinstance(held, list) and held and held[0] == "sweep":
+            return (
+                "contains a sweep. To resume it, repeat the `fedmuon sweep` command that started "
+                "it, and add --resume."
+            )
+    return (
+        "contains several runs. To resume them, repeat the command that started them, such as "
+        "`fedmuon suite`, and add --resume."
+    )
 
 
 # Temporary run folders, and copies of run folders

@@ -74,22 +74,64 @@ class RunDirectory:
         """Create the folder. Raise an error if it has files, unless they are a run to resume."""
         with mendable(self.path, "create"):
             self.path.mkdir(parents=True, exist_ok=True)
-            held = {entry.name for entry in self.path.iterdir()} - {LOCK, DRIVER}
-        if "config.toml" not in held:  # a run that stopped before its first file counts as new
-            ours = {files.SUMS} if set(sums_of(self.path)) <= {*FIXED, *MAYBE} else set()
-            held -= {name for name in held if name.endswith(files.PART)} | ours | {LOGS}
+            held = self._held()
         if held and not resume:
-            or_resume = "" if self.lost() else ", or resume the run with --resume"
+            can = "config.toml" in held and not self.lost()
+            or_resume = ", or resume the run with --resume" if can else ""
             raise InputError(
                 f"{self.path} is not empty. Choose another folder with --out{or_resume}."
             )
         shown = [name for name in held - {files.SUMS} if not name.startswith(".")]
         if shown and "config.toml" not in held:
-            raise InputError(
-                f"{self.path} is not a run folder, because it contains files but no config.toml. "
-                "Choose another folder with --out."
-            )
+            raise self._not_a_run()
         files.remove_drafts(self.path)
+
+    def config_to_resume(self) -> Path:
+        """Return the path of config.toml of the run to resume.
+
+        Raise an error if the file is missing. With a wrong path and --resume, the command would
+        otherwise start a new run with the defaults.
+        """
+        file = self.path / "config.toml"
+        if file.exists():
+            return file
+        with mendable(self.path, "read"):
+            if (there := self.path.exists()) and not self.path.is_dir():
+                raise InputError(f"{self.path} is a file, not a run folder: check the path")
+            held = self._held() if there else set()
+        if held:
+            raise self._not_a_run()
+        what = f"{self.path} has no config.toml" if there else f"{self.path} does not exist"
+        raise InputError(
+            f"{what}, so there is no run to resume in this folder. Check the path, or leave "
+            "--resume out to begin a new run."
+        )
+
+    def _held(self) -> set[str]:
+        """Return the names of the files and folders in the folder, without its locks.
+
+        If a run stopped before its first file, its temporary files are left out, too, because the
+        folder counts as new.
+        """
+        held = {entry.name for entry in self.path.iterdir()} - {LOCK, DRIVER}
+        if "config.toml" in held:
+            return held
+        ours = {files.SUMS} if set(sums_of(self.path)) <= {*FIXED, *MAYBE} else set()
+        return held - {name for name in held if name.endswith(files.PART)} - ours - {LOGS}
+
+    def _not_a_run(self) -> InputError:
+        """Return the error for a folder that contains files but no config.toml."""
+        if what := files.several_runs(self.path):
+            return InputError(f"{self.path} {what}")
+        if "config.toml" in sums_of(self.path):
+            return InputError(
+                f"{self.path / 'config.toml'} is missing, so the folder is damaged: restore the "
+                f"file from a copy, or {AFRESH} and without --resume"
+            )
+        return InputError(
+            f"{self.path} is not a run folder, because it contains files but no config.toml. Check "
+            "the path. To start a new run, leave --resume out and choose another folder with --out."
+        )
 
     def lost(self) -> str:
         """Return why the unfinished run or audit cannot be resumed.

@@ -514,6 +514,8 @@ def test_a_folder_of_another_sweep_is_left_alone(
         assert command(*words, *other) == 2
         assert "another" in capsys.readouterr().err
         assert {file: file.read_bytes() for file in before} == before
+    assert command("run", "--resume", "--out", tmp_path / "out") == 2
+    assert "contains a sweep. To resume it, repeat" in plain(capsys.readouterr().err)
     runs = {file: one for file, one in before.items() if "runs" in file.parts}
     assert command(*words, "--grid", "local.lr=0.1,1,5", "--seeds", "2", "--resume") == 0
     assert {file: file.read_bytes() for file in runs} == runs
@@ -521,6 +523,33 @@ def test_a_folder_of_another_sweep_is_left_alone(
 
 
 # Seeds
+
+
+def test_several_seeds_are_resumed_with_the_same_config_only(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", tmp_path / "out"]
+    assert command("run", config, "--seeds", "2", *out) == 0
+    for words, said in (
+        (
+            ["--resume"],
+            "contains runs with several seeds. To resume them, pass the same config, options",
+        ),
+        (
+            [config, "--resume"],
+            "contains runs with several seeds. To resume them, pass the same config",
+        ),
+        ([config], "is not empty. Choose another folder with --out."),
+        (["--resume", "--seeds", "3"], "suite.lock does not match the config and options that"),
+        ([config, "--resume", "--seeds", "1"], "You can raise --seeds."),
+    ):
+        capsys.readouterr()
+        assert command("run", *words, *out) == 2
+        assert said in plain(capsys.readouterr().err)
+    assert command("run", config, "--seeds", "3", "--resume", *out) == 0
+    capsys.readouterr()
+    assert command("run", config, "--seeds", "2", "--out", tmp_path) == 2
+    assert plain(capsys.readouterr().err).rstrip().endswith("choose another folder with --out")
 
 
 def test_seeds_of_a_run_are_summarized(

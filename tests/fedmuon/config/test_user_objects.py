@@ -544,7 +544,7 @@ def test_a_resumed_run_is_held_to_the_keywords(tmp_path: Path) -> None:
     refused("with out=, or resume the run with resume=True", tables(), **PLAIN, out=tmp_path)
     assert fedmuon.run(**PLAIN, recipe="fedavg", out=tmp_path, resume=True).rounds
     refused(
-        "differ from the settings that you passed",
+        "local.recipe is 'fedavg' in the file, but 'sgd' in your settings",
         None,
         **PLAIN,
         recipe="sgd",

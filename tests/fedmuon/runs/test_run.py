@@ -161,10 +161,55 @@ def test_a_command_is_resumed_by_saying_it_again(tmp_path: Path) -> None:
     for more in ([], ["--engine=inline"], ["--set=federation.rounds=2"]):
         again = [*command[:2], command[-1], *more, "--resume"]
         assert CliRunner().invoke(app, again).exit_code == 0
-    other = [*command, "--set=federation.rounds=3", "--resume"]
-    with pytest.raises(InputError, match="differ from the settings that you passed"):
-        CliRunner().invoke(app, other, catch_exceptions=False)
+    for option, key, values in (
+        ("--set=federation.rounds=3", "federation.rounds", (2, 3)),
+        ("--seed=5", "federation.seed", (0, 5)),
+    ):
+        said = f"passed: {key} is {values[0]} in the file, but {values[1]} in your settings"
+        with pytest.raises(InputError, match=said):
+            invoke("run", "--resume", f"--out={out}", option)
     assert (out / "model.safetensors").read_bytes() == model
+
+
+def invoke(*words: object) -> None:
+    CliRunner().invoke(app, [*map(str, words)], catch_exceptions=False)
+
+
+def test_resume_is_advised_only_where_it_can_follow(tmp_path: Path) -> None:
+    out, other = tmp_path / "run", tmp_path / "other"
+    execute(small(), out)
+    other.mkdir()
+    (other / "notes.txt").touch()
+    with pytest.raises(InputError, match="or resume the run with --resume"):
+        execute(small(), out)
+    with pytest.raises(InputError, match=r"Choose another folder with --out\.$"):
+        execute(small(), other)
+    for config in (None, small()):
+        with pytest.raises(InputError, match="is not a run folder, because it contains files"):
+            execute(config, other, resume=True)
+    (out / "config.toml").unlink()
+    with pytest.raises(InputError, match=r"Choose another folder with --out\.$"):
+        execute(small(), out)
+    for config in (None, small()):
+        with pytest.raises(InputError, match=r"config.toml is missing, so .* without --resume"):
+            execute(config, out, resume=True)
+
+
+def test_there_is_no_run_to_resume(tmp_path: Path) -> None:
+    for folder, said in ((tmp_path, "has no config.toml"), (tmp_path / "typo", "does not exist")):
+        with pytest.raises(InputError, match=f"{said}, so there is no run .* leave --resume out"):
+            invoke("run", "--resume", "--out", folder)
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="is a file, not a run folder"):
+        invoke("run", "--resume", "--out", tmp_path / "file")
+
+
+def test_a_file_in_the_place_of_a_run_folder_is_named(tmp_path: Path) -> None:
+    (file := tmp_path / "file").touch()
+    for out in (file, file / "run"):
+        said = f"cannot create {out} \\({file} is a file, but a folder is needed\\): choose another"
+        with pytest.raises(InputError, match=said):
+            execute(small(), out)
 
 
 @pytest.mark.parametrize("victim", sorted(FIXED))
