@@ -123,7 +123,7 @@ def names(
     """
     kinds = completion.LISTED
     if kind not in (*kinds, *SAME_LIST):
-        advice = instead(kind, (*kinds, *SAME_LIST), "choose one of")
+        advice = instead(kind, kinds, "choose one of")
         raise InputError(f"there is no list {kind!r}: {advice}")
     if kind == "suites":
         from fedmuon.experiments.suites.contents import read, shipped  # the config

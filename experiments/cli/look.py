@@ -18,7 +18,7 @@ from fedmuon.experiments import tables
 from fedmuon.experiments.cli.options import RunFolder
 from fedmuon.experiments.cli.output import console, print_path, style, tell, warn
 from fedmuon.experiments.cli.show import run_parts, sweep_parts
-from fedmuon.runs.directory import client_records
+from fedmuon.runs.directory import AXES, client_records
 
 if TYPE_CHECKING:
     from fedmuon.experiments.inspect.status import RunStatus
@@ -35,6 +35,12 @@ HorizontalAxis = Annotated[
     ),
 ]
 Runs = Annotated[Path, Argument(help="Folder with runs.", autocompletion=completion.run_folders)]
+
+
+def require_axis(x: str) -> None:
+    """Raise an error if the value of --x is not an axis of curves."""
+    if x not in AXES:
+        raise InputError(f"--x {x} is not an axis of curves: use one of {', '.join(AXES)}")
 
 
 def show(
@@ -73,6 +79,7 @@ def show(
     """
     from fedmuon.experiments.inspect.status import run_status  # the config
 
+    require_axis(x)
     if clients and x != "rounds":
         raise InputError(
             "--x sets the horizontal axis of the run's curves, so --x has no effect with "
@@ -87,7 +94,7 @@ def show(
     if clients:
         _show_clients(run, figure)
         return
-    run.curve("", x)  # an error about the axis comes first
+    run.curve("", x)  # the run may have no values for this axis
     parts = [] if style.as_json else list(run_parts(run, console.width, x))
     tell(_record(run), *parts)
     _print_states([run])
@@ -249,6 +256,7 @@ def compare(
     """
     from fedmuon.experiments.inspect import listing  # the config
 
+    require_axis(x)
     if figure is None and x != "rounds":
         raise InputError(
             "--x sets the horizontal axis of the figure, but there is no figure. Add --figure "

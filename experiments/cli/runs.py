@@ -329,8 +329,10 @@ def sweep(
         Option(
             help=(
                 "Metric that selects the best point: `validation-loss` (default), "
-                "`validation-accuracy`, `train-loss`, `test-loss` or `test-accuracy`. For your "
-                "own metric, write `max:NAME` or `min:NAME`."
+                "`validation-accuracy`, `train-loss`, `test-loss`, `test-accuracy` or "
+                "`test-gap`. The first two need validation samples: set data.validation, for "
+                "example with `--set data.validation=0.2`. For your own metric, write "
+                "`max:NAME` or `min:NAME`."
             ),
             autocompletion=completion.among(
                 "validation-loss",
@@ -338,6 +340,7 @@ def sweep(
                 "train-loss",
                 "test-loss",
                 "test-accuracy",
+                "test-gap",
                 "max:",
                 "min:",
             ),
@@ -370,7 +373,8 @@ def sweep(
     seeds), and figures. For networks, a sweep over local.lr does not change local.aux-lr. To tune
     both step sizes, add `--grid local.aux-lr=VALUES`.
 
-    Example: [bold]fedmuon sweep my.toml --grid local.lr=0.01:10:log7 --seeds 3 --jobs 2[/]
+    Example: [bold]fedmuon sweep --data synthetic --set data.validation=0.2
+    --grid local.lr=0.01:10:log7 --seeds 3 --jobs 2[/]
     """
     changes = options.changes_of(overrides, None, None, data, seed)
     words = _config_words(config, changes)
@@ -467,7 +471,15 @@ def fixed_step_size(config: Path | None, changes: list[str], grid: Sequence[str]
 
 
 def deploy_demo(
-    config: options.ConfigFile = None,
+    config: Annotated[
+        Path | None,
+        Argument(
+            help=(
+                "Config file (TOML). Without a file, 3 clients train on synthetic data, as "
+                "described above."
+            )
+        ),
+    ] = None,
     out: options.OutFolder = None,
     overrides: options.Overrides = None,
     data: options.DataName = None,

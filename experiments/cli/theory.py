@@ -1,13 +1,15 @@
 """Commands that evaluate the theory: `bound`, `stationarity` and `flops`."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from typer import Argument, Context, Option
 
 import fedmuon.experiments.cli.completion as completion
-from fedmuon.analysis.theory.checks import at_least
+from fedmuon.analysis.theory.checks import at_least, probability, whole
 from fedmuon.core.errors import InputError, require_at_most
 from fedmuon.experiments import rates
 from fedmuon.experiments.cli.options import Overrides, given_in
@@ -75,7 +77,8 @@ def bound(
         Option(
             help=(
                 "Models for which the constants of the task are valid: `ball` (models that a "
-                "run can reach), or `global` (all models)."
+                "run can reach), or `global` (all models). Without a run folder, `ball` needs "
+                "`--set task.initial=zero`. Otherwise, the bound uses `global`."
             ),
             autocompletion=completion.value_of("stability.constants"),
         ),
@@ -98,39 +101,52 @@ def bound(
     from fedmuon.experiments.stability import certificates as calculator  # the config
 
     options = {
-        "local.lr": lr, "local.momentum": beta, "local.steps": local_steps, "local.batch": batch,
-        "orthogonalizer.lambda": lam, "federation.rounds": rounds, "federation.clients": clients,
-        "federation.per-round": per_round, "stability.delta": delta, "stability.c-hp": c_hp,
-        "stability.lipschitz": kind, "stability.constants": constants,
+        "--lr": ("local.lr", lr), "--beta": ("local.momentum", beta),
+        "--lambda": ("orthogonalizer.lambda", lam), "--rounds": ("federation.rounds", rounds),
+        "--local-steps": ("local.steps", local_steps),
+        "--clients": ("federation.clients", clients),
+        "--per-round": ("federation.per-round", per_round), "--batch": ("local.batch", batch),
+        "--delta": ("stability.delta", delta), "--c-hp": ("stability.c-hp", c_hp),
+        "--kind": ("stability.lipschitz", kind), "--constants": ("stability.constants", constants),
     }  # fmt: skip
-    changes = [f"{name}={value}" for name, value in options.items() if value is not None]
+    written = {
+        f"{key}={value}": name for name, (key, value) in options.items() if value is not None
+    }
     given = {"size": size, "rho": rho, "l_orth": l_orth, "l_g": l_g}
-    case = setting_of(run_dir, [*changes, *(overrides or [])], given)
+    case = setting_of(run_dir, [*written, *(overrides or [])], given, written)
     record = calculator.report(case, calculator.certify(case))
     tell(record, calculator.table(record))
 
 
-def setting_of(folder: Path | None, changes: list[str], given: dict[str, Any]) -> Any:
+def setting_of(
+    folder: Path | None,
+    changes: list[str],
+    given: dict[str, Any],
+    written: Mapping[str, str] = MappingProxyType({}),
+) -> Any:
     """Return the setting that the command line describes.
 
-    `given` contains values of the options size, rho, l_orth and l_g.
+    `given` contains values of the options size, rho, l_orth and l_g. `written` contains the option
+    of each change that was not written with --set.
     """
     # The other commands of this file do not need the config.
     from fedmuon.config.load import load
     from fedmuon.experiments.stability.certificates import from_parameters
 
     named = {name: value for name, value in given.items() if value is not None}
-    for name in {"l_orth", "l_g"} & set(named):
-        at_least(name, named[name])
+    checks = {"l_orth": at_least, "l_g": at_least, "rho": probability, "size": whole}
+    for name, value in named.items():
+        checks[name](f"--{name.replace('_', '-')}", value)
     if folder is None:
         size = named.pop("size", 200)
         config = load(None, ["data.train=1_000_000_000", "data.minimum=1", *changes])
         return from_parameters(config, size, **named)
-    own = [change for change in changes if not change.startswith("stability.")]
-    if own or "size" in named:
+    own = [written.get(one, f"--set {one}") for one in changes if not one.startswith("stability.")]
+    if own := own + ["--size"] * ("size" in named):
+        extra = " and ".join(own)
         raise InputError(
-            f"other parameters were passed together with the run folder {folder}, but the run has "
-            "its own parameters. With a run folder, use only --delta, --c-hp, --kind, "
+            f"{extra} cannot change the run in {folder}, which has its own parameters. "
+            f"Remove {extra}. With a run folder, use only --delta, --c-hp, --kind, "
             "--constants, --rho, --l-orth and --l-g."
         )
     # This module loads torch, which a bound from parameters does not need.

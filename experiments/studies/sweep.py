@@ -240,7 +240,8 @@ class Metric:
             )
         if name not in known:
             mend = instead(bare, names, "choose one of")
-            raise InputError(f"--select {text} is not a metric of these runs: {mend}")
+            own = "" if way else ", or write max:NAME or min:NAME for your own metric"
+            raise InputError(f"--select {text} is not a metric of these runs: {mend}{own}")
         if not (way or name.endswith(("loss", "accuracy", "gap"))):
             raise InputError(
                 f"--select {text} does not say whether larger or smaller values are better: write "

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import fedmuon
 from fedmuon.core.errors import InputError
-from fedmuon.experiments.cli import main
+from fedmuon.experiments.cli import app, main
 from fedmuon.experiments.inspect.listing import side_by_side
 from fedmuon.experiments.results import Result
 from fedmuon.runs.directory import AXES, UNTRAINED, from_start, positions
@@ -85,17 +86,23 @@ def test_means_over_seeds_lie_at_the_mean_place(runs: Path, tmp_path: Path) -> N
 
 def test_an_axis_that_a_run_does_not_have_is_an_error(runs: Path) -> None:
     with pytest.raises(
-        InputError, match=r"plain has no value simulated_seconds .* Set \[devices\] mode"
+        InputError,
+        match=r"plain does not contain the value simulated_seconds .* Set \[devices\] mode",
     ):
         Result(runs / "plain").plot(x="seconds")
     with pytest.raises(
         InputError, match=r"x = 'second' is not a valid axis.* did you mean seconds"
     ):
         Result(runs / "clock").plot(x="second")
+    for command in (["show", str(runs / "clock")], ["compare", str(runs / "clock")]):
+        error = CliRunner().invoke(app, [*command, "--x", "foo"]).exception
+        assert isinstance(error, InputError)
+        assert str(error).startswith("--x foo is not") and ", ".join(AXES) in str(error)
     old = [{"round": 1, "bytes_up": 3}]
     assert positions(old, "bytes-up") == [3e-6]
     with pytest.raises(
-        InputError, match="no value bytes_down in round 1, because an earlier version"
+        InputError,
+        match="does not contain the value bytes_down of round 1, because an earlier version",
     ):
         positions(old, "bytes")
 

@@ -29,6 +29,7 @@ from fedmuon.core.choices import COMPRESSORS, LISTS, NAMES, OPTIONS
 from fedmuon.core.errors import AGAIN, NOTHING_SAVED, InputError, Interrupted
 from fedmuon.core.files import write_bytes
 from fedmuon.experiments.cli import app, main
+from fedmuon.experiments.cli.completion import LISTED
 from fedmuon.experiments.cli.completion import keys as completed
 from fedmuon.experiments.cli.options import apart, changes_of, resumable
 from fedmuon.experiments.cli.show import MOST, Progress, Remembered, brief_routes
@@ -151,6 +152,16 @@ def test_lists_have_all_names(kind: str) -> None:
     text = said("list", kind, COLUMNS="200")
     assert all(name in text for name in known) and len(known) > 1
     assert f"did you mean {kind}?" in refused("list", f"{kind}s")
+
+
+def test_lists_of_help_and_error_agree() -> None:
+    text = refused("list", "foo")
+    assert f"choose one of {', '.join(LISTED)}" in text
+
+
+def test_the_help_of_deploy_demo_describes_only_its_own_default() -> None:
+    text = said("deploy-demo", "--help", COLUMNS="200")
+    assert "3 clients train on synthetic data" in text and "mnist5k" not in text
 
 
 def test_the_config_to_begin_with_is_the_default_however_many_keys_are_set(tmp_path: Path) -> None:

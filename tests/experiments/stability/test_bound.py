@@ -193,6 +193,22 @@ def test_sizes_and_chances_that_are_none_are_refused() -> None:
             fedmuon.bound(**given)
 
 
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("--l-g=-1", "--l-g is -1.0"),
+        ("--l-orth=-1", "--l-orth is -1.0"),
+        ("--rho=2", "--rho is 2.0"),
+        ("--size=0", "--size is 0"),
+        ("runs/a --size=10", "Remove --size. With a run folder"),
+        ("runs/a --lr=1 --set local.steps=2", "Remove --lr and --set local.steps=2. With"),
+    ],
+)
+def test_errors_name_the_option(words: str, error: str) -> None:
+    found = CliRunner().invoke(app, ["bound", *words.split()])
+    assert isinstance(found.exception, fedmuon.InputError) and error in str(found.exception)
+
+
 # Estimated constants: never above proved ones, and the curvature is the Hessian's norm.
 
 TASK = MatrixTask(6, 3, torch.float64)
