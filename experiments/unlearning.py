@@ -126,8 +126,7 @@ def sensitivities(
         verdict = certificates.certify(case.under(constants=kind))
         known = verdict.bound
         if verdict.certificates is None or known is None or known.status != "certified":
-            status = f"the status of its bound is `{known.status}`" if known else "it has no bound"
-            why = verdict.refusal or f"{status}, but removal needs the status `certified`"
+            why = verdict.refusal or (_uncertified(case, known.status) if known else "no bound")
             raise InputError(f"the run has no certificate, so it cannot forget samples: {why}")
         found[kind] = theory.removal(verdict.certificates, case.sizes, leaving)
         if not math.isfinite(found[kind]):
@@ -135,6 +134,21 @@ def sensitivities(
                 "the certificate overflows, so no noise can hide a sample. Lower [local] lr."
             )
     return found
+
+
+def _uncertified(case: certificates.CertifiedSetting, status: str) -> str:
+    """Return why a bound with this status is not certified, and what to do."""
+    exact = "" if case.exact else " --set engine.dtype=float64"
+    if status == "estimated":
+        advice = f"Its constants are estimated. Repeat the run with --set task.name=matrix{exact}."
+    elif exact:
+        advice = f"Repeat the run with{exact}."
+    else:
+        advice = (
+            f"Its steps are so small (local.lr = {case.config.local.lr:g}) that rounding errors "
+            "could exceed the certificate. Repeat the run with a larger local.lr."
+        )
+    return f"the status of its bound is `{status}`, but removal needs `certified`. {advice}"
 
 
 def _require_covered(case: certificates.CertifiedSetting) -> None:
