@@ -188,5 +188,10 @@ def readers(whole: str) -> str:
     for need in needs:
         above, _, key = need.key.partition(".")
         implied |= {id(one) for one in NEEDS[above][key]}
-    last = {one.key: one.readers for one in needs if id(one) not in implied}
-    return ", with ".join(dict.fromkeys(last.values())) or "always"
+    last: dict[str, str] = {}  # the last condition on each key, in the order of these conditions
+    for one in needs:
+        if id(one) not in implied:
+            last.pop(one.key, None)
+            last[one.key] = one.readers
+    first, *others = dict.fromkeys(last.values()) or ("always",)
+    return f"{first}, with {' and '.join(others)}" if others else first

@@ -18,21 +18,6 @@ MOVED = (
     "of 'shuffle' and 'cyclic', adding one sample moves other samples to other lots. Set "
     "adjacency = 'zero-out', or sampling = 'poisson' with a public population or rate."
 )
-IN_ONE_PROCESS = (
-    "[privacy] noise-correlation needs [engine] name = 'inline', because correlated noise reuses "
-    "secret noise of earlier steps, which must stay in the memory of one process. Set name = "
-    "'inline', or noise-correlation = 'none'."
-)
-OF_REALS = (
-    "[privacy] arithmetic = 'grid' cannot be used with noise-correlation or quantile, because "
-    "these two keys need continuous noise. Set arithmetic = 'auto', or set noise-correlation = "
-    "'none' and quantile = 0."
-)
-ONE_CLIENT = (
-    "[privacy] noise-correlation needs a single client, because correlated noise cancels in the "
-    "sum of one client's releases, but not in a mean over several clients. Set [federation] "
-    "clients = 1, or noise-correlation = 'none'."
-)
 RETRIES = (
     "[faults] retries must be 0 in a private run, because a client that repeats a request could "
     "release twice in the same round, but the ledger contains only one release per round. Set "
@@ -40,7 +25,8 @@ RETRIES = (
 )
 RELEASES = (
     "[output] clients = true is not available in a private run, because it would release "
-    "measurements of the clients' samples without noise. Set clients = false."
+    "measurements of the clients' samples without noise. Set clients = false, or leave "
+    "--clients out."
 )
 CUT = (
     "[privacy] max-lot needs adjacency = 'zero-out' or 'replace-one' without rate and "
@@ -372,11 +358,11 @@ def private_recipe_problems(config: Config) -> Iterator[str]:
     if config.output.clients:
         yield RELEASES
     yield from mechanism_problems(config.privacy, config.local)
-    if config.privacy.noise_correlation != "none":
+    if _is_correlated(config.privacy):
         if config.engine.name != "inline":
-            yield IN_ONE_PROCESS
+            yield in_one_process(config)
         if config.federation.clients != 1:
-            yield ONE_CLIENT
+            yield one_client(config)
     aggregate = config.federation.aggregate
     if config.privacy.adjacency == "add-remove" and (
         aggregate == "by-samples" or is_own(aggregate)
@@ -388,6 +374,39 @@ def private_recipe_problems(config: Config) -> Iterator[str]:
         )
     if config.engine.name != "inline" and config.faults.retries:
         yield RETRIES
+
+
+def _is_correlated(privacy: Any) -> bool:
+    """Return whether noise-correlation has an effect. For other lots, it is rejected elsewhere."""
+    return privacy.noise_correlation != "none" and privacy.sampling == "cyclic"
+
+
+def _correlated_noise(privacy: Any) -> tuple[str, str]:
+    """Return the source of the correlated noise, and what makes the noise independent."""
+    if privacy.noise_correlation == "none":
+        return "the correlated noise of your recipe", "use independent noise in your recipe"
+    named = f"[privacy] noise-correlation = '{privacy.noise_correlation}'"
+    return named, "set noise-correlation = 'none'"
+
+
+def in_one_process(config: Config) -> str:
+    """Return the error for correlated noise with an engine that uses several processes."""
+    named, fix = _correlated_noise(config.privacy)
+    return (
+        f"{named} needs [engine] name = 'inline', but name = '{config.engine.name}'. Correlated "
+        "noise reuses secret noise of earlier steps, which must stay in the memory of one "
+        f"process. Set name = 'inline', or {fix}."
+    )
+
+
+def one_client(config: Config) -> str:
+    """Return the error for correlated noise with several clients."""
+    named, fix = _correlated_noise(config.privacy)
+    return (
+        f"{named} needs a single client, but [federation] clients = {config.federation.clients}. "
+        "Correlated noise cancels in the sum of one client's releases, but not in a mean over "
+        f"several clients. Set clients = 1 and per-round = 1, or {fix}."
+    )
 
 
 def mechanism_problems(privacy: Any, local: Any) -> Iterator[str]:
@@ -480,8 +499,17 @@ def _lot_problems(privacy: Any) -> Iterator[str]:
 
 def _noise_problems(privacy: Any, recipe: str) -> Iterator[str]:
     """Yield errors for correlated noise, and for a clipping bound that adapts to a quantile."""
-    if privacy.arithmetic == "grid" and (privacy.quantile or privacy.noise_correlation != "none"):
-        yield OF_REALS
+    if privacy.arithmetic == "grid" and (privacy.quantile or _is_correlated(privacy)):
+        correlation = f"noise-correlation = '{privacy.noise_correlation}'"
+        named, off = (
+            (f"quantile = {privacy.quantile:g}", "quantile = 0")
+            if privacy.quantile
+            else (correlation, "noise-correlation = 'none'")
+        )
+        yield (
+            f"[privacy] arithmetic = 'grid' cannot be combined with {named}, which needs "
+            f"continuous noise. Set arithmetic = 'auto', or set {off}."
+        )
     if not privacy.quantile:
         return
     if privacy.clipping.startswith("automatic"):

@@ -93,6 +93,7 @@ class ReadIf:
         fix: What an error tells the user to do, such as "set shards above 1". By default, the error
             tells the user to set `key` to one of the listed values.
         unless: Another condition. If it is met, `key` may have any value.
+        why: A sentence that gives the reason in an error, if the other keys make it hard to guess.
     """
 
     key: str
@@ -100,6 +101,7 @@ class ReadIf:
     readers: str
     fix: str = ""
     unless: "ReadIf | None" = None
+    why: str = ""
 
     def met(self, config: Config) -> bool:
         """Return whether the config meets the condition."""
@@ -287,21 +289,28 @@ PRIVATE_RUN = replace(
 )
 # A key whose first condition is one of these has an effect at level client.
 READ_AT_CLIENT_LEVEL = (None, PRIVATE_RUN, CLIENT_LEVEL)
-WITHOUT_PRIVACY = (
+NOT_PRIVATE = (
     ReadIf(
         "local.recipe",
         tuple(name for name in RECIPES if name not in PRIVATE),
         "runs without privacy",
-        "choose an optimizer that is not private, because a private run saves every round",
+        "choose an optimizer that is not private and leave the keys of [privacy] out",
     ),
     ReadIf(
         "privacy.level",
         "client".__ne__,
         "runs without privacy",
-        "set level = 'example', because a run at client level saves every round",
+        "leave all keys of [privacy] out to train without privacy",
     ),
 )
+WITHOUT_PRIVACY = tuple(
+    replace(need, why="A private run saves every round.") for need in NOT_PRIVATE
+)
 FINE_TUNED = (
+    *(
+        replace(need, why="The ledger of a private run does not count fine-tuned models.")
+        for need in reversed(NOT_PRIVATE)
+    ),
     ReadIf(
         "data.client-test",
         bool,
@@ -310,11 +319,12 @@ FINE_TUNED = (
     ),
     ReadIf(
         "local.recipe",
-        tuple(name for name in RECIPES if name not in (*PRIVATE, "ditto", "ef21-muon")),
-        "optimizers without privacy whose clients train only the shared model",
-        "choose an optimizer without privacy, but not ditto or ef21-muon",
+        tuple(name for name in RECIPES if name not in ("ditto", "ef21-muon")),
+        "optimizers other than `ditto` and `ef21-muon`",
+        "choose another optimizer, such as fedmuon",
+        why="With `ditto`, each client already trains its own model, and with `ef21-muon`, "
+        "clients take no local steps.",
     ),
-    WITHOUT_PRIVACY[1],
 )
 MATRIX_BLOCKS = (
     NETWORK_TASK,
@@ -1610,9 +1620,10 @@ def refusal(config: Config, name: str, value: Any = None) -> str:
     value = value_of(config, name) if value is None else value
     if need is OWN_SOURCE and name == "data.target" and config.data.name in LABELLED_FILES:
         fix = f"set [data.options] label = {shown(value)}"
+    why = f"{need.why} " if need.why else ""
     return (
         f"{_in_file(name)} = {shown(value)} has no effect, because {_in_file(key)} = "
-        f"{shown(value_of(config, key))}. This key is used only by {need.readers}. "
+        f"{shown(value_of(config, key))}. This key is used only by {need.readers}. {why}"
         f"{fix[0].upper()}{fix[1:]}, "
         f"or leave {name.partition('.')[2]} out."
     )

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from fedmuon.config.incompatible import IN_ONE_PROCESS, LEAST_DELTA, ONE_CLIENT
+from fedmuon.config.incompatible import LEAST_DELTA, in_one_process, one_client
 from fedmuon.config.load import Config, dump
 from fedmuon.core.errors import InputError, rounded_up
 from fedmuon.core.files import AFRESH, Record, finite, read_bytes
@@ -133,9 +133,9 @@ class PerExample:
             )
         if mechanism.fixed_order is not None and mechanism.fixed_order.correlated:
             if self.config.engine.name != "inline":
-                raise InputError(IN_ONE_PROCESS)
+                raise InputError(in_one_process(self.config))
             if self.config.federation.clients > 1:
-                raise InputError(ONE_CLIENT)
+                raise InputError(one_client(self.config))
 
     def cut(self) -> float:
         """Return an upper bound, for all clients, of the probability that a lot exceeds max-lot."""

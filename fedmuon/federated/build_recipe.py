@@ -124,10 +124,11 @@ def build_recipe(
     if privacy.level != "client":
         return found
     if found.keeps_states or found.client is not None or found.counted:
+        named = "your recipe" if brought.recipe else f"[local] recipe = '{config.local.recipe}'"
         raise InputError(
             "[privacy] level = 'client' clips only the model update of a client and adds noise "
-            "to it, but this recipe also stores or sends other data of the client. Choose recipe "
-            "fedavg, fedavgm, local-muon or fedmuon."
+            f"to it, but {named} also stores or sends other data of the client. Choose another "
+            "recipe, for example fedavg, fedadam, local-muon or fedmuon."
         )
     for name in found.returned:
         if name not in found.sent:  # then its change is unknown and cannot be clipped

@@ -36,7 +36,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.config.incompatible import CUT, OF_REALS, UNTRUE, in_turns
+from fedmuon.config.incompatible import CUT, UNTRUE, in_turns
 from fedmuon.core.choices import Arithmetic, NoiseSource
 from fedmuon.core.device import is_finite, to_device, with_deferred_checks
 from fedmuon.core.errors import InputError, NonFinite
@@ -288,7 +288,11 @@ class Mechanism:
         ):
             raise InputError(why)
         if self.arithmetic == "grid" and self._needs_reals:
-            raise InputError(OF_REALS)
+            named = "quantile" if self.quantile is not None else "fixed_order with correlated noise"
+            raise InputError(
+                f"arithmetic is 'grid', but {named} needs continuous noise. Set arithmetic = "
+                f"'auto', or leave {named} out."
+            )
 
     @property
     def _correlated(self) -> bool:

@@ -431,12 +431,16 @@ def test_fine_tuning_has_the_last_round_s_step_size() -> None:
             {"data": {"client-test": 0.0}},
             "used only by tests on the clients' own samples. Set .* client-test",
         ),
-        ({"local": DITTO}, "whose clients train only the shared model"),
+        ({"local": DITTO}, "other than `ditto` and `ef21-muon`. .* trains its own model"),
         (
             {"local": {"recipe": "ef21-muon", "personal": ""}},
-            "whose clients train only the shared model",
+            "other than `ditto` and `ef21-muon`. .* no local steps. Choose another optimizer",
         ),
-        ({"privacy": {"level": "client", "noise": 1.0}}, "only by runs without privacy"),
+        (
+            {"privacy": {"level": "client", "noise": 1.0}},
+            "only by runs without privacy. The ledger .* does not count fine-tuned models. Leave "
+            r"all keys of \[privacy\] out to train without privacy, or leave fine-tune out",
+        ),
     ],
 )
 def test_where_fine_tuning_has_no_effect(tables: dict[str, Any], words: str) -> None:

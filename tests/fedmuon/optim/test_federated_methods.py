@@ -451,7 +451,7 @@ def test_fedmuon_corrected_trains_networks_with_both_auxiliary_steps() -> None:
         (
             "fednova",
             {"privacy": {"level": "client", "noise": 1.0}},
-            "also stores or sends other data",
+            "recipe = 'fednova' also stores or sends other data",
         ),
         (
             "scaffold",

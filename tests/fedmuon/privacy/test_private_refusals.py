@@ -68,7 +68,8 @@ IMPOSSIBLE = [
     ("client", {"privacy": {"trust": "local"}}, "Set cohorts = 'fixed'"),
     ("client", {"privacy": {"trust": "distributed"}}, "Set cohorts = 'fixed'"),
     ("client", {"privacy": {"lot": 3.0}}, "lot = 3.0 has no effect"),
-    ("client", {"output": {"checkpoint-every": 3}}, "checkpoint-every = 3 has no effect"),
+    ("client", {"output": {"checkpoint-every": 3}},
+     "checkpoint-every = 3 has no effect, .* saves every round. Leave all keys of .privacy. out"),
     ("client", {"privacy": {"trust": "local", "cohorts": "fixed"}, **RAY}, "retries = 0"),
     ("shares", {"privacy": {"cohorts": "poisson"}}, "which clients answer. Set cohorts = 'fixed'"),
     ("shares", {"privacy": {"noise": 0.0}}, "clients' updates. Set noise or epsilon"),
@@ -93,7 +94,15 @@ IMPOSSIBLE = [
     ("order", {"privacy": {"lot": 2.5}}, "Set lot to an integer"),
     ("order", {"privacy": {"rate": 0.1}}, "have no sampling rate"),
     ("order", {"privacy": {"population": 100}}, "have no sampling rate"),
-    ("order", {"privacy": CORRELATED, "federation": {"clients": 2}}, "a mean over several clients"),
+    ("order", {"privacy": CORRELATED, "federation": {"clients": 2}},
+     "'sqrt-toeplitz' needs a single client, but .* clients = 2.* clients = 1 and per-round = 1"),
+    ("order", {"privacy": {"sampling": "poisson", **CORRELATED}, "federation": {"clients": 2}},
+     "Set .privacy. sampling = 'cyclic'"),
+    ("order", {"privacy": {"arithmetic": "grid", **CORRELATED}}, "with noise-correlation = 'sqrt"),
+    ("quantile", {"privacy": {"arithmetic": "grid"}}, "with quantile = 0.5, .* set quantile = 0"),
+    ("quantile", {"output": {"clients": True}}, "clients = false, or leave --clients out"),
+    ("quantile", {"output": {"checkpoint-every": 3}},
+     "A private run saves every round. Choose an optimizer that is not private and leave the keys"),
     ("order", {"privacy": CORRELATED, "local": {"recipe": "dp-muonbc"}}, "independent between"),
     ("order", {"privacy": CORRELATED, **RAY, "faults": {"retries": 0}}, "memory of one process"),
     ("order", {"privacy": {"adjacency": "add-remove"}}, "add-remove' needs"),
@@ -122,6 +131,10 @@ def test_what_no_account_covers_is_refused_by_the_config(
     ({"arithmetic": "sand"}, "is unknown. Use"),
     ({"adjacency": "add-remove", "fixed_order": FixedOrderSampling()}, "moves other samples"),
     ({"lot": 2.5, "fixed_order": FixedOrderSampling()}, "is not an integer"),
+    ({"arithmetic": "grid", "quantile": Quantile(0.5, 0.2, 1.0)},
+     "'grid', but quantile needs continuous"),
+    ({"arithmetic": "grid", "fixed_order": FixedOrderSampling("cyclic", 3)},
+     "or leave fixed_order with correlated noise out"),
 ])  # fmt: skip
 def test_a_mechanism_of_ones_own_is_held_to_it(options: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why):
@@ -416,7 +429,11 @@ def test_a_public_population_of_ones_own_mechanism_decides_its_delta(
 
 
 @pytest.mark.parametrize(
-    ("clients", "engine", "why"), [(2, "inline", "clients = 1"), (1, "ray", "name = 'inline'")]
+    ("clients", "engine", "why"),
+    [
+        (2, "inline", "noise of your recipe needs a single client.* clients = 1 and per-round = 1"),
+        (1, "ray", "name = 'inline', or use independent noise in your recipe"),
+    ],
 )
 def test_correlated_noise_of_ones_own_mechanism_is_refused_before_the_run(
     clients: int, engine: str, why: str, tmp_path: Path
@@ -509,6 +526,7 @@ def test_noise_free_runs_are_warned_of(capsys: pytest.CaptureFixture[str], tmp_p
     assert "Set [privacy] epsilon" in capsys.readouterr().err
     assert ended([*run, "--set", "privacy.noise=0.0"]) == 0
     said = capsys.readouterr()
-    assert "epsilon is infinite" in said.err and re.search(r"epsilon\W+infinite", said.out)
+    assert "Warning: [privacy] noise is 0" in said.err and "epsilon is infinite" in said.err
+    assert re.search(r"epsilon\W+infinite", said.out)
     assert ended(["show", str(tmp_path / "a")]) == 0
     assert re.search(r"epsilon\W+infinite", capsys.readouterr().out)
