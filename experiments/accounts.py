@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedmuon.config.incompatible import in_turns
 from fedmuon.core.errors import InputError, require_at_most, shown
 from fedmuon.core.files import Record, Temporary
 from fedmuon.privacy.accounting import composition
@@ -185,6 +184,7 @@ def alike(
             f"{named} has an effect only with --sampling cyclic. Add --sampling cyclic, or "
             f"remove {named}."
         )
+    _require_correlation(sampling, band, momentum, buffers)
     if sampling not in ("shuffle", "cyclic"):
         return 1.0, share, steps
     composition.require_supported(adjacency)
@@ -194,11 +194,52 @@ def alike(
             f"--mode is '{mode}', which supports only --sampling poisson, but --sampling is "
             f"'{sampling}'. Remove --mode or --sampling."
         )
-    if why := in_turns(lot, 0.0, adjacency):
-        raise InputError(why)
+    if adjacency == "add-remove":
+        raise InputError(
+            f"--adjacency is 'add-remove', but in the fixed order of --sampling {sampling}, adding "
+            "one example moves other examples to other lots. Use --adjacency zero-out or "
+            "replace-one, or --sampling poisson."
+        )
+    if lot != int(lot):
+        raise InputError(
+            f"--lot is {lot:g}, but --sampling {sampling} cuts lots of a fixed size from an order "
+            "of the examples. Set --lot to an integer, or use --sampling poisson."
+        )
     lots = lots_of(population, lot)
     fixed_order = fixed_order_of(sampling, steps, lots, band, momentum, buffers)
     return fixed_order.alike(steps, lots), 1.0, 1
+
+
+def _require_correlation(
+    sampling: str, band: int, momentum: tuple[float, bool], buffers: int
+) -> None:
+    """Raise an error for a momentum without correlated noise, or Nesterov momentum with beta = 1.
+
+    For balls-in-bins, `sampling` is "cyclic".
+    """
+    beta, nesterov = momentum
+    if momentum != (1.0, False) and band == 1 and not buffers:
+        named = "--nesterov" if beta == 1 else "--momentum"
+        needed = ["--band or --buffers"]
+        if sampling != "cyclic":
+            needed.insert(0, "--sampling cyclic")
+        if nesterov and beta == 1:
+            needed.insert(-1, "--momentum below 1")
+        *before, last = needed
+        listed = ", ".join([*before, f"and {last}"]) if before else last
+        raise InputError(
+            f"{named} has an effect only on correlated noise. Add {listed}, or remove {named}."
+        )
+    require_momentum(*momentum)
+
+
+def require_momentum(beta: float, nesterov: bool) -> None:
+    """Raise an error for Nesterov momentum without a momentum below 1."""
+    if nesterov and beta == 1:
+        raise InputError(
+            "--nesterov needs --momentum below 1, but --momentum is 1. Set --momentum to a number "
+            "below 1, such as 0.95, or remove --nesterov."
+        )
 
 
 def fixed_order_of(
@@ -209,11 +250,7 @@ def fixed_order_of(
         raise InputError(
             "--band and --buffers are two ways to correlate the noise. Remove one of them."
         )
-    if momentum != (1.0, False) and band == 1 and not buffers:
-        raise InputError(
-            "--momentum has an effect only on correlated noise. Add --band or --buffers, or "
-            "remove --momentum."
-        )
+    _require_correlation("cyclic", band, momentum, buffers)
     if buffers:
         require_at_most(1e5, steps=steps)
         from fedmuon.privacy.mechanisms.buffered import optimized  # scipy
@@ -441,8 +478,9 @@ def epsilon(
         buffers: Number of buffers of BLT noise (buffered linear Toeplitz), for the sampling
             "cyclic". Pass `band` or `buffers`, not both.
         momentum: The momentum beta of the optimizer, for which the correlated noise is optimized.
-            Use 1 to optimize the noise for prefix sums.
-        nesterov: Whether the momentum is Nesterov momentum, which looks one step ahead.
+            Use 1 to optimize the noise for prefix sums. Another value needs `band` or `buffers`.
+        nesterov: Whether the momentum is Nesterov momentum, which looks one step ahead. Needs
+            `momentum` below 1, and `band` or `buffers`.
         max_lot: Maximum size of a Poisson lot, or 0 for no maximum. Larger lots are truncated, and
             δ includes the probability of a truncated lot.
         accountant: "pld" for the built-in accountant, or "dp-accounting" for the package of this
@@ -502,8 +540,9 @@ def sigma(
         buffers: Number of buffers of BLT noise (buffered linear Toeplitz), for the sampling
             "cyclic". Pass `band` or `buffers`, not both.
         momentum: The momentum beta of the optimizer, for which the correlated noise is optimized.
-            Use 1 to optimize the noise for prefix sums.
-        nesterov: Whether the momentum is Nesterov momentum, which looks one step ahead.
+            Use 1 to optimize the noise for prefix sums. Another value needs `band` or `buffers`.
+        nesterov: Whether the momentum is Nesterov momentum, which looks one step ahead. Needs
+            `momentum` below 1, and `band` or `buffers`.
         max_lot: Maximum size of a Poisson lot, or 0 for no maximum. Larger lots are truncated, and
             δ includes the probability of a truncated lot.
 

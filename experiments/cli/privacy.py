@@ -130,13 +130,15 @@ Memory = Annotated[
     Option(
         "--momentum",
         help=(
-            "Momentum β for which the correlated noise of --band or --buffers is optimized. "
-            "With β = 1, the noise is optimized for sums of gradients."
+            "Momentum β for which the correlated noise is optimized. With β = 1, the noise is "
+            "optimized for sums of gradients. A number other than 1 needs --band or --buffers."
         ),
     ),
 ]
+NESTEROV = "Assume Nesterov momentum, which looks one step ahead."
 Ahead = Annotated[
-    bool, Option("--nesterov", help="Assume Nesterov momentum, which looks one step ahead.")
+    bool,
+    Option("--nesterov", help=f"{NESTEROV} Needs --momentum below 1, and --band or --buffers."),
 ]
 MaxLot = Annotated[
     int,
@@ -258,7 +260,7 @@ def correlated(
             )
         ),
     ] = 0.95,
-    nesterov: Ahead = False,
+    nesterov: Annotated[bool, Option("--nesterov", help=NESTEROV)] = False,
     band: Annotated[
         int, Option(help="Number of consecutive steps whose noise is correlated.")
     ] = 16,
@@ -277,6 +279,7 @@ def correlated(
     """
     require_at_most(1e5, steps=steps)
     accounts.rate(lot, population)
+    accounts.require_momentum(momentum, nesterov)
     apart, of_momentum = lots_of(population, lot), (momentum, nesterov)
 
     def of_band(coefficients: Any) -> float:

@@ -188,14 +188,24 @@ def test_lots_that_take_turns_are_accounted_for_by_the_command() -> None:
     [
         (
             ("--sampling", "shuffle", "--adjacency", "add-remove"),
-            "moves other samples to other lots",
+            "--adjacency is 'add-remove', but in the fixed order of --sampling shuffle",
         ),
         (("--sampling", "shuffle", "--band", "4"), "Add --sampling cyclic"),
         (("--sampling", "cyclic", "--mode", "per-release"), "supports only --sampling poisson"),
-        (("--sampling", "cyclic", "--lot", "9.5"), "Set lot to an integer"),
+        (("--sampling", "cyclic", "--lot", "9.5"), "Set --lot to an integer"),
+        (("--nesterov",), "--nesterov has an effect only on correlated noise"),
+        (("--sampling", "cyclic", "--nesterov"), "Add --momentum below 1, and --band or"),
+        (
+            ("--sampling", "cyclic", "--band", "4", "--nesterov"),
+            "--nesterov needs --momentum below",
+        ),
+        (
+            ("--momentum", "0.5"),
+            "Add --sampling cyclic, and --band or --buffers, or remove --momentum",
+        ),
         (("--band", "4"), "Add --sampling cyclic"),
         (("--sampling", "cyclic", "--band", "4", "--steps", "100000000"), "steps = 1e+08"),
-        (("--sampling", "fixed"), "shuffle or cyclic"),
+        (("--sampling", "fixed"), "use 'shuffle' or 'cyclic'"),
     ],
 )
 def test_what_turns_cannot_be_is_one_sentence(more: tuple[str, ...], why: str) -> None:
