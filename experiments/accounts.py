@@ -140,13 +140,22 @@ def rate(lot: float, population: int) -> float:
     """Return the probability that an example is in a lot."""
     if not 1 <= population <= MOST_PEOPLE:
         raise InputError(
-            f"population is {shown(population)}, but it must be between 1 and {MOST_PEOPLE:,}"
+            f"--population is {shown(population)}, but it must be between 1 and {MOST_PEOPLE:,}."
         )
     if not 0 < lot <= population:
         raise InputError(
-            f"lot is {lot:g}, but it must be positive and at most population = {population}"
+            f"--lot is {lot:g}, but it must be positive and at most --population = {population}."
         )
     return lot / population
+
+
+def _require_adjacency(adjacency: str) -> None:
+    """Raise an error if no accountant supports this adjacency."""
+    if adjacency not in composition.ADJACENCIES:
+        raise InputError(
+            f"--adjacency is '{adjacency}', but it must be one of "
+            f"{', '.join(composition.ADJACENCIES)}."
+        )
 
 
 def alike(
@@ -176,8 +185,11 @@ def alike(
             "noise for a given epsilon. Use `fedmuon privacy epsilon`, or use another --sampling "
             "such as poisson."
         )
-    if sampling not in ("shuffle", "cyclic"):
-        composition.require_supported(adjacency, sampling)
+    if sampling not in ("poisson", "shuffle", "cyclic"):
+        raise InputError(
+            f"--sampling is '{sampling}', but it must be one of poisson, shuffle and cyclic."
+        )
+    _require_adjacency(adjacency)
     named = "--buffers" if buffers else "--band"
     if (band != 1 or buffers) and sampling != "cyclic":
         raise InputError(
@@ -187,7 +199,6 @@ def alike(
     _require_correlation(sampling, band, momentum, buffers)
     if sampling not in ("shuffle", "cyclic"):
         return 1.0, share, steps
-    composition.require_supported(adjacency)
     composition.event(1.0, share, steps)  # rejects impossible steps
     if mode != "joint":
         raise InputError(
@@ -280,7 +291,7 @@ def answer_of_bins(
     """
     from fedmuon.privacy.accounting.balls_in_bins import epsilon_of_bins  # scipy
 
-    composition.require_supported(adjacency)
+    _require_adjacency(adjacency)
     composition.require_delta(delta)
     joint = composition.event(noise, rate(lot, population), steps, blocks, mode).noise_multiplier
     if adjacency == "replace-one":

@@ -205,13 +205,21 @@ def test_lots_that_take_turns_are_accounted_for_by_the_command() -> None:
         ),
         (("--band", "4"), "Add --sampling cyclic"),
         (("--sampling", "cyclic", "--band", "4", "--steps", "100000000"), "steps = 1e+08"),
-        (("--sampling", "fixed"), "use 'shuffle' or 'cyclic'"),
+        (("--sampling", "fixed"), "--sampling is 'fixed', but it must be one of poisson, shuffle"),
+        (("--adjacency", "swap"), "--adjacency is 'swap', but it must be one of zero-out"),
+        (("--lot", "96"), "--lot is 96, but it must be positive and at most --population = 95"),
     ],
 )
 def test_what_turns_cannot_be_is_one_sentence(more: tuple[str, ...], why: str) -> None:
     for command in (("epsilon", "--noise", "4"), ("sigma", "--epsilon", "2")):
         done = CliRunner().invoke(app, ["privacy", *command, *SETTING, *more])
         assert done.exit_code and why in str(done.exception), str(done.exception)
+
+
+def test_nesterov_momentum_needs_a_momentum_below_1() -> None:
+    of_1 = ["privacy", "correlated", *SETTING[:6], "--nesterov", "--momentum", "1"]
+    done = CliRunner().invoke(app, of_1)
+    assert done.exit_code and "Set --momentum to a number below 1" in str(done.exception)
 
 
 def test_the_other_accountant_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
