@@ -340,7 +340,7 @@ def test_the_command_answers_without_torch_and_refuses_with_the_mend():
         (["--paper", "003", "--alpha", "1.5"], "Set --alpha to 2"),
         (["--paper", "003", "--smoothness", "0"], "above 0"),
         (["--alpha", "1"], "must be above 1 and at most 2"),
-        (["--schedule", "cosine"], "heavy-tailed or alpha-free"),
+        (["--schedule", "cosine"], "'heavy-tailed' or 'alpha-free'"),
         (["--paper", "004", "--alpha", "1.5"], "Set --alpha to 2"),
         (["--sigma1", "1"], "batch must be above"),
         (["--gamma", "1"], "requires a gamma in"),

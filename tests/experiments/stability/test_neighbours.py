@@ -371,7 +371,7 @@ def test_the_calculator_is_analysis() -> None:
 
 @pytest.mark.parametrize(("arguments", "why"), [
     (["nowhere"], "not a run folder"), (["--c-hp", "large"], "c-hp = 'large'"),
-    (["--delta", "2"], "delta"), (["--size", "0"], "size"), (["--l-orth", "inf"], "l_orth"),
+    (["--delta", "2"], "delta"), (["--size", "0"], "size"), (["--l-orth", "inf"], "--l-orth"),
 ])  # fmt: skip
 def test_the_calculator_refuses(arguments: list[str], why: str) -> None:
     shown = CliRunner().invoke(app, ["bound", *arguments])

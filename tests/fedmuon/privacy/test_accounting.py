@@ -245,7 +245,7 @@ def test_epsilon_falls_with_noise_and_delta_and_grows_with_steps() -> None:
         (lambda: epsilon(1, 0.1, 10, 1.0), "delta"),
         (lambda: epsilon(1, 0.1, 10, 1e-5, mode="each"), "mode"),
         (lambda: epsilon(1, 0.1, 10, 1e-5, accountant="mine"), "accountant"),
-        (lambda: require_supported(sampling="shuffled"), "Use poisson"),
+        (lambda: require_supported(sampling="shuffled"), "Use 'poisson'"),
         (lambda: noise_for(0, 0.1, 10, 1e-5), "epsilon"),
         (lambda: noise_for(1, 0.1, 10, 1e-5, adjacency="neighbours"), "zero-out, add-remove"),
         (
