@@ -187,7 +187,8 @@ def alike(
         )
     if sampling not in ("poisson", "shuffle", "cyclic"):
         raise InputError(
-            f"--sampling is '{sampling}', but it must be one of poisson, shuffle and cyclic."
+            f"--sampling is '{sampling}', but it must be poisson, shuffle or cyclic. To compute an "
+            f"epsilon, it can also be {BINS}."
         )
     _require_adjacency(adjacency)
     named = "--buffers" if buffers else "--band"

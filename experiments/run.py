@@ -92,7 +92,7 @@ def _config_to_resume(config: Config | None, out: Path) -> Config:
         raise InputError(
             f"the settings in {file} differ from the settings that you passed"
             f"{_first_difference(written, passed)}. To resume the run, leave out the config or "
-            "the option (--seed, --set or --trials) that changes the value. If the run uses your "
+            "the option that changes the value. If the run uses your "
             "own Python objects, pass the same objects again. To start a new run, leave --resume "
             "out and choose another folder with --out."
         )

@@ -138,15 +138,16 @@ def sensitivities(
 
 def _uncertified(case: certificates.CertifiedSetting, status: str) -> str:
     """Return why a bound with this status is not certified, and what to do."""
-    exact = "" if case.exact else " --set engine.dtype=float64"
+    exact = "" if case.exact else "[engine] dtype = 'float64'"
     if status == "estimated":
-        advice = f"Its constants are estimated. Repeat the run with --set task.name=matrix{exact}."
+        also = f" and {exact}" if exact else ""
+        advice = f"Its constants are estimated. Repeat the run with [task] name = 'matrix'{also}."
     elif exact:
-        advice = f"Repeat the run with{exact}."
+        advice = f"Repeat the run with {exact}."
     else:
         advice = (
-            f"Its steps are so small (local.lr = {case.config.local.lr:g}) that rounding errors "
-            "could exceed the certificate. Repeat the run with a larger local.lr."
+            "Rounding errors could exceed the certificate. Repeat the run with a larger [local] "
+            "lr, or with fewer [federation] rounds."
         )
     return f"the status of its bound is `{status}`, but removal needs `certified`. {advice}"
 

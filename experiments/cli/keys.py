@@ -11,7 +11,7 @@ from typer import Argument
 
 import fedmuon.experiments.cli.completion as completion
 from fedmuon.core.choices import COMPRESSORS, LISTS, NAMES, OPTIONS, SAME_LIST
-from fedmuon.core.errors import InputError, instead
+from fedmuon.core.errors import InputError, instead, near
 from fedmuon.core.files import mendable, write_bytes
 from fedmuon.experiments.cli.options import Command
 from fedmuon.experiments.cli.output import print_path, tell
@@ -123,7 +123,8 @@ def names(
     """
     kinds = completion.LISTED
     if kind not in (*kinds, *SAME_LIST):
-        advice = instead(kind, kinds, "choose one of")
+        close = near(kind, (*kinds, *SAME_LIST))
+        advice = f"did you mean {close[0]}?" if close else instead(kind, kinds, "choose one of")
         raise InputError(f"there is no list {kind!r}: {advice}")
     if kind == "suites":
         from fedmuon.experiments.suites.contents import read, shipped  # the config

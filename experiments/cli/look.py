@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 import fedmuon.experiments.cli.completion as completion
 from fedmuon.core.choices import SPREAD
-from fedmuon.core.errors import InputError, Interrupted, plain
+from fedmuon.core.errors import InputError, Interrupted, instead, plain
 from fedmuon.experiments import tables
 from fedmuon.experiments.cli.options import RunFolder
 from fedmuon.experiments.cli.output import console, print_path, style, tell, warn
@@ -40,7 +40,7 @@ Runs = Annotated[Path, Argument(help="Folder with runs.", autocompletion=complet
 def require_axis(x: str) -> None:
     """Raise an error if the value of --x is not an axis of curves."""
     if x not in AXES:
-        raise InputError(f"--x {x} is not an axis of curves: use one of {', '.join(AXES)}")
+        raise InputError(f"--x {x} is not an axis of curves: {instead(x, AXES)}")
 
 
 def show(

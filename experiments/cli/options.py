@@ -306,7 +306,7 @@ def chosen_config(
     chosen = load.load(file or there, overrides)
     if incompatible.has_no_noise(chosen):
         warn(
-            "Warning: [privacy] noise is 0, so the run is not private and epsilon is infinite. "
+            "[privacy] noise is 0, so the run is not private and epsilon is infinite. "
             "To make the run private, set noise above 0."
         )
     return chosen

@@ -114,8 +114,7 @@ def _joined(address: str, verbose: bool, threads: int) -> Iterator[Any]:
         import ray  # only after its environment variables were set
 
         try:
-            hidden = _stderr_hidden() if address and not verbose else contextlib.nullcontext()
-            with _signals_kept(), hidden:
+            with _signals_kept():
                 ray.init(**given)
         except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
             ray.shutdown()
@@ -329,26 +328,6 @@ def _read_again() -> None:
     if hasattr(core, "AuthenticationTokenLoader"):  # Ray 2.52 and later
         core.AuthenticationTokenLoader.instance().reset_cache()
         core.Config.initialize("")
-
-
-@contextlib.contextmanager
-def _stderr_hidden() -> Iterator[None]:
-    """Hide what compiled code writes to file descriptor 2.
-
-    If no GCS server answers at an address, Ray writes a line each second until it raises an error.
-    """
-    try:
-        kept = os.dup(2)
-    except OSError:  # stderr is closed
-        yield
-        return
-    try:
-        with Path(os.devnull).open("wb") as nothing:
-            os.dup2(nothing.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 @contextlib.contextmanager

@@ -240,8 +240,11 @@ class Metric:
             )
         if name not in known:
             mend = instead(bare, names, "choose one of")
-            own = "" if way else ", or write max:NAME or min:NAME for your own metric"
-            raise InputError(f"--select {text} is not a metric of these runs: {mend}{own}")
+            own = "" if way else " For your own metric, write max:NAME or min:NAME."
+            raise InputError(
+                f"--select {text} is not a metric of these runs: "
+                f"{mend if mend.endswith('?') else f'{mend}.'}{own}"
+            )
         if not (way or name.endswith(("loss", "accuracy", "gap"))):
             raise InputError(
                 f"--select {text} does not say whether larger or smaller values are better: write "

@@ -240,6 +240,10 @@ def opened(work: Work, out: Path, resume: bool = False) -> Iterator[Opened]:
         yield Opened(work, out, cells, places, done)
 
 
+def _resumable(work: Work, lock: Path) -> bool:
+    return lock.exists() and work.joined(files.read_bytes(lock)) is not None
+
+
 def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
     """Check that the folder is new or belongs to this suite, and return the file of each cell."""
     lock = out / files.SUITE_LOCK
@@ -253,7 +257,7 @@ def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
                 if resume
                 else (
                     f"{out} is not empty: choose another folder with --out"
-                    + (", or resume with --resume" if lock.exists() else "")
+                    + (", or resume with --resume" if _resumable(work, lock) else "")
                 )
             )
         if full and work.joined(files.read_bytes(lock)) is None:

@@ -23,7 +23,10 @@ KEYWORDS = {
     "--resume it": "resume it with resume=True",
     "--resume": "resume=True",
     "--out": "out=",
-    " (--seed, --set or --trials)": "",
+    ", or leave --clients out": "",
+    "--grid": "grid",
+    "--seeds": "seeds",
+    "--select": "select",
 }
 AGAIN = "run the command again"
 NOTHING_SAVED = f"nothing new was saved, {AGAIN}"  # no command began, or its folder is empty

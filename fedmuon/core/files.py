@@ -285,7 +285,7 @@ def several_runs(folder: Path) -> str:
     lock = folder / SUITE_LOCK
     if not lock.exists():
         return ""
-    with contextlib.suppress(ValueError, InputError, OSError):  # the lock is damaged
+    with contextlib.suppress(ValueError, InputError, OSError, RecursionError):  # damaged
         held = json.loads(read_text(lock))
         if isinstance(held, list) and held and held[0] == "seeds":
             return (
@@ -294,8 +294,8 @@ def several_runs(folder: Path) -> str:
             )
         if isinstance(held, list) and held and held[0] == "sweep":
             return (
-                "contains a sweep. To resume it, repeat the `fedmuon sweep` command that started "
-                "it, and add --resume."
+                "contains a sweep. To resume it, repeat the command or call that started it, and "
+                "add --resume."
             )
     return (
         "contains several runs. To resume them, repeat the command that started them, such as "

@@ -499,7 +499,7 @@ def comma_separated(folder: str = "", label: str = "label", client: str = "") ->
     path = _file(folder, "csv")
     try:
         reader = csv.reader(io.StringIO(read_text(path)))
-        rows = [(reader.line_num, row) for row in reader]  # a quoted value can span lines
+        rows = [(reader.line_num, row) for row in reader if row]  # a value can span lines
     except (OSError, ValueError, csv.Error) as error:
         raise InputError(
             f"{path} is not a readable CSV table ({error}): check [data] folder"
@@ -555,6 +555,11 @@ def _from_columns(
     `label` and `client` are the names of the columns of labels and owners.
     """
     kind = "column" if inputs is None else "array"
+    if len(columns) < 2:
+        raise InputError(
+            f"{path} needs a {kind} of labels and at least one {kind} of inputs, but it contains "
+            f"{_listed(columns) or f'no {kind}s'}."
+        )
     for option, name in (("label", label), ("inputs", inputs), ("client", client)):
         if name is None or (option == "client" and not name):  # not set
             continue
@@ -597,7 +602,7 @@ def _numbers(column: tuple[str, ...]) -> np.ndarray:
     for kind in (np.int64, np.float64):
         try:
             return np.array(column).astype(kind)
-        except ValueError:
+        except (ValueError, OverflowError):
             continue
     return np.array(column)
 

@@ -358,8 +358,8 @@ def krum(faulty: int = 1) -> Aggregator:
         count = len(replies) - faulty - 2
         if faulty < 0:
             raise InputError(
-                f"[federation.options] faulty = {faulty} is not valid for krum. Use an integer of "
-                "0 or more."
+                f"faulty = {faulty} is not valid for krum ([federation.options]). Use an integer "
+                "of 0 or more."
             )
         if count < 1:
             most = len(replies) - 3  # krum needs three replies even for faulty = 0
@@ -367,7 +367,7 @@ def krum(faulty: int = 1) -> Aggregator:
             raise InputError(
                 f"krum cannot use faulty = {faulty} with {len(replies)} replies in a round, "
                 f"because it needs at least faulty + 3 = {faulty + 3} replies. Raise [federation] "
-                f"per-round to {faulty + 3}{lower}."
+                f"per-round to {faulty + 3} (and clients, if it is smaller){lower}."
             )
         flat = torch.stack(
             [torch.cat([value.flatten() for value in one.params.values()]) for one in replies]

@@ -208,7 +208,7 @@ def test_the_command(tmp_path: Path) -> None:
             "removal needs a certificate that never fails",
         ),
         ({"federation": {"aggregate": "by-samples"}}, "aggregate = 'mean'"),
-        ({"engine": {"dtype": "float32"}}, "Repeat the run with --set engine.dtype=float64"),
+        ({"engine": {"dtype": "float32"}}, r"Repeat the run with \[engine\] dtype = 'float64'"),
     ],
 )
 def test_what_has_no_certificate_is_refused(tmp_path: Path, tables: dict, why: str) -> None:
@@ -221,7 +221,7 @@ def test_what_has_no_certificate_is_refused(tmp_path: Path, tables: dict, why: s
 def test_tiny_steps_are_refused(tmp_path: Path) -> None:
     tables = {"task": {"initial": "gaussian"}, "engine": {"dtype": "float64"}}
     run(small(tables, local={"lr": 1e-13}), tmp_path / "run")
-    with pytest.raises(InputError, match=r"a larger local\.lr"):
+    with pytest.raises(InputError, match=r"a larger \[local\] lr"):
         execute(tmp_path / "run", [first_sample(tmp_path / "run")], 1.0, 1e-5, tmp_path / "out")
 
 

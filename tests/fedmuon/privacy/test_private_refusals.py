@@ -526,7 +526,7 @@ def test_noise_free_runs_are_warned_of(capsys: pytest.CaptureFixture[str], tmp_p
     assert "Set [privacy] epsilon" in capsys.readouterr().err
     assert ended([*run, "--set", "privacy.noise=0.0"]) == 0
     said = capsys.readouterr()
-    assert "Warning: [privacy] noise is 0" in said.err and "epsilon is infinite" in said.err
+    assert "[privacy] noise is 0" in said.err and "epsilon is infinite" in said.err
     assert re.search(r"epsilon\W+infinite", said.out)
     assert ended(["show", str(tmp_path / "a")]) == 0
     assert re.search(r"epsilon\W+infinite", capsys.readouterr().out)
