@@ -205,7 +205,10 @@ def test_lots_that_take_turns_are_accounted_for_by_the_command() -> None:
         ),
         (("--band", "4"), "Add --sampling cyclic"),
         (("--sampling", "cyclic", "--band", "4", "--steps", "100000000"), "steps = 1e+08"),
-        (("--sampling", "fixed"), "--sampling is 'fixed', but it must be poisson, shuffle or cyclic"),
+        (
+            ("--sampling", "fixed"),
+            "--sampling is 'fixed', but it must be poisson, shuffle or cyclic",
+        ),
         (("--adjacency", "swap"), "--adjacency is 'swap', but it must be one of zero-out"),
         (("--lot", "96"), "--lot is 96, but it must be positive and at most --population = 95"),
     ],
