@@ -56,8 +56,8 @@ class AuditResult:
         joint: The epsilon that the accountant certifies.
         per_release: The epsilon, without a certificate, of a mechanism in which each block draws
             its own lot.
-        below_joint: Whether the lower bound is at most the certified epsilon. False refutes the
-            certified epsilon.
+        below_joint: Whether the lower bound is at most the certified epsilon. If it is False, the
+            audit refutes the certified epsilon.
         refutes_per_release: Whether counts alone refute `per_release`.
         confidence: Confidence with which the lower bounds hold.
         trials: Number of trials with the canary. The number of trials without the canary is the
@@ -96,8 +96,8 @@ class RunAuditResult:
         epsilon: The epsilon of the run's ledger.
         epsilon_at_least: The largest lower bound on epsilon that uses only the guess counts.
         declared: A lower bound that assumes the declared mechanism, but not its noise level.
-        below: Whether both lower bounds are at most the epsilon of the ledger. False refutes the
-            epsilon of the ledger.
+        below: Whether both lower bounds are at most the epsilon of the ledger. If it is False,
+            the audit refutes the epsilon of the ledger.
         canaries: Number of canaries.
         guesses: Number of guesses about whether a canary was included.
         right: Number of right guesses.

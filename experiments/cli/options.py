@@ -132,7 +132,7 @@ class Group(TyperGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the arguments name."""
+        """Find the command whose name is in the arguments."""
         name = args[0]
         if not (name.startswith("-") or ctx.resilient_parsing or name in self.commands):
             advice = instead(name, self.commands, "choose one of")

@@ -368,7 +368,7 @@ def inside_grid(rows: Columns) -> Claim:
 
 
 def ordered(rows: Columns, better: str, than: str) -> Claim:
-    """Return the claim that `better` is at least as accurate as `than`.
+    """Return the claim that the method `better` is at least as accurate as the method `than`.
 
     The claim is about every model and every alpha.
     """

@@ -1065,8 +1065,9 @@ class Privacy(Table):
     )
     population: Annotated[int, Field(ge=0, le=SAMPLES)] = key(
         0,
-        "Public number of samples of each client. A number above 0 sets the sampling rate to "
-        "`lot` / `population`. With 0, each client uses its own number of samples.",
+        "Number of samples of each client, which is then public. A number above 0 sets the "
+        "sampling rate to `lot` / `population`. With 0, each client uses its own number of "
+        "samples.",
         read_if=PRIVATE_RECIPE,
     )
     rate: Annotated[float, Field(ge=0, le=1)] = key(

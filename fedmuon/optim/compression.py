@@ -376,7 +376,7 @@ def sign() -> Compressor:
 def svd(rank: int) -> Compressor:
     """Return a compressor that sends the nearest matrix of rank r as two factors.
 
-    Vectors are sent uncompressed, and so are matrices that have no more entries than their factors.
+    Vectors are sent uncompressed. A matrix is compressed only if its factors have fewer entries.
 
     Args:
         rank: The rank r.

@@ -1,4 +1,4 @@
-"""Count the flop of one optimizer step, by published formulas and by the products computed here.
+"""Count the flop of one optimizer step in two ways: published formulas, and our own products.
 
 The formulas of Nesterov Muon (section 2.2), for a matrix with d1 >= d0 and q steps of degree 2
 (quintic):

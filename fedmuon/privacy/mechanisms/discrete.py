@@ -139,7 +139,10 @@ def enclosed(weight: Fraction, exponent: Fraction, digits: int) -> tuple[Fractio
 
 @cache
 def _table() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the strip of each slot, bounds below which U < A is certain, and the counts c_k."""
+    """Return three arrays: the strip of each slot, the bound of each slot, and the counts c_k.
+
+    If U is below the bound of its slot, U < A is certain.
+    """
     around = [
         enclosed(Fraction(SCALE), Fraction(k * k, 2 * STRIPS**2), 40) for k in range(LAST + 1)
     ]
