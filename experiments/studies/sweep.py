@@ -240,11 +240,8 @@ class Metric:
             )
         if name not in known:
             mend = instead(bare, names, "choose one of")
-            own = "" if way else " For your own metric, write max:NAME or min:NAME."
-            raise InputError(
-                f"--select {text} is not a metric of these runs: "
-                f"{mend if mend.endswith('?') else f'{mend}.'}{own}"
-            )
+            own = "" if way else " (for your own metric, write max:NAME or min:NAME)"
+            raise InputError(f"--select {text} is not a metric of these runs: {mend}{own}")
         if not (way or name.endswith(("loss", "accuracy", "gap"))):
             raise InputError(
                 f"--select {text} does not say whether larger or smaller values are better: write "
@@ -344,7 +341,7 @@ class GridSearch(WorkOfRuns):
 
     @property
     def called(self) -> str:
-        """What messages call these runs."""
+        """Return the word for these runs in messages."""
         return "sweep" if self.grid else "run with several seeds"
 
     @property

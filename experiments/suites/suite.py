@@ -104,7 +104,7 @@ class Work(ABC):
 
     @property
     def called(self) -> str:
-        """What messages call the suite."""
+        """Return the word for this suite in messages."""
         return self.noun
 
     @property
@@ -240,16 +240,13 @@ def opened(work: Work, out: Path, resume: bool = False) -> Iterator[Opened]:
         yield Opened(work, out, cells, places, done)
 
 
-def _resumable(work: Work, lock: Path) -> bool:
-    return lock.exists() and work.joined(files.read_bytes(lock)) is not None
-
-
 def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
     """Check that the folder is new or belongs to this suite, and return the file of each cell."""
     lock = out / files.SUITE_LOCK
     with files.mendable(out, "create"):
         out.mkdir(parents=True, exist_ok=True)
         full = any(not entry.name.startswith(".") for entry in out.iterdir())
+        fits = full and lock.exists() and work.joined(files.read_bytes(lock)) is not None
         if full and not (resume and lock.exists()):
             raise InputError(
                 f"{out} has no suite.lock, so there is no {work.called} to resume. Check the path "
@@ -257,10 +254,10 @@ def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
                 if resume
                 else (
                     f"{out} is not empty: choose another folder with --out"
-                    + (", or resume with --resume" if _resumable(work, lock) else "")
+                    + (", or resume with --resume" if fits else "")
                 )
             )
-        if full and work.joined(files.read_bytes(lock)) is None:
+        if full and not fits:
             raise InputError(f"{lock} {work.mismatch}")
         files.remove_drafts(out)
         if not full:  # the lock comes first, because a folder without a lock cannot be resumed

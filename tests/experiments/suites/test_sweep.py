@@ -127,7 +127,7 @@ BAD = {
     ),
     "unknown metric": (
         ["--grid", "local.lr=1,2", "--select", "perplexity"],
-        "For your own metric, write max:NAME or min:NAME.",
+        " (for your own metric, write max:NAME or min:NAME)",
     ),
     "no way of a metric": (
         ["--grid", "local.lr=1,2", "--select", "best:train-loss"],
