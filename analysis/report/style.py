@@ -13,7 +13,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from fedmuon.analysis.report.numbers import written
@@ -204,6 +207,51 @@ def alike(panels: Sequence[Axes], log: bool = False) -> None:
         axes.set_ylim(ends[:, 0].min(), ends[:, 1].max())
         if log:
             _log_ticks(axes.yaxis, *axes.get_ylim())
+
+
+def heat_map(
+    axes: Axes,
+    table: np.ndarray,
+    texts: np.ndarray | None,
+    norm: Normalize,
+    highest_is_best: bool,
+    size: float = 7.0,
+) -> AxesImage:
+    """Draw a table as coloured cells with text. The lightest colour is the best value.
+
+    Args:
+        axes: The panel. Its ticks are not changed.
+        table: Array [rows, columns] of values. The first row is at the bottom. Cells that are not
+            finite are white.
+        texts: Array [rows, columns] with the text of each cell, or None for cells without text.
+        norm: Scale of the colours.
+        highest_is_best: Whether the largest or the smallest value is best.
+        size: Font size of the text.
+
+    Returns:
+        The image, for example for a colour bar.
+    """
+    shown = np.ma.masked_invalid(table)
+    colours = "viridis" if highest_is_best else "viridis_r"
+    image = axes.imshow(shown, origin="lower", aspect="auto", cmap=colours, norm=norm)
+    axes.spines[:].set_visible(False)
+    for (row, column), text in np.ndenumerate(np.empty((0, 0)) if texts is None else texts):
+        if np.ma.is_masked(shown[row, column]):
+            colour = GREY
+        else:
+            light = np.dot(image.to_rgba(table[row, column])[:3], (0.299, 0.587, 0.114)) > 0.5
+            colour = ON_LIGHT if light else ON_DARK
+        axes.text(column, row, text, ha="center", va="center", size=size, color=colour)
+    return image
+
+
+def frame_best(axes: Axes, table: np.ndarray, highest_is_best: bool) -> None:
+    """Draw a frame around the best finite cell of a heat map."""
+    if np.isfinite(table).any():
+        place = (np.nanargmax if highest_is_best else np.nanargmin)(table)
+        row, column = np.unravel_index(place, table.shape)
+        corner = (float(column) - 0.5, float(row) - 0.5)
+        axes.add_patch(Rectangle(corner, 1, 1, fill=False, ec=RED, lw=2, clip_on=False))
 
 
 def powers_of_2(axes: Axes, levels: np.ndarray) -> None:

@@ -316,10 +316,9 @@ def by_samples(rows: Columns, tuning: Columns, narrow: bool = False) -> Figure:
     for axes in panels:
         axes.axhline(WORTH, color=style.GREY, lw=1, ls=":")
         style.log_x(axes)
-        axes.set_yscale("log")
     above[0].plot([], [], ":", color=style.GREY, lw=1, label="no better than X⁰")
     for group in (above, below):
-        style.alike(group)
+        style.alike(group, log=True)
         for axes in group[: len(federations) if narrow else 1]:
             axes.set_ylabel("decrease / bound")
     style.legend_below(figure, above[0], 2 if narrow else 4)

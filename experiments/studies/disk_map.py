@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from pydantic import Field
 
 from fedmuon.analysis.report import style
@@ -316,50 +315,55 @@ def numbers(rows: Columns, tuning: Columns) -> Rows:
 # Figures
 
 
+SPAN = 10.0  # smallest range of the colours in accuracy points, so that noise does not look large
+
+
 @style.styled
 def heat_maps(rows: Columns, tuning: Columns, narrow: bool = False) -> Figure:
-    """Draw heat maps of mean accuracies.
+    """Draw heat maps of mean accuracies. All maps have the same colour scale.
 
     There is a map over (κ, γ) for each ε, and a map over (κ, ε).
     """
     judged = where(rows, tunes=0)
     filtered = {name: column[judged["choice"] != "no filter"] for name, column in judged.items()}
     epsilons = distinct(rows, "epsilon")
+    shared_reach, at_shared_reach = shared_row(filtered)
+    maps = [(where(filtered, epsilon=epsilon), PAIRS) for epsilon in epsilons]
+    maps.append((at_shared_reach, LEVELS))
+    tables = [mean_accuracies(part, columns) for part, columns in maps]
+    known = np.concatenate([table[np.isfinite(table)] for table in tables])
+    spare = max(0.0, SPAN - np.ptp(known)) / 2
+    norm = Normalize(known.min() - spare, known.max() + spare)
     tall = len(distinct(filtered, "choice"))
-    figure, panels = style.canvas(len(epsilons) + 1, narrow, 1.3 + 0.28 * tall, 2)
+    figure, panels = style.canvas(len(maps), narrow, 1.3 + 0.28 * tall, 2)
+    for axes, (part, columns), table in zip(panels, maps, tables, strict=True):
+        texts = np.vectorize(lambda mean: f"{mean:.1f}", otypes=[object])(table)
+        image = style.heat_map(axes, table, texts, norm, highest_is_best=True)
+        style.frame_best(axes, table, highest_is_best=True)
+        across, up = (
+            [level if isinstance(level, str) else f"{level:g}" for level in distinct(part, name)]
+            for name in columns
+        )
+        axes.set_xticks(range(len(across)), across)
+        axes.set_yticks(range(len(up)), up)
+        axes.set_xlabel("κ")
     for axes, epsilon in zip(panels, epsilons, strict=False):
         plain = where(judged, epsilon=epsilon, choice="no filter")["accuracy"].mean()
-        _draw_map(axes, where(filtered, epsilon=epsilon), PAIRS)
-        axes.set_title(f"ε = {epsilon:g}; without filter {100 * plain:.1f}", loc="left")
+        axes.set_title(f"ε = {epsilon:g}; without filter {100 * plain:.1f}%", loc="left")
         axes.set_ylabel("γ")
-    row, shared = shared_row(filtered)
-    _draw_map(panels[-1], shared, LEVELS)
-    panels[-1].set_title(f"γ = {row}", loc="left")
+    panels[-1].set_title(f"γ = {shared_reach}", loc="left")
     panels[-1].set_ylabel("ε")
+    figure.colorbar(image, ax=panels, fraction=0.05, label="mean accuracy in percent")
     return figure
 
 
-def _draw_map(axes: Axes, rows: Columns, columns: tuple[str, str]) -> None:
-    """Draw a heat map of mean accuracies in percent. The best accuracy has a frame."""
+def mean_accuracies(rows: Columns, columns: tuple[str, str]) -> np.ndarray:
+    """Return mean accuracies in percent over two columns. A diverged run counts as 0."""
     across, up = (distinct(rows, name) for name in columns)
-    means = np.array([
+    return 100 * np.array([
         [np.nan_to_num(where(rows, **{columns[0]: x, columns[1]: y})["accuracy"]).mean()
          for x in across] for y in up
     ])  # fmt: skip
-    image = axes.imshow(100 * means, origin="lower", aspect="auto", cmap="viridis")
-    for (row, column), mean in np.ndenumerate(means):
-        red, green, blue, _ = image.cmap(image.norm(100 * mean))
-        light = 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
-        axes.text(column, row, f"{100 * mean:.1f}", ha="center", va="center", size=7,
-                  color=style.ON_LIGHT if light else style.ON_DARK)  # fmt: skip
-    row, column = np.unravel_index(means.argmax(), means.shape)
-    axes.add_patch(Rectangle((float(column) - 0.5, float(row) - 0.5), 1, 1, fill=False,
-                             ec=style.RED, lw=2, clip_on=False))  # fmt: skip
-    names = [[one if isinstance(one, str) else f"{one:g}" for one in ends] for ends in (across, up)]
-    axes.set_xticks(range(len(across)), names[0])
-    axes.set_yticks(range(len(up)), names[1])
-    axes.set_xlabel("κ")
-    axes.spines[:].set_visible(False)
 
 
 STUDY = Study(

@@ -276,12 +276,14 @@ def by_share(rows: Columns, narrow: bool = False) -> Figure:
             seen = of(rows, start, kind) & (rows["share"] < 10)
             axes.plot(rows["share"][seen], rows["accuracy"][seen], marker, color=colour, mew=0,
                       ms=2 if seen.sum() > MANY else 4, rasterized=True)  # fmt: skip
+            axes.plot([], [], marker, color=colour, mew=0, ms=4,
+                      label=f"every model, constants of {name}")  # fmt: skip
             if not len(places := frontier(rows, seen)):
                 continue
             x, top = rows["share"][places], rows["accuracy"][places]
             end = rows["share"][seen].max()  # the largest share of a point
             axes.step([*x, end], [*top, top[-1]], LINES[kind], color=colour, where="post", lw=1.4,
-                      label=f"best with constants of {name}")  # fmt: skip
+                      label=f"best model, constants of {name}")  # fmt: skip
             for loss, full in (("test_loss", colour), ("train_loss", "none")):
                 under.plot(x, rows[loss][places], marker, color=colour, ms=4, mfc=full, mew=0.9)
         axes.set_title(f"X⁰ {start}", loc="left")

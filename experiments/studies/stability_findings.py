@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, SymmetricalLogLocator
 
@@ -127,7 +127,7 @@ def phase(runs: Columns, narrow: bool = False) -> Figure:
 
     The axes are eta and 1/sqrt(lambda), as in the Stability note, Figure 2. Means are taken over
     the values of all other keys. `runs` has the columns of runs.csv. A cell of the heat map without
-    a run is white.
+    a run is white. Light cells have small values, which are the better ones.
     """
     figure, panels = style.canvas(2, narrow, 2.7)
     lrs, lambdas = np.unique(runs["lr"]), np.unique(runs["lambda"])[::-1]
@@ -137,19 +137,14 @@ def phase(runs: Columns, narrow: bool = False) -> Figure:
             here = (runs["lr"] == lrs[column]) & (runs["lambda"] == lambdas[row])
             if here.any():
                 table[row, column] = runs[quantity][here].mean()
-        shown = np.ma.masked_where(~np.isfinite(table) | (table <= 0), table)
-        norm = LogNorm(shown.min(), shown.max()) if shown.count() else None
-        image = axes.imshow(shown, origin="lower", aspect="auto", cmap="viridis", norm=norm)
-        for (row, column), value in np.ndenumerate(table):
-            filled = not np.ma.is_masked(shown[row, column])
-            dark = filled and np.dot(image.to_rgba(value)[:3], (0.3, 0.59, 0.11)) < 0.5
-            colour = style.ON_DARK if dark else style.ON_LIGHT if filled else style.BLACK
-            axes.text(column, row, style.compact(value), ha="center", va="center", fontsize=8,
-                      color=colour)  # fmt: skip
+        texts = np.vectorize(style.compact, otypes=[object])(table)
+        shown = np.where(table > 0, table, np.nan)  # a logarithmic scale has no zero
+        known = shown[np.isfinite(shown)]
+        norm = LogNorm(known.min(), known.max()) if len(known) else Normalize()
+        style.heat_map(axes, shown, texts, norm, highest_is_best=False, size=8)
         axes.set_xticks(range(len(lrs)), [style.plain(value) for value in lrs])
         axes.set_yticks(range(len(lambdas)), [f"{one:.3g}" for one in 1 / np.sqrt(lambdas)])
         axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
         axes.set_xlabel(style.NAMES["lr"])
         axes.set_ylabel(style.NAMES["lambda"])
         axes.set_title(style.NAMES[quantity])

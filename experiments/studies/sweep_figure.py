@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from fedmuon.analysis.report import style
 from fedmuon.experiments.tables import record_name
@@ -128,42 +127,22 @@ def _heat_maps(
     many = max(1, len(means))
     figure, panels = style.canvas(many, False, 1.3 + 0.3 * len(up), min(2, many))
     for panel, (recipe, found) in zip(panels, means.items(), strict=False):
-        image = panel.imshow(
-            found, origin="lower", aspect="auto", cmap="viridis" if rising else "viridis_r",
-            norm="log" if _wide(known) else "linear", vmin=low, vmax=high,
-        )  # fmt: skip
-        _annotate(panel, found, rising, many)
+        crowded = found.shape[1] * min(2, many) > CROWDED
+        texts = np.array([
+            ["×" if not np.isfinite(mean) else "" if crowded else style.compact(mean)
+             for mean in row] for row in found
+        ])  # fmt: skip
+        scale = LogNorm if _wide(known) else Normalize
+        image = style.heat_map(panel, found, texts, scale(low, high), rising)
+        style.frame_best(panel, found, rising)
         panel.set_title(recipe)
         panel.set_xticks(range(len(across)), [f"{x:.3g}" for x in across])
         panel.set_yticks(range(len(up)), [f"{y:.3g}" for y in up])
         panel.set_xlabel(_title(keys[0]))
         panel.set_ylabel(_title(keys[1]))
-        panel.spines[:].set_visible(False)
         if panel is panels[many - 1]:
             figure.colorbar(image, ax=panels, fraction=0.05, label=words)
     return figure
-
-
-def _annotate(panel: Axes, found: np.ndarray, rising: bool, panels: int) -> None:
-    """Write the mean into each cell of a heat map if there is enough space.
-
-    The best cell gets a frame.
-    """
-    image = panel.images[0]
-    for (row, column), mean in np.ndenumerate(found):
-        lost = not np.isfinite(mean)
-        if not lost and found.shape[1] * min(2, panels) > CROWDED:
-            continue
-        red, green, blue, _ = image.cmap(image.norm(mean)) if not lost else (1.0, 1.0, 1.0, 1.0)
-        light = 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
-        colour = style.GREY if lost else style.ON_LIGHT if light else style.ON_DARK
-        text = "×" if lost else style.compact(mean)
-        panel.text(column, row, text, ha="center", va="center", color=colour, size=7)
-    if np.isfinite(found).any():
-        at = (np.nanargmax if rising else np.nanargmin)(found)
-        row, column = np.unravel_index(at, found.shape)
-        panel.add_patch(Rectangle((float(column) - 0.5, float(row) - 0.5), 1, 1, fill=False,
-                                  ec=style.RED, lw=2, clip_on=False))  # fmt: skip
 
 
 def _mean(

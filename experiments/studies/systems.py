@@ -375,55 +375,74 @@ def _in_words(found: Slope | None) -> str:
 
 LOOKS = ((style.BLACK, "X"), *style.SERIES, (style.GREY, "*"))
 MARKS, FEW = 6, 4  # number of marks on a line; maximum number of lines of a panel with bands
+CROWDED = 7  # maximum number of lines of a panel
 
 
 @style.styled
 def accuracy_against(
     cost: str, rows: Columns, tuning: Columns, curves: Columns, narrow: bool = False
 ) -> Figure:
-    """Draw mean accuracy against mean cost, with a panel for each algorithm.
+    """Draw mean accuracy against mean cost, with one or two panels for each algorithm.
 
     A panel with few lines also has bands from the minimum to the maximum over seeds. The name of a
     method is `ALGORITHM, HOW`, and HOW determines the colour of its line. If the name has a second
     comma, the line is dotted. Parts of `rows` that are not drawn have colours, too. Methods with
     the same HOW therefore have the same colour in all figures.
     """
-    drawn = [name for name in distinct(curves, "model") if cost_of(curves, name) == cost]
+    parts = [name for name in distinct(curves, "model") if cost_of(curves, name) == cost]
     methods = [
-        (part, name) for part in drawn for name in distinct(where(rows, model=part), "method")
+        (part, name) for part in parts for name in distinct(where(rows, model=part), "method")
     ]
-    families = list(dict.fromkeys(name.partition(", ")[0] for _, name in methods))
-    hows = _hows(rows, drawn)
-    figure, panels = style.canvas(max(1, len(families)), narrow, 3.0)
+    titles = panels_of([name for _, name in methods])
+    hows = _hows(rows, parts)
+    figure, panels = style.canvas(max(1, len(titles)), narrow, 3.0)
     named = set()
-    for part, name in methods:
-        family, _, how = name.partition(", ")
-        axes = panels[families.index(family)]
-        first = how.partition(", ")[0]
-        colour, marker = LOOKS[hows.index(first) % len(LOOKS)] if how else LOOKS[0]
-        at, mean, low, high = _points(where(curves, model=part, method=name), cost).T
-        dotted = how != first
-        look: dict[str, Any] = {
-            "ls": ":" if dotted else "-", "color": colour, "marker": marker, "lw": 1.2, "ms": 3.5,
-            "mfc": "white" if dotted else colour,
-        }  # fmt: skip
-        axes.plot(at, mean, markevery=max(1, len(at) // MARKS), **look)
-        if sum(one.startswith(f"{family}, ") for _, one in methods) <= FEW:
-            axes.fill_between(at, low, high, color=colour, alpha=0.12, lw=0)
-        if how not in named:  # add one legend entry for all panels
-            panels[0].plot([], [], label=how or family, **look)
-            named.add(how)
-    for axes, family in zip(panels, families, strict=False):
-        for part in drawn:
-            goal = float(where(rows, model=part)["target"][0])
-            axes.axhline(goal, color=style.GREY, lw=0.8, ls="--", zorder=0)
-        axes.set_title(family, loc="left")
+    for axes, (title, names) in zip(panels, titles.items(), strict=False):
+        for part, name in (pair for pair in methods if pair[1] in names):
+            _, _, how = name.partition(", ")
+            first = how.partition(", ")[0]
+            colour, marker = LOOKS[hows.index(first) % len(LOOKS)] if how else LOOKS[0]
+            at, mean, low, high = _points(where(curves, model=part, method=name), cost).T
+            dotted = how != first
+            look: dict[str, Any] = {
+                "ls": ":" if dotted else "-", "color": colour, "marker": marker, "lw": 1.2,
+                "ms": 3.5, "mfc": "white" if dotted else colour,
+            }  # fmt: skip
+            axes.plot(at, mean, markevery=max(1, len(at) // MARKS), **look)
+            if len(names) <= FEW:
+                axes.fill_between(at, low, high, color=colour, alpha=0.12, lw=0)
+            if how not in named:  # one legend entry for all panels
+                named.add(how)
+                panels[0].plot([], [], label=how or title, **look)
+        for part in parts:
+            target = float(where(rows, model=part)["target"][0])
+            axes.axhline(target, color=style.GREY, lw=0.8, ls="--", zorder=0)
+        axes.set_title(title, loc="left")
         axes.set_xlabel(UNITS[cost][1])
         axes.set_ylabel("test accuracy" if narrow or axes is panels[0] else "")
     _share_axes(panels)
     if named:
-        style.legend_below(figure, panels[0], 2 if narrow else 4 + (len(named) == 5))
+        panels[0].plot([], [], "--", color=style.GREY, lw=0.8, label="target accuracy")
+        style.legend_below(figure, panels[0], 2 if narrow else 4)
     return figure
+
+
+def panels_of(methods: Sequence[str]) -> dict[str, list[str]]:
+    """Return the methods of each panel, by the panel's title.
+
+    A panel shows an algorithm. An algorithm with more than `CROWDED` methods gets two panels, and
+    both show its first method for comparison.
+    """
+    panels: dict[str, list[str]] = {}
+    for family in dict.fromkeys(name.partition(", ")[0] for name in methods):
+        first, *others = (name for name in methods if name.partition(", ")[0] == family)
+        if len(others) < CROWDED:
+            panels[family] = [first, *others]
+            continue
+        half = -(-len(others) // 2)
+        panels |= {f"{family} (1 of 2)": [first, *others[:half]],
+                   f"{family} (2 of 2)": [first, *others[half:]]}  # fmt: skip
+    return panels
 
 
 def _hows(rows: Columns, drawn: Sequence[str]) -> list[str]:

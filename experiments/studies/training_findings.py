@@ -246,7 +246,8 @@ def _drawn_at(about: Mapping[str, Any]) -> float:
 LINES = (*style.SERIES, (style.BLACK, "X"), (style.GREY, "*"))
 AXES = {"round": "round", "train_seconds": "seconds of training"}
 HUGE = 1e6  # a larger loss counts as a divergence
-MOST = 4  # maximum number of variants with bands and train losses, and of legend columns
+MOST = 4  # maximum number of variants with train losses, and of legend columns
+BANDS = 6  # maximum number of variants with bands
 APART = 2.5  # points between the bars of two variants at one value
 
 
@@ -254,7 +255,8 @@ APART = 2.5  # points between the bars of two variants at one value
 class Look:
     """Colour and style of a variant.
 
-    `added` is True if the variant's name is `A + B` and another variant has the name `A`.
+    `added` is True if the variant is drawn with hollow marks and dotted lines, because another
+    variant has the same colour.
     """
 
     colour: str
@@ -266,9 +268,16 @@ def looks(variants: Sequence[str]) -> dict[str, Look]:
     """Return a colour and style for each variant.
 
     If there is exactly one variant "A + B" for a variant "A", both have the same colour. The marks
-    of "A + B" are hollow and its lines are dotted.
+    of "A + B" are hollow and its lines are dotted. The same is true for the variants "A, S" and
+    "A, T" if every variant has such a name with one of two settings S and T.
     """
     heads = [name.rpartition(" + ")[0] for name in variants]
+    pairs = [name.rpartition(", ") for name in variants]
+    settings = list(dict.fromkeys(setting for _, _, setting in pairs))
+    if len(settings) == 2 and all(head for head, _, _ in pairs):
+        algorithms = list(dict.fromkeys(head for head, _, _ in pairs))
+        return {name: Look(*LINES[algorithms.index(head) % len(LINES)], setting == settings[1])
+                for name, (head, _, setting) in zip(variants, pairs, strict=True)}  # fmt: skip
     base = {name: head if head in variants and heads.count(head) == 1 else name
             for name, head in zip(variants, heads, strict=True)}  # fmt: skip
     places = [name for name in variants if base[name] == name]
@@ -282,16 +291,17 @@ def draw_curves(
 ) -> Figure:
     """Draw held-out loss, train loss and accuracy against rounds or seconds of training.
 
-    Held-out loss is a solid line and train loss is a dashed line. If the variants "A" and "A + B"
-    exist, the lines of "A + B" are dotted and dash-dotted. A line is the mean over seeds, and its
-    band is the range from minimum to maximum. If there are more than four variants, the figure has
-    no bands and no train losses. The curves are those at the value `x` of the sweep.
+    Held-out loss is a solid line and train loss is a dashed line. If two variants have the same
+    colour, the lines of the second variant are dotted and dash-dotted. A line is the mean over
+    seeds, and its band is the range from minimum to maximum. With more than four variants, the
+    figure has no train losses. With more than six, it has no bands. The curves are those at the
+    value `x` of the sweep.
     """
     figure, (loss, accuracy) = style.canvas(2, narrow, 2.9)
-    few = len(variants) <= MOST
+    few, bands = len(variants) <= MOST, len(variants) <= BANDS
     for name, look in looks(variants).items():
         for axes, measure in ((loss, "test_loss"), (accuracy, "accuracy")):
-            _line(axes, _means(rows, name, x, by, measure), look, name, few)
+            _line(axes, _means(rows, name, x, by, measure), look, name, bands)
         if few:
             points = _means(rows, name, x, by, "train_loss")
             kind, mark = "-." if look.added else "--", "_" if len(points) == 1 else ""
@@ -324,8 +334,8 @@ def in_words(rows: Columns, figure: Figure) -> str:
     said.append("Solid lines are held-out values")
     said.append("Dashed lines are train losses" if train else "Train losses are not drawn")
     said += [
-        "Dotted lines with hollow marks are variants that add something to the variant with the "
-        f"full mark of the same colour ({', '.join(held[':'])})"
+        "Dotted lines with hollow marks are variants that change the variant with the full mark of "
+        f"the same colour ({', '.join(held[':'])})"
     ] * bool(held[":"])
     said += ["Dash-dotted lines are train losses of the dotted variants"] * (train and added)
     lost = not (np.abs(rows["test_loss"]) < HUGE).all()
@@ -351,7 +361,7 @@ def ends_in_words(figure: Figure) -> str:
         * bars,
         "Bars of several variants are drawn next to each other. If the bars of two variants "
         "overlap widely, these seeds cannot distinguish the two variants." * (several and bars),
-        "A variant with a hollow mark adds something to the variant with the full mark of the same "
+        "A variant with a hollow mark changes the variant with the full mark of the same "
         "colour." * any(line.get_linestyle() == ":" for line in axes.lines),
     ]
     return " ".join(filter(None, said))

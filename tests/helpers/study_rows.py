@@ -38,7 +38,8 @@ def overprinted(figure: Figure) -> list[str]:
         for axis, side in ((axes.xaxis, "x"), (axes.yaxis, "y")):
             low, high = sorted(axis.get_view_interval())
             ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
-            shown = [one for one in ticks if low <= one.get_loc() <= high and one.label1.get_text()]
+            shown = [one for one in ticks if low <= one.get_loc() <= high
+                     and one.label1.get_visible() and one.label1.get_text()]  # fmt: skip
             boxes = [one.label1.get_window_extent() for one in shown]
             ends = sorted((getattr(box, f"{side}0"), getattr(box, f"{side}1")) for box in boxes)
             wrong += [f"{side} {a}" for a, b in itertools.pairwise(ends) if a[1] > b[0]]

@@ -198,7 +198,9 @@ def test_the_figure_frames_the_best_and_says_what_no_filter_does(narrow: bool) -
     rows = {**made, "choice": np.where(made["choice"] == "2", study.SINGLE, made["choice"])}
     rows["accuracy"][-1] = np.nan  # one run diverged
     figure = study.heat_maps(rows, {}, narrow=narrow)
-    assert not overprinted(figure) and len(figure.axes) == 3
+    assert not overprinted(figure) and len(figure.axes) == 4  # three maps and a colour bar
+    ((low, high),) = {one.images[0].get_clim() for one in figure.axes[:3]}
+    assert low is not None and high is not None and high - low >= study.SPAN - 1e-9
     first = figure.axes[0]
     assert len(first.texts) == 6 and "without filter" in first.get_title("left")
     assert [one.get_text() for one in first.get_yticklabels()] == ["0.5", study.SINGLE]

@@ -180,7 +180,8 @@ def test_the_frontier_is_the_best_so_far_and_the_table_has_both_kinds() -> None:
 def test_the_figure_has_the_losses_of_every_best_point() -> None:
     rows = made(0.05, 0.5)
     above, below = by_share(rows).axes
-    (step,) = [one for one in above.lines if str(one.get_label()).endswith("the ball")]
+    (step,) = [one for one in above.lines
+               if str(one.get_label()) == "best model, constants of the ball"]  # fmt: skip
     assert list(np.asarray(step.get_ydata())) == [0.3, 0.7, 0.7]
     drawn = [sorted(set(np.asarray(one.get_ydata(), float))) for one in below.lines[:4]]
     assert drawn == [[0.81], [0.8]] * 2

@@ -229,13 +229,22 @@ def test_a_compressor_has_one_colour_in_all_figures() -> None:
     every = {name: np.concatenate([rows[name], other[name], third[name]]) for name in rows}
     found = [
         {str(line.get_label()): line.get_color() for line in axes.lines
-         if not str(line.get_label()).startswith("_")}
+         if not str(line.get_label()).startswith(("_", "target"))}
         for axes in (systems.accuracy_against(systems.BYTES, every, {}, one).axes[0]
                      for one in (curves, drawn, clock))
     ]  # fmt: skip
     assert found[0].keys() == {"none", "top-k", "sign"} and found[1].keys() == {"none", "sign"}
     assert len({*found[0].values()}) == 3 and found[1].items() <= found[0].items()
     assert found[2] == {"waits": found[0]["none"], "late": found[0]["top-k"]}
+
+
+def test_a_crowded_panel_is_split_and_repeats_its_first_method() -> None:
+    methods = [f"A, {how}" for how in "abcdefghij"] + ["B, a", "B, b"]
+    panels = systems.panels_of(methods)
+    assert [len(names) for names in panels.values()] == [6, 5, 2]
+    assert all(names[0] == "A, a" for title, names in panels.items() if title.startswith("A"))
+    assert {name for names in panels.values() for name in names} == set(methods)
+    assert list(systems.panels_of(methods[:3])) == ["A"]
 
 
 def test_the_shipped_suite_encloses_its_choices_and_has_a_real_deadline() -> None:
