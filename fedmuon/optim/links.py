@@ -183,7 +183,7 @@ def momentum(memory: Number, form: str = "ema") -> Link:
     | ema          | beta C + (1 - beta) G | C                     | Stability note (1), torch     |
     | ema-nesterov | beta C + (1 - beta) G | beta C + (1 - beta) G | torch.optim.Muon              |
     | polyak       | beta C + G            | C                     | DP-Muon, Nesterov Muon        |
-    | nesterov     | beta C + G            | beta C + G            | Nesterov Muon, Algorithm 3    |
+    | nesterov     | beta C + G            | beta C + G            | Nesterov Muon, eq. (1)        |
 
     The paper Newton–Schulz convergence also uses `polyak`. In the column "direction", C is the new
     state. From a zero state, `ema` is (1 - beta) times `polyak`, and `ema-nesterov` is (1 - beta)
