@@ -35,7 +35,8 @@ def claims(folder: Path = results.FOLDER) -> str:
     suites = kept(folder)
     head = ("where", "the paper", "our result", "verdict", "evidence", "command")
     return "\n\n".join([
-        f"{len(every)} claims of the papers: {counted(words)}.",
+        f"{len(every)} claims of the papers: {counted(words)}."
+        + papers.apart(sum(len(papers.outside(papers.read(one))) for one in papers.known())),
         "{.stacked .filtered}\n" + table(head, rows),
         "## Claims of our suites",
         f"{counted(all_words(suites))}, of {len(suites)} suites.",

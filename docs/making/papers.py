@@ -10,7 +10,8 @@ A claim of a paper has one of these verdicts:
                              scale.
     refuted in our setting   A suite contradicts the claim with other data, another model or a
                              smaller scale.
-    inconclusive             A suite measured the effect, but its intervals do not decide the claim.
+    inconclusive             A suite measured the effect, but its intervals or its setting do not
+                             decide the claim.
     not tested here          No test and no suite covers the claim.
 
 A claim in a paper's TOML file has these keys:
@@ -22,8 +23,14 @@ A claim in a paper's TOML file has these keys:
   contains one of the fragments. Without this key, the verdict uses all claims of the suite.
 - `against` lists fragments, too. If a claim of the suite contains one of these fragments and holds,
   it contradicts the claim of the paper.
+- `undecided` says why the suite's setting can neither confirm nor refute the claim. The verdict is
+  then inconclusive.
 
 Entries in `beyond` are results that the paper does not claim. They are not counted as claims.
+
+The table `out_of_reach` lists claims that no file here can show, such as results of very large
+networks. Its key `why` says once per paper why they cannot be shown. An entry in its list `claims`
+has the keys `where`, `printed` and `paper`. These claims have no verdict and are counted apart.
 """
 
 import tomllib
@@ -57,7 +64,9 @@ OF_PAPERS = {  # verdict -> meaning
         "A suite contradicts the claim with other data, another model or a smaller scale. This "
         "does not refute the paper's own result."
     ),
-    INCONCLUSIVE: "A suite measured the effect, but its intervals do not decide the claim.",
+    INCONCLUSIVE: (
+        "A suite measured the effect, but its intervals or its setting do not decide the claim."
+    ),
     UNTESTED: "No test and no suite at full scale covers the claim.",
 }
 MATHEMATICS, OWN, SUBSTITUTE, REDUCED = BASES = (
@@ -122,10 +131,11 @@ def page(number: str) -> str:
     return "\n\n".join(
         [
             f"**{titled(held)}**",
-            f"{len(words)} claims of the paper: {counted(words)}. "
+            f"{len(words)} claims of the paper: {counted(words)}.{apart(len(outside(held)))} "
             "[What these words mean](/about/claims.md). A ± is half of a 95% interval.",
             "{.stacked}\n"
             + table(("where", "the paper", "our result", "verdict", "evidence"), rows),
+            *out_of_reach(held),
             *(
                 ["## Beyond the paper", table(("the paper has", "our result", "verdict"), beyond)]
                 if beyond
@@ -142,6 +152,25 @@ def page(number: str) -> str:
     )
 
 
+def outside(paper: Mapping[str, Any]) -> list[Claim]:
+    """Return the claims of a paper that no file here can show."""
+    return paper.get("out_of_reach", {}).get("claims", [])
+
+
+def apart(number: int) -> str:
+    """Return a sentence that counts the claims out of reach, or "" if there are none."""
+    return f" **{number}** more cannot be shown here." if number else ""
+
+
+def out_of_reach(paper: Mapping[str, Any]) -> list[str]:
+    """Return the section with the claims that no file here can show, and the reason."""
+    rows = [[one["where"], one["printed"], one["paper"]] for one in outside(paper)]
+    if not rows:
+        return []
+    head = ("where", "the paper", "the paper's setting")
+    return ["## What no file here can show", paper["out_of_reach"]["why"], table(head, rows)]
+
+
 def verdict(claim: Claim, folder: Path = results.FOLDER) -> str:
     """Return the verdict on a claim of a paper. The verdict is one of `OF_PAPERS`."""
     own, tested = claim["basis"] in (MATHEMATICS, OWN), "test" in claim
@@ -150,6 +179,8 @@ def verdict(claim: Claim, folder: Path = results.FOLDER) -> str:
     held = results.read(claim["suite"], folder) if "suite" in claim else None
     if held is None or held["scale"] != "full":
         return HOLDS if tested and own else UNTESTED
+    if "undecided" in claim:
+        return INCONCLUSIVE
     word = together(judged(claim, held))
     if word == HOLDS or (tested and claim["basis"] == MATHEMATICS and word != REFUTED):
         return HOLDS if own else HOLDS_IN_OURS
@@ -176,6 +207,8 @@ def evidence(claim: Claim) -> str:
         sentences = [against] if isinstance(against, str) else against
         parts += [f"contradicted by the suite's claim “{one}”" for one in sentences]
     parts += ["a test"] * ("test" in claim)
+    if why := claim.get("undecided"):
+        parts.append(f"not decided: {why}")
     return "; ".join(parts)
 
 

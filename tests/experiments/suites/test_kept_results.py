@@ -200,6 +200,32 @@ def test_a_verdict_on_a_paper_names_what_it_stands_on(tmp_path: Path) -> None:
     assert papers.verdict({"basis": papers.OWN}, tmp_path) == papers.UNTESTED
 
 
+def test_a_setting_that_cannot_decide_neither_confirms_nor_refutes(tmp_path: Path) -> None:
+    claim = {"suite": "dp-bias", "basis": papers.SUBSTITUTE}
+    for word in (HOLDS, REFUTED, INCONCLUSIVE):
+        held(tmp_path, word)
+        short = claim | {"undecided": "too few steps"}
+        assert papers.verdict(short, tmp_path) == papers.INCONCLUSIVE
+        assert (papers.verdict(claim, tmp_path) == papers.INCONCLUSIVE) == (word == INCONCLUSIVE)
+    assert papers.evidence(short).endswith("not decided: too few steps")
+    assert "not decided" not in papers.evidence(claim)
+
+
+def test_claims_out_of_reach_are_counted_apart_with_one_reason() -> None:
+    claims = [{"where": "Table 9", "printed": "a large loss", "paper": "a large network"}] * 2
+    far = {"out_of_reach": {"why": "It needs 8 GPUs.", "claims": claims}}
+    title, why, rows = papers.out_of_reach(far)
+    assert title.startswith("## ") and why == "It needs 8 GPUs." and rows.count("Table 9") == 2
+    assert papers.out_of_reach({}) == [] and papers.apart(0) == "" and "**2**" in papers.apart(2)
+    for number in papers.known():
+        paper = papers.read(number)
+        far = papers.outside(paper)
+        assert f".{papers.apart(len(far))} [What these words mean]" in papers.page(number)
+        assert all(set(one) == {"where", "printed", "paper"} for one in far)
+        judged = {one["where"] for one in paper["claims"]}
+        assert not judged & {one["where"] for one in far}
+
+
 def test_a_small_scale_is_never_shown_as_the_full_one(tmp_path: Path) -> None:
     claim = {"suite": "dp-bias", "basis": papers.OWN}
     assert papers.verdict(claim, tmp_path) == papers.UNTESTED
@@ -231,8 +257,10 @@ def test_every_claim_is_a_row_and_is_counted(tmp_path: Path) -> None:
     held(tmp_path, HOLDS, INCONCLUSIVE)
     of_papers, of_suites = kept.claims(tmp_path).split("## Claims of our suites")
     every = [one for number in papers.known() for one in papers.read(number)["claims"]]
+    apart = sum(len(papers.outside(papers.read(number))) for number in papers.known())
     counts = re.findall(r"\*\*(\d+)\*\* ", of_papers.split("\n")[0])
-    assert sum(map(int, counts)) == len(every) == of_papers.count("\n| [")
+    assert sum(map(int, counts)) == len(every) + apart
+    assert len(every) == of_papers.count("\n| [")
     assert "**1** holds, **1** inconclusive, of 1 suites." in of_suites
     assert "| gain, here: 2 (1.5 to 2.5); 2 of 2 | > 1 |" in of_suites
 
