@@ -28,7 +28,8 @@ def claims(folder: Path = results.FOLDER) -> str:
 
     Both lists start with the number of claims of each verdict.
     """
-    every = [(number, one) for number in papers.known() for one in papers.read(number)["claims"]]
+    read = {number: papers.read(number) for number in papers.known()}
+    every = [(number, one) for number, paper in read.items() for one in paper["claims"]]
     words = [papers.verdict(one, folder) for _, one in every]
     rows = [of_paper(number, one, word, folder)
             for (number, one), word in zip(every, words, strict=True)]  # fmt: skip
@@ -36,8 +37,12 @@ def claims(folder: Path = results.FOLDER) -> str:
     head = ("where", "the paper", "our result", "verdict", "evidence", "command")
     return "\n\n".join([
         f"{len(every)} claims of the papers: {counted(words)}."
-        + papers.apart(sum(len(papers.outside(papers.read(one))) for one in papers.known())),
+        + papers.apart(sum(len(papers.outside(paper)) for paper in read.values())),
         "{.stacked .filtered}\n" + table(head, rows),
+        "## What no file here can show",
+        *(f"**{paper['name']}.** {paper['out_of_reach']['why']} "
+          f"[List of claims]({link(number)}#what-no-file-here-can-show)."
+          for number, paper in read.items() if papers.outside(paper)),
         "## Claims of our suites",
         f"{counted(all_words(suites))}, of {len(suites)} suites.",
         SCOPE,

@@ -2,10 +2,15 @@
 
 A claim of a paper has one of these verdicts:
 
-    holds                    The claim is mathematical, and a test or a suite confirms it. Or a
-                             suite confirms the claim in the paper's own setting (same data, model
+    derived                  The claim is mathematical. We followed or gave the proof with explicit
+                             constants, or an exact computation gives what the paper states.
+    not contradicted in examples
+                             The claim is mathematical. Runs or random draws could have
+                             contradicted it and did not. They cannot prove it.
+    holds                    A suite confirms the claim in the paper's own setting (same data, model
                              and scale).
-    refuted                  As for `holds`, but the result contradicts the claim.
+    refuted                  The claim is mathematical, and a proof, a computation or an example
+                             contradicts it. Or a suite contradicts it in the paper's own setting.
     holds in our setting     A suite confirms the claim with other data, another model or a smaller
                              scale.
     refuted in our setting   A suite contradicts the claim with other data, another model or a
@@ -18,6 +23,9 @@ A claim in a paper's TOML file has these keys:
 
 - `basis` is "mathematics", "the paper's setting", "substitute" (other data or another model) or
   "reduced" (a smaller scale).
+- `by` says what shows a mathematical claim: "proof" (written in the file that `proof` names, or in
+  `ours`), "computation" (exact, or an identity) or "examples" (runs or random draws). Each
+  mathematical claim with a test or a suite needs this key, unless it is refuted.
 - `paper` and `here` describe the two settings.
 - `claim` lists fragments of sentences. The verdict uses each claim of the suite whose sentence
   contains one of the fragments. Without this key, the verdict uses all claims of the suite.
@@ -26,11 +34,13 @@ A claim in a paper's TOML file has these keys:
 - `undecided` says why the suite's setting can neither confirm nor refute the claim. The verdict is
   then inconclusive.
 
-Entries in `beyond` are results that the paper does not claim. They are not counted as claims.
+A claim does not hold because a test passes, if the suite of the same claim is inconclusive. Entries
+in `beyond` are results that the paper does not claim. They are not counted as claims.
 
 The table `out_of_reach` lists claims that no file here can show, such as results of very large
 networks. Its key `why` says once per paper why they cannot be shown. An entry in its list `claims`
-has the keys `where`, `printed` and `paper`. These claims have no verdict and are counted apart.
+has the keys `where`, `printed` and `paper`, and perhaps `note`. These claims have no verdict and
+are counted apart.
 """
 
 import tomllib
@@ -53,12 +63,21 @@ FOLDER = Path(__file__).resolve().parent.parent / "papers"
 Claim = Mapping[str, Any]
 Kept = Mapping[str, Any]
 HOLDS_IN_OURS, REFUTED_IN_OURS = f"{HOLDS} in our setting", f"{REFUTED} in our setting"
+DERIVED, IN_EXAMPLES = "derived", "not contradicted in examples"
 OF_PAPERS = {  # verdict -> meaning
-    HOLDS: (
-        "The claim is mathematical, and a test or a suite confirms it. Or a suite confirms the "
-        "claim with the paper's own data, model and scale."
+    DERIVED: (
+        "The claim is mathematical. We followed or gave the proof with explicit constants, or an "
+        "exact computation gives what the paper states."
     ),
-    REFUTED: "As for `holds`, but the test or the suite contradicts the claim.",
+    IN_EXAMPLES: (
+        "The claim is mathematical. Runs or random draws could have contradicted it and did not. "
+        "They cannot prove it."
+    ),
+    HOLDS: "A suite confirms the claim with the paper's own data, model and scale.",
+    REFUTED: (
+        "The claim is mathematical, and a proof, a computation or an example contradicts it. Or a "
+        "suite contradicts the claim with the paper's own data, model and scale."
+    ),
     HOLDS_IN_OURS: "A suite confirms the claim with other data, another model or a smaller scale.",
     REFUTED_IN_OURS: (
         "A suite contradicts the claim with other data, another model or a smaller scale. This "
@@ -72,6 +91,8 @@ OF_PAPERS = {  # verdict -> meaning
 MATHEMATICS, OWN, SUBSTITUTE, REDUCED = BASES = (
     "mathematics", "the paper's setting", "substitute", "reduced"
 )  # fmt: skip
+PROOF, COMPUTATION, EXAMPLES = "proof", "computation", "examples"
+SHOWN_BY = {PROOF: DERIVED, COMPUTATION: DERIVED, EXAMPLES: IN_EXAMPLES}  # -> verdict
 SETTINGS = {SUBSTITUTE: "other data or another model", REDUCED: "a smaller scale"}
 WORDS = (*OF_PAPERS,)
 
@@ -164,29 +185,44 @@ def apart(number: int) -> str:
 
 def out_of_reach(paper: Mapping[str, Any]) -> list[str]:
     """Return the section with the claims that no file here can show, and the reason."""
-    rows = [[one["where"], one["printed"], one["paper"]] for one in outside(paper)]
+    rows = [[one["where"], one["printed"], one["paper"], one.get("note", "")]
+            for one in outside(paper)]  # fmt: skip
     if not rows:
         return []
-    head = ("where", "the paper", "the paper's setting")
-    return ["## What no file here can show", paper["out_of_reach"]["why"], table(head, rows)]
+    head = ("where", "the paper", "the paper's setting", "note")
+    why = paper["out_of_reach"]["why"]
+    return ["## What no file here can show", why, "{.stacked}\n" + table(head, rows)]
 
 
 def verdict(claim: Claim, folder: Path = results.FOLDER) -> str:
-    """Return the verdict on a claim of a paper. The verdict is one of `OF_PAPERS`."""
-    own, tested = claim["basis"] in (MATHEMATICS, OWN), "test" in claim
+    """Return the verdict on a claim of a paper. The verdict is one of `OF_PAPERS`.
+
+    Raises:
+        ValueError: If a mathematical claim holds, and no key `by` says what shows it.
+    """
     if claim.get("refuted"):
         return REFUTED
+    word = of_evidence(claim, folder)
+    if claim["basis"] == MATHEMATICS and word == HOLDS:
+        if claim.get("by") not in SHOWN_BY:
+            raise ValueError(
+                f"the claim {claim.get('where', '')!r} needs `by`, one of {[*SHOWN_BY]}"
+            )
+        return SHOWN_BY[claim["by"]]
+    ours = {HOLDS: HOLDS_IN_OURS, REFUTED: REFUTED_IN_OURS}
+    return ours.get(word, word) if claim["basis"] in SETTINGS else word
+
+
+def of_evidence(claim: Claim, folder: Path) -> str:
+    """Return what suite and test say about a claim. If there is a suite's result, it decides."""
     held = results.read(claim["suite"], folder) if "suite" in claim else None
     if held is None or held["scale"] != "full":
-        return HOLDS if tested and own else UNTESTED
+        own = claim["basis"] in (MATHEMATICS, OWN)
+        return HOLDS if own and "test" in claim else UNTESTED
     if "undecided" in claim:
         return INCONCLUSIVE
     word = together(judged(claim, held))
-    if word == HOLDS or (tested and claim["basis"] == MATHEMATICS and word != REFUTED):
-        return HOLDS if own else HOLDS_IN_OURS
-    if word == REFUTED:
-        return REFUTED if own else REFUTED_IN_OURS
-    return INCONCLUSIVE
+    return INCONCLUSIVE if word == UNTESTED else word
 
 
 def together(words: Sequence[str]) -> str:
@@ -202,6 +238,8 @@ def evidence(claim: Claim) -> str:
     """Return the evidence for a claim's verdict as text: both settings, the suite and the test."""
     said = {"paper": "paper", "here": "ours", "suite": "suite"}
     parts = [SETTINGS.get(claim["basis"], claim["basis"])]
+    if by := claim.get("by"):
+        parts.append(f"{by} in `{claim['proof']}`" if "proof" in claim else by)
     parts += [f"{word}: {claim[key]}" for key, word in said.items() if key in claim]
     if against := claim.get("against"):
         sentences = [against] if isinstance(against, str) else against

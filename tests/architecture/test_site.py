@@ -82,6 +82,9 @@ def test_a_claim_is_shown_by_something(number: str, claim: dict[str, Any]) -> No
     if "where" in claim:  # of a paper
         assert claim["basis"] in papers.BASES
         word = papers.verdict(claim)
+        assert "undecided" not in claim or "suite" in claim
+        if "proof" in claim:
+            assert claim["by"] == papers.PROOF and (ROOT / claim["proof"]).is_file()
         assert (word == papers.UNTESTED) == (not {"suite", "test"} & set(claim)), word
         assert claim["basis"] == papers.MATHEMATICS or "paper" in claim or "here" in claim
     else:
