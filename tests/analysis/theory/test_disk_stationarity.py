@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from disk_moments import exact
 
 from fedmuon.analysis.theory.private_stationarity import (
     Disk,
@@ -22,26 +23,6 @@ from fedmuon.core.rng import Draw, generator
 from fedmuon.experiments.studies import disk_stationarity as study
 from fedmuon.experiments.studies.disk_stationarity import claims
 from fedmuon.privacy.accounting.composition import epsilon
-
-
-def exact(one: Disk, smoothness: float, x: float, start: str = "first") -> float:
-    """The mean of E F'(x_t)^2 for F = L x^2 / 2 on the line and full batches, from the second
-    moments of (x_t, d_{t-1}, g~_{t-1}), step by step. On it Q is L d for every gamma."""
-    k, eta = one.gain, one.lr
-    state, first, total = np.array([[x, 0.0, 0.0]]).T, start == "first", 0.0
-    moments = state @ state.T
-    for _ in range(one.steps):
-        total += smoothness**2 * moments[0, 0]
-        gain, old = (1.0, 0.0) if first else (k, 1 - k)
-        smooth = np.array([gain * smoothness, (1 - k) * smoothness, old])  # g~_t without w
-        if first:
-            smooth[1] = 0.0
-        step = np.stack([np.array([1, 0, 0]) - eta * smooth, -eta * smooth, smooth])
-        kick = gain * np.array([-eta, -eta, 1.0])
-        moments = step @ moments @ step.T + one.noise * np.outer(kick, kick)
-        first = False
-    return total / one.steps
-
 
 GRID = list(itertools.product((0.03, 0.3, 0.8, 1.0), (0.02, 0.3, 1.0), (10, 300)))
 
