@@ -117,6 +117,25 @@ def test_forms_against_a_loop(form: str) -> None:
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12, atol=1e-14)
 
 
+def test_lemma_3_3_of_nesterov_muon() -> None:
+    """Its recursion for M-tilde, which never forms C, against the links; for k >= 1."""
+    gradients = torch.randn(
+        7, 1, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(5)
+    )
+    beta = 0.8
+    for scale, forms in ((1 - beta, ("polyak", "nesterov")), (1.0, ("ema", "ema-nesterov"))):
+        c, m = (scale * _directions(name, gradients) for name in forms)
+        for k in range(1, len(gradients)):
+            new, last = gradients[k], gradients[k - 1]
+            torch.testing.assert_close(
+                c[k], beta * c[k - 1] + (1 - beta) * new, rtol=1e-12, atol=1e-12
+            )
+            ahead = beta * m[k - 1] + (1 - beta) * (1 + beta) * new
+            wanted = ahead - (1 - beta) * beta * last
+            torch.testing.assert_close(m[k], wanted, rtol=1e-12, atol=1e-12)
+            assert float((m[k] - ahead).abs().max()) > 1e-2  # the control: without the last term
+
+
 def test_normalized_steps_have_length_one() -> None:
     params: Params = {"a": torch.randn(3, 4, 2), "b": torch.zeros(3, 5)}
     params["a"][1] = 0.0
