@@ -323,6 +323,8 @@ def _tick(value: float, _: object) -> str:
     """Return the label of a tick, with enough digits to distinguish adjacent ticks."""
     if 1e-3 <= value < 1e4:
         return f"{value:g}"
+    if value < 1e6 and value % 1000 == 0:
+        return f"{value / 1000:g}k"
     near = (abs(float(f"{value:.{digits}e}") - value) <= 1e-6 * abs(value) for digits in range(5))
     return _scientific(value, next((digits for digits, one in enumerate(near) if one), 5))
 
