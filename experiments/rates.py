@@ -37,6 +37,23 @@ READ = {
 }
 
 
+OF_RUN = {"002": ("--gap", "--smoothness", *NOISE), "004": ("--gap", "--smoothness", "--sigma0")}
+
+
+def require_of_run(paper: str, given: Sequence[str]) -> None:
+    """Raise an error for a paper or for options that have no effect with a run folder."""
+    if paper not in OF_RUN:
+        raise InputError(
+            f"With a run folder, --paper is {paper!r}, but it must be 002 (Nesterov Muon) or 004 "
+            "(Newton–Schulz convergence)."
+        )
+    if idle := [one for one in given if one not in OF_RUN[paper]]:
+        raise InputError(
+            f"{', '.join(idle)} has no effect with a run folder, because the run determines it: "
+            f"leave {', '.join(idle)} out. For this paper, use only {', '.join(OF_RUN[paper])}."
+        )
+
+
 def require_read(paper: str, given: Sequence[str]) -> None:
     """Raise an error for a paper without a bound, and for options that its bound does not use."""
     if paper not in READ:
@@ -281,6 +298,44 @@ def disk(problem: Problem, private: Private, gain: float = 0.7, reach: float = -
     return {"paper": "003", **_record(replace(best, schedule=plan)), **more, **others}
 
 
+def of_run(paper: str, facts: Any, noise: Noise, gap: float, smoothness: float) -> dict[str, Any]:
+    """Return the record of a finished run: the errors of its orthogonalizer, and its bound.
+
+    If the run is not a run of the paper's algorithm, there is no bound, and the record says why.
+
+    Args:
+        paper: "002" or "004".
+        facts: `StepFacts` of the run.
+        noise: The gradient noise of one sample. The batch size of the run replaces its batch size.
+        gap: f(X_0) - f*.
+        smoothness: L of the loss.
+    """
+    q, noise = facts.quality, replace(noise, batch=facts.batch)
+    record = {
+        "paper": paper, "gamma": q.gamma, "nu": q.nu, "delta_0": q.delta0, "eps_q": q.polar_error,
+        "matrices": q.calls, "shape": list(facts.shape), "lr": facts.lr, "beta": facts.beta,
+        "steps": facts.steps, "batch": facts.batch,
+    }  # fmt: skip
+    form = ("" if facts.lookahead else "not ") + "Nesterov's"
+    against = list(facts.differences)
+    if facts.lookahead != (paper == "002"):
+        against.append(f"the momentum is {form} ([local] momentum-form), unlike in paper {paper}")
+    if q.gamma >= 1 and paper == "002":
+        against.append("γ is not below 1, as in Nesterov Muon, Assumption 2.1")
+    if q.polar_error >= 1 and paper == "004":
+        against.append("the polar error is not below 1")
+    if against:
+        return {**record, "value": None, "no_bound_because": against}
+    plan, rank = Schedule(facts.lr, facts.beta, facts.steps, "of the run"), min(facts.shape)
+    if paper == "002":
+        found = nesterov_muon(plan, noise, gap, smoothness, facts.shape, q.gamma, q.nu)
+    else:
+        _require_bounded_variance(noise, "Newton–Schulz convergence (004)")
+        terms = gap, smoothness, noise.sigma0, rank, noise.batch
+        found = stationarity.muon(plan, *terms, q.polar_error)
+    return {**record, **_record(found), "no_bound_because": []}
+
+
 def _residuals(found: Stationarity, q: float) -> dict[str, float]:
     return {"delta_q": q, "eps_q": polar_error_bound(q), "chi_q": 1 / found.contraction}
 
@@ -299,12 +354,13 @@ def _record(found: Stationarity) -> dict[str, Any]:
 
 def table(record: dict[str, Any]) -> Table:
     """Return the record as a table for printing."""
-    names = ("value", "lr", "beta", "steps", "rule", "power_of_steps", "gamma", "nu", "power",
-             "contraction", "gain", "clip", "excess", "noise_of_a_release",
-             "delta_q", "eps_q", "chi_q")  # fmt: skip
+    names = ("value", "lr", "beta", "steps", "rule", "power_of_steps", "batch", "matrices",
+             "gamma", "nu", "power", "contraction", "gain", "clip", "excess",
+             "noise_of_a_release", "delta_0", "delta_q", "eps_q", "chi_q")  # fmt: skip
     rows = [(name, record.get(name)) for name in names]
-    rows += [(f"part of the bound: {name}", term) for name, term in record["terms"].items()]
-    others = record.get("others", {})
+    rows += listed("no bound, because", record.get("no_bound_because", []))
+    terms, others = record.get("terms", {}), record.get("others", {})
+    rows += [(f"part of the bound: {name}", term) for name, term in terms.items()]
     rows += [(f"for comparison: {name}", other["value"]) for name, other in others.items()]
-    rows += listed("assumes", record["assumptions"])
-    return facts(f"{record['measure']}, {record['paper']}", rows)
+    rows += listed("assumes", record.get("assumptions", []))
+    return facts(f"{record.get('measure', 'no bound')}, {record['paper']}", rows)

@@ -158,6 +158,17 @@ def setting_of(
 
 def stationarity(
     context: Context,
+    run_dir: Annotated[
+        Path | None,
+        Argument(
+            help=(
+                "Run folder. Then γ, ν, δ₀, the polar error, the step size, the momentum and the "
+                "number of steps come from this run, which is repeated. Without a run folder, "
+                "the options describe the run."
+            ),
+            autocompletion=completion.run_folders,
+        ),
+    ] = None,
     paper: Annotated[
         str,
         Option(
@@ -374,11 +385,17 @@ def stationarity(
 ) -> None:
     """Compute a bound on the gradient norm after training, with its schedule and assumptions.
 
-    If only some papers use an option, its description names these papers.
+    If only some papers use an option, its description names these papers. With a run folder, the
+    command repeats the run and measures its orthogonalizer. Then use only --paper (002 or 004),
+    --gap, --smoothness, --sigma0, --sigma1 and --alpha.
 
     Example: [bold]fedmuon stationarity --paper 002 --steps 100000 --alpha 1.5 --batch 64[/]
+    Example: [bold]fedmuon stationarity runs/a --paper 004 --sigma0 0.1[/]
     """
-    rates.require_read(paper, given_in(context, "paper"))
+    if run_dir is not None:
+        rates.require_of_run(paper, given_in(context, "paper", "run_dir"))
+    else:
+        rates.require_read(paper, given_in(context, "paper"))
     require_at_most(1000, q=iterations, degree=degree)
     require_at_most(
         1e15, steps=steps, alpha=alpha, gap=gap, smoothness=smoothness, sigma0=sigma0,
@@ -387,6 +404,13 @@ def stationarity(
         beta=beta,
     )  # fmt: skip
     drawn = rates.Noise(alpha, sigma0, sigma1, batch)
+    if run_dir is not None:
+        # This module loads torch, which a bound from parameters does not need.
+        from fedmuon.experiments.stability.step_quality import of_run
+
+        record = rates.of_run(paper, of_run(run_dir), drawn, gap, smoothness)
+        tell(record, rates.table(record))
+        return
     problem = rates.Problem(steps, gap, smoothness, drawn, rank, lr, beta)
     if paper == "000":
         private = rates.Private(noise, columns, tail, clip, excess, moment)

@@ -288,10 +288,35 @@ def _squares_of_run(folder: Path, given: UserObjects) -> np.ndarray:
 # Momenta of a run of the matrix task
 
 
+def observe_orthogonalizations(
+    experiment: Experiment, look: Callable[[Context, Params, Params], None]
+) -> None:
+    """Repeat the run, and call `look` at each step that orthogonalizes.
+
+    `look` receives the context of the step, the momenta, and what the link `orthogonalize` made of
+    the momenta.
+    """
+    recipe, plan = experiment.recipe, experiment.plan
+
+    def update(
+        link: Link, direction: Params, state: State, context: Context
+    ) -> tuple[Params, State]:
+        images, state = link.update(direction, state, context)
+        look(context, direction, images)
+        return images, state
+
+    links = tuple(
+        replace(link, update=partial(update, link)) if link.name == "orthogonalize" else link
+        for link in recipe.chain.links
+    )
+    start = begin(recipe, experiment.task, plan.seed)
+    simulate(replace(experiment, recipe=replace(recipe, chain=Chain(links))), start)
+
+
 def observe_momenta(
     experiment: Experiment, look: Callable[[int, Tensor, Tensor], Found]
 ) -> list[list[list[Found]]]:
-    """Repeat the run, and call `look` before each orthogonalization.
+    """Repeat the run, and call `look` for each orthogonalized momentum.
 
     Args:
         experiment: A run of the matrix task.
@@ -301,25 +326,17 @@ def observe_momenta(
         The values that `look` returned [R, E, K], with the clients of a round in the order of the
         schedule.
     """
-    recipe, plan = experiment.recipe, experiment.plan
+    plan = experiment.plan
     found: dict[tuple[int, int, int], Found] = {}
 
-    def update(
-        link: Link, direction: Params, state: State, context: Context
-    ) -> tuple[Params, State]:
-        each = zip(context.draws, context.params["weight"], direction["weight"], strict=True)
+    def keep(context: Context, momenta: Params, images: Params) -> None:
+        each = zip(context.draws, context.params["weight"], momenta["weight"], strict=True)
         for draw, model, momentum in each:
             assert isinstance(draw, partial)
             round, client, step = (draw.keywords[name] for name in ("round", "client", "step"))
             found[round, step, client] = look(client, model, momentum)
-        return link.update(direction, state, context)
 
-    links = tuple(
-        replace(link, update=partial(update, link)) if link.name == "orthogonalize" else link
-        for link in recipe.chain.links
-    )
-    start = begin(recipe, experiment.task, plan.seed)
-    simulate(replace(experiment, recipe=replace(recipe, chain=Chain(links))), start)
+    observe_orthogonalizations(experiment, keep)
     return [
         [[found[r, k, int(i)] for i in cohort] for k in range(plan.steps)]
         for r, cohort in enumerate(plan.schedule())

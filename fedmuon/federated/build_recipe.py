@@ -78,7 +78,7 @@ def build_recipe(
     """Build the configured optimizer, with its aggregate, compression and client-level privacy."""
     brought, privacy, federation = user_objects(config), config.privacy, config.federation
     if brought.recipe is None:
-        routed, mine, centred = None, user_map(config), _is_centred(config, task)
+        routed, mine, centred = None, user_map(config), is_centred(config, task)
         if isinstance(task, NetworkTask) and reads(config, "orthogonalizer.name"):
             routed = matrix_counts(task.module, config.local.route, config.local.qkv)
         table, local = config.orthogonalizer, config.local
@@ -200,7 +200,7 @@ def _joint_block(config: Config, task: Task) -> frozenset[str] | None:
     return frozenset(name for name, count in counts.items() if not count)
 
 
-def _is_centred(config: Config, task: Task) -> bool:
+def is_centred(config: Config, task: Task) -> bool:
     """Return whether the rows of every momentum sum to 0.
 
     The gradients of a softmax and their weighted sums have rows with sum 0. Noise destroys this

@@ -573,6 +573,11 @@ def map_matrices(
     return stateless("orthogonalize", update)
 
 
+def cut(value: Tensor, count: int) -> list[Tensor]:
+    """Cut a parameter [S, out, ...] into its `count` stacks of matrices [S, m, n]."""
+    return _matrices(value, count)[1]
+
+
 def _matrices(value: Tensor, count: int, shards: int = 1) -> tuple[int, list[Tensor]]:
     """Cut a parameter into `count` stacks of matrices, and each stack into `shards` pieces.
 

@@ -248,7 +248,7 @@ def test_runs_have_no_spurious_direction(monkeypatch: pytest.MonkeyPatch) -> Non
     config = small({"orthogonalizer": {"lambda": 0.1}}, **large, **SIGN, federation={"rounds": 150})
     assert ranks(config, monkeypatch) == {9}
     monkeypatch.undo()
-    monkeypatch.setattr("fedmuon.federated.build_recipe._is_centred", lambda config, what: False)
+    monkeypatch.setattr("fedmuon.federated.build_recipe.is_centred", lambda config, what: False)
     assert ranks(config, monkeypatch) == {9, 10}
     monkeypatch.undo()
     middle = small(**SIGN, federation={"aggregate": "median", "rounds": 3})
