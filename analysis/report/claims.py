@@ -27,9 +27,11 @@ from fedmuon.analysis.report.verdicts import (
     Effect,
     Rule,
     by_seed,
+    correlation_at,
     counted,
     free_of_seeds,
     half_width,
+    on_fishers_scale,
     unknown,
 )
 
@@ -196,9 +198,9 @@ def exposure_ranks(neighbours: Columns) -> Claim:
 
     The claim is about the Stability note, Figure 3c. The effect is Spearman's rank correlation rho
     of these two quantities. The neighbours of one run share the random numbers of the run, so they
-    are not independent. The interval of rho is therefore a jackknife interval over runs. Let rho_g
-    be rho without run g. For G runs, the variance is (G - 1)/G sum_g (rho_g - mean)^2 (Efron and
-    Stein 1981).
+    are not independent. The interval of rho is therefore a jackknife interval over runs, on
+    Fisher's scale z = artanh(rho). Let z_g be z without run g. For G runs, the variance of z is
+    (G - 1)/G sum_g (z_g - mean)^2 (Efron and Stein 1981).
     """
     x, y = neighbours["exposure"] / neighbours["size"], neighbours["perturbation"]
     rho = np.nan if np.isnan(x).any() else spearman(x, y)
@@ -213,7 +215,8 @@ def exposure_ranks(neighbours: Columns) -> Claim:
     half, groups = np.nan, len(every)
     without = np.array([spearman(x[~own], y[~own]) for own in every])
     if groups > 1 and not np.isnan(without).any():
-        half = half_width(np.sqrt((groups - 1) * without.var()), groups - 1)
+        spread = on_fishers_scale(without, len(x)).var()
+        half = half_width(np.sqrt((groups - 1) * spread), groups - 1)
     detail = f"ρ = {rho:.3f} over {_count(len(x), 'neighbour')} (published {PUBLISHED_RHO})"
     if idle := int((~active).sum()):
         alone = spearman(x[active], y[active])
@@ -222,7 +225,9 @@ def exposure_ranks(neighbours: Columns) -> Claim:
     for said, part in zip(("another", "the same"), by_label(neighbours), strict=True):
         if not np.isnan(alone := spearman(x[part], y[part])):
             detail += f"; {alone:.3f} over the {part.sum()} neighbours with {said} label"
-    return Claim(_RANKS, Effect.around("Spearman's ρ", rho, half), Rule(low=PUBLISHED_RHO), detail)
+    z = float(on_fishers_scale(rho, len(x)))
+    found = {"": correlation_at(z, half, groups - 1.0)}
+    return Claim(_RANKS, Effect.between("Spearman's ρ", found), Rule(low=PUBLISHED_RHO), detail)
 
 
 def by_label(neighbours: Columns) -> tuple[np.ndarray, np.ndarray]:

@@ -16,6 +16,17 @@ randomness, has an interval of length 0. A false claim gets the verdict `holds` 
 most 1/20. Some effect then lies outside A, and its interval I_k would have to miss it. A true claim
 is refuted with probability at most 1/20, because some J_k would have to miss its effect.
 
+A slope that was fitted to fewer than four runs at some size decides nothing, and its claim is
+`inconclusive`. If the spread of the runs differs between sizes, intervals from two or three runs
+are too short: they refute about 10% of true claims.
+
+The interval of a rank correlation is Student's interval on Fisher's scale z = artanh(rho), so it
+stays between -1 and 1. The longer intervals are computed on the same scale.
+
+Each stored claim contains two p-values. `refuted` is the smallest error probability at which the
+data refute the claim, for all its places together. `holds` is the smallest error probability at
+which the claim holds. A verdict on k claims together compares k times the p-value with 0.05.
+
 Next steps
 ----------
 The report shows a command that would decide an open claim, at full scale or with more seeds. If no
@@ -45,6 +56,7 @@ from fedmuon.analysis.report.numbers import interval, number, quantity, written
 from fedmuon.analysis.report.tables import Columns
 from fedmuon.core.files import finite
 
+FEWEST = 4  # runs of each size that a fitted slope needs to decide a claim
 NORMAL = 1.96  # half-width of a 95% interval, in units of a known standard error
 
 
@@ -58,12 +70,17 @@ class Slope:
         high: Upper end of the interval.
         free: Degrees of freedom of Student's interval, infinite if the standard error is known
             exactly.
+        few: Whether there are too few runs for an interval that decides a claim.
+        correlation: Whether the estimate is a correlation. Its interval is then symmetric on
+            Fisher's scale.
     """
 
     value: float
     low: float
     high: float
     free: float = math.inf
+    few: bool = False
+    correlation: bool = False
 
     def __str__(self) -> str:
         """Return the estimate with its interval as text, such as `−0.244 (−0.251 to −0.237)`."""
@@ -88,14 +105,16 @@ def log_slope(sizes: ArrayLike, runs: Sequence[np.ndarray]) -> Slope:
     The fit uses least squares. The slope is sum_k w_k log mean_k with w = (x - x_mean) / ||x -
     x_mean||^2, where x are the logarithms of the sizes. Runs of different sizes are independent, so
     the variance of the slope is sum_k w_k^2 s_k^2 / (n_k mean_k^2) to first order. Here n_k runs
-    have size k, and s_k is the standard deviation of their values.
+    have size k, and s_k is the standard deviation of their values. If a size has fewer than
+    `FEWEST` runs, the slope decides no claim.
     """
     x = np.log(np.asarray(sizes, dtype=float))
     centred = x - x.mean()
     weights = centred / (centred @ centred)
     means = np.array([values.mean() for values in runs])
     errors, counts = _errors(runs)
-    return _within(weights @ np.log(means), weights * errors / means, counts)
+    fitted = _within(weights @ np.log(means), weights * errors / means, counts)
+    return replace(fitted, few=min(map(len, runs)) < FEWEST)
 
 
 def quotient(above: np.ndarray, below: np.ndarray) -> Slope:
@@ -218,6 +237,33 @@ def mean_of(values: np.ndarray) -> Slope:
     return Slope(value, value - half, value + half, len(values) - 1.0)
 
 
+def correlation(values: np.ndarray, items: int) -> Slope:
+    """Return the mean of rank correlations of independent runs, with its 95% interval.
+
+    Mean and interval are computed on Fisher's scale z = artanh(rho), so the interval stays between
+    -1 and 1. Each correlation ranks `items` items.
+    """
+    z = on_fishers_scale(values, items)
+    half = paired([(float(one), 0.0) for one in z])[1]
+    return correlation_at(float(z.mean()), half, len(z) - 1.0)
+
+
+def correlation_at(z: float, half: float, free: float) -> Slope:
+    """Return the correlation tanh(z) with the interval from tanh(z - half) to tanh(z + half)."""
+    value, low, high = (math.tanh(one) for one in (z, z - half, z + half))
+    return Slope(value, low, high, free, correlation=True)
+
+
+def on_fishers_scale(values: ArrayLike, items: int) -> np.ndarray:
+    """Return z = artanh(rho) of rank correlations of `items` items.
+
+    Without ties among n items, the next value below rho = 1 is 1 - 12/(n^3 - n). For a finite z,
+    1 is replaced by the middle between this value and 1, and likewise for -1.
+    """
+    most = 1 - 6 / (max(items, 3) ** 3 - max(items, 3))
+    return np.arctanh(np.clip(np.asarray(values, dtype=float), -most, most))
+
+
 POINTS = "accuracy points"  # hundredths; the code computes accuracies from 0 to 1
 Verdict = Literal["holds", "refuted", "inconclusive", "not tested here"]
 HOLDS, REFUTED, INCONCLUSIVE, UNTESTED = VERDICTS = get_args(Verdict)
@@ -242,6 +288,7 @@ SCOPE = (
     "suite used. It is not a verdict on a paper. The page of each paper compares the two "
     "settings."
 )
+TOO_FEW = f"fewer than {FEWEST} runs of a size: intervals of slopes would be too short"
 ONE_OF_MANY = (
     "an interval lies outside the allowed range, but one interval of many may do so by chance: "
     "intervals that are all correct in 95% of cases are {} times as long"
@@ -302,6 +349,8 @@ class Effect:
             (`fedmuon.analysis.theory.generalization`).
         unit: Unit of the effect: `POINTS`, "loss", "ratio", "slope" or "s". Use "" for a pure
             number.
+        few: Whether there are too few runs for intervals that decide a claim.
+        correlation: Whether the effects are correlations, with intervals on Fisher's scale.
     """
 
     name: str
@@ -313,6 +362,8 @@ class Effect:
     free: float | np.ndarray = math.inf
     unit: str = ""
     exponential: bool = False
+    few: bool = False
+    correlation: bool = False
 
     @cached_property
     def longer(self) -> np.ndarray:
@@ -330,10 +381,30 @@ class Effect:
     @property
     def together(self) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper ends of the intervals after their lengths are multiplied by `longer`."""
+        value, *ends = (self.scaled(one) for one in (self.value, self.low, self.high))
         with np.errstate(invalid="ignore"):  # an infinite effect is its own interval
-            ends = [self.value + self.longer * (end - self.value) for end in (self.low, self.high)]
+            ends = [value + self.longer * (end - value) for end in ends]
+        if self.correlation:
+            ends = [np.tanh(end) for end in ends]
         low, high = (np.where(self.low == self.high, self.low, end) for end in ends)
         return low, high
+
+    def scaled(self, effects: ArrayLike) -> np.ndarray:
+        """Return effects on the scale on which the lengths of the intervals are multiplied."""
+        with np.errstate(divide="ignore"):
+            return np.arctanh(effects) if self.correlation else np.asarray(effects, dtype=float)
+
+    def chance(self, ratio: np.ndarray) -> np.ndarray:
+        """Return the error probability of intervals that are `ratio` times as long.
+
+        The result is 1 where the ratio is not positive.
+        """
+        with np.errstate(over="ignore"):
+            if self.exponential:  # as in `longer`
+                chance = 3 * (0.05 / 3) ** ratio
+            else:
+                chance = 2 * student.sf(ratio * half_width(1.0, self.free), self.free)
+        return np.where(ratio > 0, np.minimum(chance, 1.0), 1.0)
 
     def in_unit(self, at: int) -> list[float]:
         """Return the effect at a place and the ends of its interval, in the unit of the effect."""
@@ -367,7 +438,10 @@ class Effect:
         """Make an effect from estimates. `found` maps the name of each place to its estimate."""
         ends = np.array([(one.value, one.low, one.high) for one in found.values()]).reshape(-1, 3)
         free = np.array([one.free for one in found.values()])
-        return cls(name, *ends.T, places=list(found), free=free, unit=unit)
+        few = any(one.few for one in found.values())
+        ranks = bool(found) and all(one.correlation for one in found.values())
+        return cls(name, *ends.T, places=list(found), free=free, unit=unit, few=few,
+                   correlation=ranks)  # fmt: skip
 
     @classmethod
     def of_gaps(
@@ -412,21 +486,48 @@ class Claim:
         if self.limit:
             return UNTESTED
         if self.rule.refuses(*effect.together).any():
-            return REFUTED
+            return INCONCLUSIVE if effect.few else REFUTED
         if len(known) and self.rule.accepts(effect.low, effect.high).all():
-            return HOLDS
+            return INCONCLUSIVE if effect.few else HOLDS
         without = known & np.isnan(effect.low + effect.high)
         return UNTESTED if without.any() else INCONCLUSIVE
 
     @property
     def why(self) -> str:
         """The reason why these runs cannot test or decide the claim, or "" if none is known."""
+        if self.verdict == INCONCLUSIVE and self.effect.few:
+            return TOO_FEW
         if (
             self.verdict == INCONCLUSIVE
             and self.rule.refuses(self.effect.low, self.effect.high).any()
         ):
             return ONE_OF_MANY.format(number(float(self.effect.longer.max()), 3))
         return self.limit or "there is no interval" * (self.verdict == UNTESTED)
+
+    @property
+    def chances(self) -> dict[str, float]:
+        """The p-values of the verdicts `refuted` and `holds`, as in the module docstring."""
+        effect, (low, high) = self.effect, (self.rule.low, self.rule.high)
+        exact = effect.low == effect.high
+        below, value, above = (
+            effect.scaled(one) for one in (effect.low, effect.value, effect.high)
+        )
+        out, within = np.ones_like(value), np.zeros_like(value)
+        ends = [(effect.scaled(low), 1.0)] * math.isfinite(low)
+        ends += [(effect.scaled(high), -1.0)] * math.isfinite(high)
+        for end, sign in ends:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                room = sign * (value - end)  # negative outside the range of the rule
+                towards, away = (above - value, value - below)[:: int(sign)]
+                out = np.fmin(out, effect.chance(-room / towards))
+                within = np.maximum(within, effect.chance(room / away))
+        out = np.where(exact, 1.0 - self.rule.refuses(effect.low, effect.high), out)
+        within = np.where(exact, 1.0 - self.rule.accepts(effect.low, effect.high), within)
+        many = np.where(exact, 1, max(1, int((effect.low < effect.high).sum())))
+        return {
+            REFUTED: float(min(1.0, np.nan_to_num(many * out, nan=1.0).min(initial=1.0))),
+            HOLDS: float(np.nan_to_num(within, nan=1.0).max(initial=0.0 if len(within) else 1.0)),
+        }
 
     @property
     def holds(self) -> bool | None:
@@ -490,7 +591,7 @@ class Claim:
         return {
             "claim": self.sentence, "verdict": self.verdict,
             "effect": {"name": effect.name, "unit": effect.unit, **numbers, "at": place},
-            "places": len(held), "held": int(held.sum()), "rule": self.accepted,
+            "p": self.chances, "places": len(held), "held": int(held.sum()), "rule": self.accepted,
             "command": self.command, "detail": self.detail, "also": self.also, "why": self.why,
         }  # fmt: skip
 

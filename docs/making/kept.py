@@ -61,7 +61,7 @@ def of_paper(number: str, claim: Claim, word: str, folder: Path) -> list[str]:
     command = claim.get("command") or (again if name else test)
     took = f" (the whole suite took {held['seconds']:.0f} s)" if held else ""
     place = f"[{papers.named(number)}]({link(number)}), {claim['where']}"
-    return [place, claim["printed"], claim["ours"], f"**{word}**", papers.evidence(claim),
+    return [place, claim["printed"], claim["ours"], f"**{word}**", papers.evidence(claim, folder),
             f"`{command}`{took}" if command else ""]  # fmt: skip
 
 

@@ -95,6 +95,7 @@ PROOF, COMPUTATION, EXAMPLES = "proof", "computation", "examples"
 SHOWN_BY = {PROOF: DERIVED, COMPUTATION: DERIVED, EXAMPLES: IN_EXAMPLES}  # -> verdict
 SETTINGS = {SUBSTITUTE: "other data or another model", REDUCED: "a smaller scale"}
 WORDS = (*OF_PAPERS,)
+FAMILY = 0.05  # probability at which a true claim of a paper may be refuted
 
 
 def legend(kind: str) -> str:
@@ -221,8 +222,35 @@ def of_evidence(claim: Claim, folder: Path) -> str:
         return HOLDS if own and "test" in claim else UNTESTED
     if "undecided" in claim:
         return INCONCLUSIVE
-    word = together(judged(claim, held))
+    word = together(corrected(claim, held))
     return INCONCLUSIVE if word == UNTESTED else word
+
+
+def corrected(claim: Claim, kept: Kept) -> list[str]:
+    """Return the verdicts of `judged`, after a correction for their number k.
+
+    One of k verdicts may be `refuted` by chance, with a probability of up to k/20. So a claim of a
+    paper that k claims of a suite decide is refuted only if k times a p-value is at most 1/20
+    (Bonferroni). A refuted claim without this evidence counts as inconclusive.
+    """
+    words = judged(claim, kept)
+    own, against = evident(claim, kept)
+    chances = [*(chance(one, REFUTED) for one in own), *(chance(one, HOLDS) for one in against)]
+    sure = [len(words) == 1 or len(words) * p <= FAMILY for p in chances]
+    return [INCONCLUSIVE if word == REFUTED and not one else word
+            for word, one in zip(words, sure, strict=True)]  # fmt: skip
+
+
+def chance(stored: Claim, word: str) -> float:
+    """Return the p-value of a verdict on a stored claim.
+
+    A result of an earlier version contains no p-values. Then the p-value counts as 1, or as 0 if
+    the effect has no uncertainty.
+    """
+    if "p" in stored:
+        return stored["p"][word]
+    effect = stored.get("effect", {})
+    return float(effect.get("value") is None or effect["low"] != effect["high"])
 
 
 def together(words: Sequence[str]) -> str:
@@ -234,8 +262,9 @@ def together(words: Sequence[str]) -> str:
     return next((one for one in order if one in words), HOLDS)
 
 
-def evidence(claim: Claim) -> str:
+def evidence(claim: Claim, folder: Path = results.FOLDER) -> str:
     """Return the evidence for a claim's verdict as text: both settings, the suite and the test."""
+    held = results.read(claim["suite"], folder) if "suite" in claim else None
     said = {"paper": "paper", "here": "ours", "suite": "suite"}
     parts = [SETTINGS.get(claim["basis"], claim["basis"])]
     if by := claim.get("by"):
@@ -245,6 +274,9 @@ def evidence(claim: Claim) -> str:
         sentences = [against] if isinstance(against, str) else against
         parts += [f"contradicted by the suite's claim “{one}”" for one in sentences]
     parts += ["a test"] * ("test" in claim)
+    if held and REFUTED in (words := judged(claim, held)) and REFUTED not in corrected(claim, held):
+        parts.append(f"{words.count(REFUTED)} of {len(words)} claims of the suite refuted, but not "
+                     f"after a correction for {len(words)} claims")  # fmt: skip
     if why := claim.get("undecided"):
         parts.append(f"not decided: {why}")
     return "; ".join(parts)
@@ -289,10 +321,16 @@ def judged(claim: Claim, kept: Kept) -> list[str]:
     The verdicts on claims in `against` are reversed, because these claims contradict the paper.
     """
     turned = {HOLDS: REFUTED, REFUTED: HOLDS}
+    own, against = evident(claim, kept)
+    return [*(one["verdict"] for one in own),
+            *(turned.get(one["verdict"], one["verdict"]) for one in against)]  # fmt: skip
+
+
+def evident(claim: Claim, kept: Kept) -> tuple[list[Claim], list[Claim]]:
+    """Return the stored claims that are evidence for a claim of a paper, and those against it."""
     against = matching(claim.get("against", []), kept)
     own = claim.get("claim", [] if against else [""])
-    return [*(one["verdict"] for one in matching(own, kept)),
-            *(turned.get(one["verdict"], one["verdict"]) for one in against)]  # fmt: skip
+    return matching(own, kept), against
 
 
 def matching(fragments: str | Sequence[str], kept: Kept) -> list[Claim]:

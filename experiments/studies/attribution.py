@@ -32,7 +32,15 @@ from fedmuon.analysis.report.claims import spearman
 from fedmuon.analysis.report.findings import Rows
 from fedmuon.analysis.report.numbers import written
 from fedmuon.analysis.report.tables import Columns, where
-from fedmuon.analysis.report.verdicts import POSITIVE, Claim, Effect, Rule, Slope, mean_of
+from fedmuon.analysis.report.verdicts import (
+    POSITIVE,
+    Claim,
+    Effect,
+    Rule,
+    Slope,
+    correlation,
+    mean_of,
+)
 from fedmuon.config.load import Config
 from fedmuon.config.schema import Count, Positive
 from fedmuon.core.errors import InputError
@@ -365,12 +373,15 @@ STANDS_ON = (
 )
 
 
+RANKED = 300  # exact runs that the scores of a test sample rank, at full scale
+
+
 def name_of(method: str) -> str:
     return NAMES.get(method) or method.replace("influence,", "influence, damping")
 
 
 def mean(values: np.ndarray) -> Slope:
-    """Return the mean of the correlations over test samples, with its 95% interval.
+    """Return the mean of differences of correlations over test samples, with its 95% interval.
 
     Test samples whose loss never changes have no correlation and are ignored.
     """
@@ -385,7 +396,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
         part = where(rows, variant=variant, truth=truth)
         rho = {name: where(part, method=name)["rho"] for name in distinct(part, "method")}
         mine = rho.pop(OURS)
-        own = mean(mine)
+        own = correlation(mine[np.isfinite(mine)], RANKED)
         if truth != "halves":  # a first-order score predicts the effect of one sample well
             foretold.append(
                 Claim(
@@ -393,7 +404,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
                     "runs with Spearman's ρ ≥ 0.99.",
                     Effect.between("mean ρ over test samples", {"": own}),
                     Rule(low=0.99),
-                    f"mean ρ {_shown(own, 4)}",
+                    f"mean ρ {own.value:.4f} ({own.low:.4f} to {own.high:.4f})",
                 )
             )
         leads = {name_of(name): mean(mine - theirs) for name, theirs in rho.items()}

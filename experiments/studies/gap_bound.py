@@ -18,7 +18,15 @@ from fedmuon.analysis.report import style
 from fedmuon.analysis.report.claims import spearman
 from fedmuon.analysis.report.findings import Rows, number
 from fedmuon.analysis.report.tables import Columns, where
-from fedmuon.analysis.report.verdicts import POSITIVE, Claim, Effect, Rule, Slope, mean_of
+from fedmuon.analysis.report.verdicts import (
+    POSITIVE,
+    Claim,
+    Effect,
+    Rule,
+    Slope,
+    correlation,
+    mean_of,
+)
 from fedmuon.config.load import Config
 from fedmuon.config.schema import Natural
 from fedmuon.core.errors import InputError
@@ -160,7 +168,7 @@ def _ranks(settings: Sequence[Columns], form: str) -> Slope:
     """Return Spearman's rank correlation between the gaps and the bounds of the settings.
 
     The correlation is computed for each seed, and the result is the mean over seeds with its
-    interval.
+    interval, both on Fisher's scale.
     """
     found = [
         spearman(
@@ -171,7 +179,8 @@ def _ranks(settings: Sequence[Columns], form: str) -> Slope:
         )
         for seed in distinct(settings[0], "seed")
     ]
-    return mean_of(np.nan_to_num(found))  # with constant values, rho counts as 0
+    ranks = np.nan_to_num(found)  # with constant values, rho counts as 0
+    return correlation(ranks, len(settings))
 
 
 def _rise(settings: Sequence[Columns]) -> tuple[Slope, str]:

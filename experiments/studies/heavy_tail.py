@@ -343,7 +343,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
         for alpha in levels(rows, "alpha"):
             slope, wanted = norms(rows, method, alpha, schedule).slope, promised(alpha, schedule)
             ends = (one - wanted for one in (slope.value, slope.low, slope.high))
-            found[f"α = {alpha:g}"] = Slope(*ends, slope.free)
+            found[f"α = {alpha:g}"] = Slope(*ends, slope.free, slope.few)
             slopes[f"α = {alpha:g}"] = f"{slope}, promised {written(wanted, '.3f')}"
         strictly = sum(one.low <= 0 for one in found.values())
         kept.append(

@@ -161,7 +161,11 @@ def claims(rows: Columns) -> Sequence[Claim]:
     muons = [name for name in NAMES if name != "sgd-m"]
     less = {
         NAMES[name]: Slope(
-            sgd.value - one.value, sgd.low - one.high, sgd.high - one.low, min(sgd.free, one.free)
+            sgd.value - one.value,
+            sgd.low - one.high,
+            sgd.high - one.low,
+            min(sgd.free, one.free),
+            sgd.few or one.few,
         )
         for name, one in last.items()
         if name != "sgd-m"

@@ -174,9 +174,12 @@ def test_exposure_ranks_the_perturbations() -> None:
     of = [np.all([neighbours[k] == v for k, v in zip(SETTING, one, strict=True)], 0)
           for one in runs]  # fmt: skip
     left = np.array([spearmanr(x[~one], y[~one]) for one in of])
+    left = 0.5 * np.log((1 + left) / (1 - left))  # on Fisher's scale
     half = stats.t.ppf(0.975, 5) * np.sqrt(5 / 6 * ((left - left.mean()) ** 2).sum())
-    assert len(runs) == 6 and found.effect.high - found.effect.value == pytest.approx([half])
-    assert found.verdict == ("holds" if rho - half >= 0.87 else INCONCLUSIVE) and rho + half >= 0.87
+    low, high = (np.tanh(np.arctanh(rho) + one) for one in (-half, half))
+    assert len(runs) == 6 and found.effect.high == pytest.approx([high]) and high < 1
+    assert found.effect.low == pytest.approx([low])
+    assert found.verdict == ("holds" if low >= 0.87 else INCONCLUSIVE) and high >= 0.87
     alone = spearmanr(x[active], y[active])
     assert f"{alone:.3f} without the {(~active).sum()} neighbours" in found.detail
     other = neighbours["old_label"] != neighbours["new_label"]

@@ -13,11 +13,19 @@ import pytest
 from conftest import quick
 from scipy.stats import norm
 
+from docs.making import papers
+from fedmuon.analysis.report.claims import spearman
 from fedmuon.analysis.report.verdicts import (
+    FEWEST,
+    HOLDS,
+    INCONCLUSIVE,
     NORMAL,
+    REFUTED,
+    Claim,
     Effect,
     Rule,
     Slope,
+    correlation,
     log_slope,
     mean_of,
     paired,
@@ -94,6 +102,80 @@ def test_a_normal_quantile_would_refute_too_often() -> None:
     """With few seeds, where Student's intervals must grow by more than a normal's."""
     fails, _, normal = rates(means, Rule(0.0, 0.0), 2, 10, 500)
     assert fails < PROMISED + 0.03 and normal > 0.18
+
+
+@pytest.mark.parametrize(("draw", "rule", "seeds", "places"), [one[:4] for one in SIZES[:5]])
+def test_p_values_agree_with_verdicts(draw: Draw, rule: Rule, seeds: int, places: int) -> None:
+    rng = np.random.default_rng(seeds)
+    for shift in np.repeat((-3.0, -1.0, 0.0, 1.0, 3.0), 20):
+        drawn = {str(k): draw(rng, seeds) for k in range(places)}
+        moved = {name: Slope(one.value + shift, one.low + shift, one.high + shift, one.free)
+                 for name, one in drawn.items()}  # fmt: skip
+        claim = Claim("", Effect.between("", moved), rule)
+        assert (claim.chances[REFUTED] <= PROMISED) == (claim.verdict == REFUTED)
+        assert (claim.chances[HOLDS] <= PROMISED) == (claim.verdict == HOLDS)
+
+
+@pytest.mark.parametrize("against", [False, True])
+def test_a_paper_is_refuted_as_seldom_as_promised(against: bool) -> None:
+    """By eight true claims, each at the end of its rule; without the correction, far more often."""
+    rng, many, tries, found = np.random.default_rng(4), 8, 300, np.zeros(2)
+    rule = Rule(low=0.0, strict=True) if against else BELOW
+    asked = {"basis": papers.OWN, "against" if against else "claim": "Well"}
+    for _ in range(tries):
+        claims = [Claim("Well", Effect.between("", {"": means(rng, 3)}), rule) for _ in range(many)]
+        kept = {"claims": [one.record() for one in claims]}
+        found += [REFUTED in papers.corrected(asked, kept), REFUTED in papers.judged(asked, kept)]
+    error = 3 * math.sqrt(PROMISED * (1 - PROMISED) / tries)
+    assert found[0] / tries <= PROMISED + error < 0.12 < found[1] / tries
+
+
+def uneven(rng: np.random.Generator, seeds: int) -> Slope:
+    """The slope of equal means, whose runs are spread more at small sizes."""
+    spreads = 0.4 * 0.4 ** np.arange(4)
+    return log_slope(4 ** np.arange(3, 7),
+                     [np.exp(s * rng.normal(size=seeds) - s * s / 2) for s in spreads])  # fmt: skip
+
+
+def test_slopes_of_few_runs_decide_nothing() -> None:
+    """Their intervals refute more than one true claim in twenty."""
+    rng, tries, rule = np.random.default_rng(2), 400, Rule(0.0, 0.0)
+    for seeds in (2, 3, FEWEST):
+        fails = shown = 0
+        for _ in range(tries):
+            effect = Effect.between("", {str(k): uneven(rng, seeds) for k in range(5)})
+            fails += rule.refuses(*effect.together).any()
+            shown += Claim("", effect, rule).verdict == REFUTED
+        assert fails / tries > 0.07 if seeds == 2 else fails > 0
+        assert shown == (fails if seeds == FEWEST else 0)
+    steep = {"": Slope(-1.0, -1.1, -0.9, 5.0, few=True)}
+    claim = Claim("", Effect.between("", steep), Rule(high=0.0))
+    assert claim.verdict == INCONCLUSIVE and "fewer than 4 runs" in claim.why
+
+
+def ranked(rng: np.random.Generator, seeds: int, items: int = 21) -> np.ndarray:
+    """Rank correlations of settings, one for each seed, as of gap and bound in `gap-bound`."""
+    x = np.arange(items) / items
+    return np.array([spearman(x, x + 0.06 * rng.normal(size=items)) for _ in range(seeds)])
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 12])
+def test_intervals_of_correlations_cover_and_stay_below_1(seeds: int) -> None:
+    rng, tries = np.random.default_rng(seeds), 300
+    truth = correlation(ranked(np.random.default_rng(0), 3000), 21)
+    assert truth.high - truth.low < 0.003
+    covered = beyond = 0
+    for _ in range(tries):
+        values = ranked(rng, seeds)
+        one, plain = correlation(values, 21), mean_of(values)
+        assert -1 < one.low <= one.value <= one.high < 1 and one.correlation
+        covered += one.low <= truth.value <= one.high
+        beyond += plain.high > 1
+        if one.low < one.high:
+            longer = Effect.between("", {"a": one, "b": one}).together
+            assert -1 <= longer[0].min() < one.low and one.high < longer[1].max() <= 1
+    assert covered / tries >= 0.95 - 3 * math.sqrt(0.05 * 0.95 / tries)
+    assert beyond > (0.2 * tries if seeds == 2 else -1)  # the control: intervals of plain means
 
 
 def losses(rng: np.random.Generator) -> list[np.ndarray]:

@@ -118,6 +118,7 @@ def test_the_worst_place_is_shown_and_recorded() -> None:
     assert claim.shown == ("slope, b: 0.5", "−3 to 4") and str(claim.rule) == "< 0"
     assert claim.record() == {
         "claim": "It falls.", "verdict": INCONCLUSIVE, "places": 2, "held": 0, "rule": "< 0",
+            "p": {REFUTED: 1.0, "holds": 1.0},
         "effect": {"name": "slope", "unit": "", "value": 0.5, "low": -3.0, "high": 4.0, "at": "b"},
         "command": "do this", "detail": "more", "also": "", "why": "",
     }  # fmt: skip

@@ -33,6 +33,7 @@ ASKED = [one["claim"] for number in papers.known() for one in papers.read(number
          if one.get("suite") == "dp-bias" and "claim" in one]  # fmt: skip
 CLAIM = {"claim": f"All is well: {'; '.join(ASKED)}.", "verdict": HOLDS,
          "detail": "by far", "why": "", "rule": "> 1",
+         "p": {HOLDS: 0.001, REFUTED: 0.001},
          "command": "", "places": 2, "held": 2, "effect": GAIN}  # fmt: skip
 HELD = {"suite": "dp-bias", "title": "Bias", "data": "", "scale": "full", "seconds": 3.0,
         "again": "fedmuon suite dp-bias --scale full", "machine": {"cores": 2}}  # fmt: skip
@@ -205,6 +206,35 @@ def test_a_verdict_on_a_paper_names_what_it_stands_on(tmp_path: Path) -> None:
             papers.verdict(unnamed, tmp_path)
     assert papers.verdict(shown | {"refuted": True}, tmp_path) == papers.REFUTED
     assert papers.verdict({"basis": papers.OWN}, tmp_path) == papers.UNTESTED
+
+
+def test_one_of_many_refuted_claims_needs_a_small_p_value(tmp_path: Path) -> None:
+    """Nesterov Muon, Figure 1c: p-values of 0.020 and 0.043 among four claims refute nothing."""
+    paper = {"suite": "dp-bias", "basis": papers.SUBSTITUTE}
+
+    def decided(*chances: float, against: bool = False, **effect: Any) -> str:
+        words = [HOLDS if against else REFUTED] * len(chances)
+        content = held(tmp_path, *words)
+        for one, p in zip(content["claims"], chances, strict=True):
+            one["p"] = {HOLDS: p, REFUTED: p}
+            one["effect"] = GAIN | effect
+            if p < 0:  # of an earlier version
+                del one["p"]
+        (tmp_path / "dp-bias.json").write_text(json.dumps(content))
+        return papers.verdict(paper | ({"against": "All is well"} if against else {}), tmp_path)
+
+    assert decided(0.020, 0.043, 0.9, 0.9) == INCONCLUSIVE
+    asked = papers.evidence(paper, tmp_path)
+    assert asked.endswith(
+        "4 of 4 claims of the suite refuted, but not after a correction for 4 claims"
+    )
+    assert decided(0.012, 0.043, 0.9, 0.9) == papers.REFUTED_IN_OURS
+    assert "correction" not in papers.evidence(paper, tmp_path)
+    assert decided(0.020) == papers.REFUTED_IN_OURS  # alone, it needs no correction
+    assert decided(0.020, 0.043, 0.9, 0.9, against=True) == INCONCLUSIVE
+    assert decided(0.012, 0.9, 0.9, 0.9, against=True) == papers.REFUTED_IN_OURS
+    assert decided(-1, -1) == INCONCLUSIVE  # without p-values, and with an interval
+    assert decided(-1, -1, low=2.0, high=2.0) == papers.REFUTED_IN_OURS  # counted, not sampled
 
 
 def test_a_setting_that_cannot_decide_neither_confirms_nor_refutes(tmp_path: Path) -> None:
