@@ -37,6 +37,7 @@ READ = {
 }
 
 
+NEAR = 1e-6  # excess of an operator norm over 1 that counts as rounding
 OF_RUN = {"002": ("--gap", "--smoothness", *NOISE), "004": ("--gap", "--smoothness", "--sigma0")}
 
 
@@ -324,6 +325,8 @@ def of_run(paper: str, facts: Any, noise: Noise, gap: float, smoothness: float) 
         against.append("γ is not below 1, as in Nesterov Muon, Assumption 2.1")
     if q.polar_error >= 1 and paper == "004":
         against.append("the polar error is not below 1")
+    if q.nu > NEAR and paper == "004":
+        against.append("the orthogonalizer's operator norm exceeds 1")
     if against:
         return {**record, "value": None, "no_bound_because": against}
     plan, rank = Schedule(facts.lr, facts.beta, facts.steps, "of the run"), min(facts.shape)

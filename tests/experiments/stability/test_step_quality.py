@@ -95,6 +95,12 @@ def test_an_exact_map_has_no_error(tmp_path: Path) -> None:
     assert max(q.gamma, q.nu, q.polar_error) < 1e-5 < 0.1 < q.delta0
 
 
+def test_coefficients_that_overshoot_have_no_bound_of_004(tmp_path: Path) -> None:
+    execute(central("polyak", coefficients="jordan", steps=2), tmp_path / "a")
+    found = answer(str(tmp_path / "a"), "--paper", "004")
+    assert found["nu"] > 0.01 and "exceeds 1" in found["no_bound_because"][-1]
+
+
 def test_runs_of_other_algorithms_have_no_bound(tmp_path: Path) -> None:
     """A network and several clients: the errors are measured, and each difference is named."""
     network = {"task": {"name": "network", "model": "mlp"}}
