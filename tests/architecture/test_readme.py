@@ -2,15 +2,18 @@
 
 import functools
 import importlib.util
+import itertools
 import re
 import shlex
 import tomllib
 from collections.abc import Iterable
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from fedmuon.config.load import parse
+from fedmuon.experiments import step_flops
 from fedmuon.experiments.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -169,3 +172,42 @@ def test_every_language_is_looked_at() -> None:
     assert fences - included <= known
     for one in included:
         assert (ROOT / one.removeprefix("{literalinclude} ../../")).exists()
+
+
+# What the README found in the papers Nesterov Muon and Newton–Schulz convergence, computed.
+
+
+def found_row(start: str) -> str:
+    """The row of the table "What it found" that begins with these words."""
+    (row,) = [one for one in PAGES[0].read_text("utf-8").splitlines() if one.startswith(start)]
+    return row
+
+
+def test_the_costs_of_table_2_fit_another_number_of_parameters() -> None:
+    row = found_row("| Nesterov Muon, Table 2: cost of a step |")
+    rows = [one for model in ("nanogpt", "airbench") for one in step_flops.beside_table_2(model)]
+    assert len(rows) == 14 and all(abs(one["difference"]) < 6e-5 for one in rows)
+    assert "all 14 reproduced to four decimals" in row
+    # AdamW takes 14 operations per parameter, and SGD with Nesterov momentum 6, by their updates.
+    for printed, each in ((7.2621, 14), (3.1123, 6)):
+        assert f"{printed * 1e9 / each / 1e6:.1f}M" == "518.7M" and "518.7M" in row
+        assert printed > 3.8 * 135e6 * each / 1e9  # the control: 135M do not fit
+
+
+def test_one_published_row_falls_by_equal_amounts() -> None:
+    row = found_row("| Newton–Schulz convergence, Table G.6: losses of Muon with SVD |")
+    text = (ROOT / "experiments/studies/wall_clock.toml").read_text(encoding="utf-8")
+    straight = []
+    for name, table in tomllib.loads(text, parse_float=Decimal)["tables"].items():
+        for method, losses in table.items():
+            falls = {before - after for before, after in itertools.pairwise(losses)}
+            if method != "seconds" and len(falls) == 1:
+                straight.append((name.split()[0], method, len(losses), *falls, *losses[::5]))
+    assert straight == [("G.6", "svd", 6, *map(Decimal, ("0.1470", "8.2280", "7.4930")))]
+    assert all(one in row for one in ("0.1470", "8.2280", "7.4930", "six"))
+
+
+def test_the_third_contribution_is_shown_by_its_test() -> None:
+    row = found_row("| Newton–Schulz convergence, third contribution |")
+    (file,) = re.findall(r"`(tests/\S+\.py)`", row)
+    assert "def test_the_third_contribution" in (ROOT / file).read_text(encoding="utf-8")
