@@ -107,6 +107,7 @@ STUDIES: dict[str, dict[str, Any]] = {
              "seeds": 2, "drawn": 4},
     "disk-regression": {"noises": [0.1, 1.0], "lrs": [0.1, 0.5], "gains": [0.7], "seeds": 2,
                         "steps": 5, "samples": 20, "features": 3},
+    "dp-muon-steps": {"shapes": [[16, 16], [16, 32]], "lot": 64},
     "dp-stationarity": {"noises": [0.0, 4.0], "steps": [4, 8], "seeds": 2, "rows": 2, "columns": 3,
                         "people": 20, "lot": 5.0},
     "dp-vanishing": {"noises": [4.0], "steps": [4, 8], "seeds": 2, "rows": 2, "columns": 3,

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from fedmuon.core.rng import Draw, generator
-from fedmuon.experiments.studies import disk_regression, dp_bias, heavy_tail, rank_dependence
+from fedmuon.experiments.studies import (
+    disk_regression,
+    dp_bias,
+    dp_muon_steps,
+    heavy_tail,
+    rank_dependence,
+)
 from fedmuon.optim.schedules import heavy_tailed
 
 GIVEN: dict[Any, dict[str, Any]] = {
@@ -21,6 +27,8 @@ GIVEN: dict[Any, dict[str, Any]] = {
                       "lr_muon": 0.05, "seeds": 2},
     dp_bias: {"norm": 2.0, "steps": 5, "coefficients": "quintic", "spacing": 0.02, "nodes": 8,
               "samples": 4000},
+    dp_muon_steps: {"bound": 0.1, "lot": 64, "noise": 2.3395, "momentum": 0.95, "times": [1, 410],
+                    "iterations": 5, "coefficients": ["cubic", "quintic", "jordan"], "draws": 2},
     disk_regression: {"noises": [0.1, 1.0], "lrs": [0.2, 1.0], "reach": 0.5, "shared_lr": 0.2,
                       "shared_gain": 0.7, "steps": 12, "samples": 40, "features": 5,
                       "condition": 4.0, "label_noise": 0.1},
@@ -268,6 +276,76 @@ def test_exchanged_draws_cancel_what_is_quadratic() -> None:
     cubic = dp_bias._chunk(lambda m: m @ m.mT @ m, at, e, u, 0.2)
     assert float(cubic[1].abs().max()) < 1e-12 * float(cubic[0].abs().max()) * 100
     assert float(cubic[0].abs().max()) > 0.1
+
+
+# dp-muon-steps
+
+POLYNOMIALS = {"cubic": (1.5, -0.5), "quintic": (15 / 8, -10 / 8, 3 / 8),
+               "jordan": (3.4445, -4.775, 2.0315)}  # fmt: skip
+
+
+def _composed(values: np.ndarray, coefficients: str, divisor: float) -> np.ndarray:
+    """Five steps on singular values."""
+    values = values / divisor
+    for _ in range(5):
+        values = sum(a * values ** (2 * k + 1) for k, a in enumerate(POLYNOMIALS[coefficients]))
+    return values
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (24, 40)])
+def test_lengths_and_chi_are_those_of_singular_values(shape: tuple[int, int]) -> None:
+    asked = settings(dp_muon_steps)
+    noise = generator(0, Draw.NOISE, step=1, block=shape[0] * shape[1]).standard_normal((2, *shape))
+    for row in dp_muon_steps.measure(asked, shape, 1)["rows"]:
+        if row["signal"] != "no gradient":
+            continue
+        weights = 0.95 ** np.arange(row["time"])
+        width = 2.3395 * 0.1 / 64 * np.sqrt((weights**2).sum())
+        values = np.linalg.svd(width * noise[0], compute_uv=False)
+        name, norm = row["coefficients"], float(np.linalg.norm(values))
+        lengths = [
+            np.sqrt((_composed(one, name, max(1, np.linalg.norm(one))) ** 2).mean())
+            for one in (values, values / weights.sum())
+        ]
+        assert [row["length"], row["length_unit"]] == pytest.approx(lengths)
+        assert [row["norm"], row["norm_unit"]] == pytest.approx([norm, norm / weights.sum()])
+        if name == "jordan":
+            assert math.isnan(row["slowdown"])
+            continue
+        delta = max(1 - (values / max(1, norm)) ** 2)
+        power = {"cubic": 2, "quintic": 3}[name] ** 5
+        assert row["slowdown"] == pytest.approx((1 - delta**power) ** -0.5, rel=1e-6)
+
+
+def test_only_the_divisor_makes_the_steps_unequal() -> None:
+    """M and M / s have the same direction: after division by their own norms, the same step."""
+    rows = dp_muon_steps.measure(settings(dp_muon_steps), (24, 40), 0)["rows"]
+    for row in rows:
+        same = row["time"] == 1  # s_1 = 1
+        assert (row["length"] == pytest.approx(row["length_unit"])) == same
+    values = np.linalg.svd(np.random.default_rng(0).standard_normal((24, 40)), compute_uv=False)
+    one, other = (
+        _composed(size * values, "quintic", float(np.linalg.norm(size * values)))
+        for size in (1.0, 0.05)
+    )
+    assert one == pytest.approx(other)
+
+
+def test_claims_about_steps_can_fail() -> None:
+    asked = settings(dp_muon_steps)
+    rows = [row for k in range(6) for row in dp_muon_steps.measure(asked, (24, 24), k)["rows"]]
+    columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    found = dp_muon_steps.claims(columns)
+    assert [one.holds for one in found] == [True] * 5
+    for place, change in (
+        (0, {"length_corrected": columns["length"]}),
+        (1, {"length_corrected": np.where(columns["coefficients"] == "jordan", 1e-3,
+                                          columns["length_corrected"])}),
+        (2, {"norm_unit": columns["norm"] + 1}),
+        (3, {"correction": columns["correction"] + 1}),
+        (4, {"slowdown": columns["slowdown"] ** 0}),
+    ):  # fmt: skip
+        assert dp_muon_steps.claims({**columns, **change})[place].holds is False, place
 
 
 # disk-regression
