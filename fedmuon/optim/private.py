@@ -487,7 +487,7 @@ class DPMuon(_Named):
 
 
 class DPMuonBC(_Named):
-    """DP-MuonBC: DP-Muon with a correction of the bias that noise causes (DP-Muon, Algorithm 2).
+    """DP-MuonBC: DP-Muon with a correction of the bias that noise causes (DP-Muon, Section 4).
 
     This class is `Private` with `recipe="dp-muonbc"`, and has the same methods `lots`, `step` and
     `epsilon`.

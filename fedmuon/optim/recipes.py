@@ -1417,7 +1417,7 @@ def _private(
     """Return the recipe dp-BASE or disk-BASE: a base optimizer on noisy clipped gradients.
 
     disk-BASE filters the noisy gradients (DiSK, Algorithm 2), and dp-BASE uses them directly
-    (DP-Muon, Algorithms 1 and 2). The auxiliary parameters are clipped as one block.
+    (DP-Muon, Algorithm 1 and Section 4). The auxiliary parameters are clipped as one block.
     """
     first, base = local.recipe.split("-")
     routed = of_map["routes"] or {}
