@@ -288,7 +288,8 @@ def _composed(values: np.ndarray, coefficients: str, divisor: float) -> np.ndarr
     """Five steps on singular values."""
     values = values / divisor
     for _ in range(5):
-        values = sum(a * values ** (2 * k + 1) for k, a in enumerate(POLYNOMIALS[coefficients]))
+        terms = [a * values ** (2 * k + 1) for k, a in enumerate(POLYNOMIALS[coefficients])]
+        values = np.sum(terms, axis=0)
     return values
 
 
@@ -304,7 +305,7 @@ def test_lengths_and_chi_are_those_of_singular_values(shape: tuple[int, int]) ->
         values = np.linalg.svd(width * noise[0], compute_uv=False)
         name, norm = row["coefficients"], float(np.linalg.norm(values))
         lengths = [
-            np.sqrt((_composed(one, name, max(1, np.linalg.norm(one))) ** 2).mean())
+            np.sqrt((_composed(one, name, max(1.0, float(np.linalg.norm(one)))) ** 2).mean())
             for one in (values, values / weights.sum())
         ]
         assert [row["length"], row["length_unit"]] == pytest.approx(lengths)
