@@ -417,7 +417,10 @@ ORDERS: tuple[dict[str, str], ...] = (  # the order that DP-Muon reports for E2E
     {"better": "DP-MuonBC", "than": "DP-Muon", "measure": "nll"},
     {"better": "DP-Muon", "than": "DP-Adam", "measure": "bleu"},
     {"better": "DP-Muon", "than": "DP-Adam", "measure": "rouge_l"},
+    {"better": "DP-MuonBC", "than": "DP-Muon", "measure": "bleu"},
+    {"better": "DP-Muon", "than": "DP-MuonBC", "measure": "rouge_l"},
 )
+THROUGHOUT = tuple(product(("DP-Muon", "DP-MuonBC"), ("DP-SGD", "DP-Adam")))  # DP-Muon, Figure 1
 PAPERS = {"000": "DP-Muon", "003": "DiSK"}  # short names of the papers
 JOINT = (
     "All releases of a step are accounted for jointly, with Poisson lots (zero-out). A private "
@@ -464,7 +467,11 @@ def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
     published = settings.published.get(about["data"], {})
     whole = replace(
         study,
-        claims=partial(claims, orders=settings.orders),
+        claims=partial(
+            claims,
+            orders=settings.orders,
+            curves_of=THROUGHOUT if settings.paper == "000" else (),
+        ),
         numbers=partial(numbers, published, paper=settings.paper),
         stands_on=_stands_on(settings) + (MADE_UP if about["made_up"] else ""),
     )
@@ -486,12 +493,16 @@ def _stands_on(settings: Settings) -> str:
 
 
 def claims(
-    ends: Columns, curves: Columns, orders: Sequence[Order] | None = None
+    ends: Columns,
+    curves: Columns,
+    orders: Sequence[Order] | None = None,
+    curves_of: Sequence[tuple[str, str]] = (),
 ) -> Sequence[Claim]:
     """Return the claims of the study.
 
     The claims say that each run stays within its ε, and that the methods have the order of the
-    paper.
+    paper. If `curves_of` contains pairs of methods, one more claim says that the first method of
+    each pair is below the second during all of training.
     """
     if orders is None:
         orders = [Order(**one) for one in ORDERS]
@@ -504,7 +515,11 @@ def claims(
         f"ε = {spent.min():.4f} to {spent.max():.4f}, target {number(float(target.max()))}; δ = "
         f"{number(ends['delta'].max(), 3)}; up to {ends['blocks'].max():.0f} blocks per step",
     )
-    return [within, *(ordered(ends, one.better, one.than, one.measure) for one in orders)]
+    return [
+        within,
+        *(ordered(ends, one.better, one.than, one.measure) for one in orders),
+        *([throughout(curves, curves_of)] if curves_of else []),
+    ]
 
 
 def ordered(ends: Columns, better: str, than: str, measure: str) -> Claim:
@@ -527,6 +542,32 @@ def ordered(ends: Columns, better: str, than: str, measure: str) -> Claim:
     name = f"{title}, {better} − {than}"
     found = Effect.around(name, away, half, unit=unit)
     return Claim(sentence, found, NEGATIVE if sign > 0 else POSITIVE, detail)
+
+
+def throughout(curves: Columns, pairs: Sequence[tuple[str, str]]) -> Claim:
+    """Return the claim that methods are below others at every evaluated step.
+
+    Runs with the same seed are compared.
+    """
+    first, second = (" and ".join(dict.fromkeys(side)) for side in zip(*pairs, strict=True))
+    sentence = f"{first} have a lower NLL than {second} at every evaluated step."
+    places, away, half = [], [], []
+    for better, than in pairs:
+        for step in np.unique(curves["step"]):
+            one, other = (
+                curves["loss"][(curves["method"] == name) & (curves["step"] == step)]
+                for name in (better, than)
+            )
+            if not len(one) or len(one) != len(other):
+                return unknown(sentence, f"{better} or {than} has no loss at step {step:g}")
+            value, reach = paired(list(zip(one, other, strict=True)))
+            away, half = [*away, value], [*half, reach]
+            places.append(f"{better} − {than}, step {step:g}")
+    found = Effect.around("difference of NLL", away, half, places, unit="nats")
+    lower = sum(value < 0 for value in away)
+    return Claim(
+        sentence, found, NEGATIVE, f"the mean is lower in {lower} of {len(away)} comparisons"
+    )
 
 
 def numbers(

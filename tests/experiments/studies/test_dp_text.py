@@ -277,7 +277,8 @@ def test_claims_of_disk_are_those_of_its_suite() -> None:
     for data in ("e2e", "dart"):
         assert settings["variants"].keys() == settings["published"][data].keys()
     orders = [dp_text.Order(**one) for one in settings["orders"]]
-    scored = columns(**{key: [1.0, 2.0, 3.0, 4.0] for key in ("meteor", "nist", "cider")})
+    rising = ("rouge_l", "meteor", "nist", "cider")
+    scored = columns(**{key: [1.0, 2.0, 3.0, 4.0] for key in rising})
     scored["method"] = np.tile(np.array([*settings["variants"]]), 2)
     found = dp_text.claims(scored, {}, orders)
     assert len(found) == 13 and all(claim.holds for claim in found[1:])
@@ -308,7 +309,7 @@ def columns(**values: list) -> dict[str, np.ndarray]:
     methods = ["DP-SGD", "DP-Adam", "DP-Muon", "DP-MuonBC"]
     base: dict[str, list] = {
         "method": methods, "nll": [4.0, 3.0, 2.0, 1.0], "bleu": [1.0, 2.0, 3.0, 4.0],
-        "rouge_l": [1.0, 2.0, 3.0, 4.0], "epsilon": [7.9] * 4, "target": [8.0] * 4,
+        "rouge_l": [1.0, 2.0, 4.0, 3.0], "epsilon": [7.9] * 4, "target": [8.0] * 4,
         "delta": [1e-5] * 4, "noise": [1.0] * 4, "blocks": [1.0, 1.0, 9.0, 9.0],
     }  # fmt: skip
     return {name: np.tile(column, 2) for name, column in (base | values).items()}  # two seeds
@@ -316,7 +317,7 @@ def columns(**values: list) -> dict[str, np.ndarray]:
 
 def test_claims_hold_and_fail() -> None:
     good = dp_text.claims(columns(), {})
-    assert len(good) == 6 and all(claim.holds for claim in good)
+    assert len(good) == 8 and all(claim.holds for claim in good)
     for changed, lost in (
         ({"epsilon": [7.9, 8.1, 7.9, 7.9]}, 0),
         ({"nll": [3.0, 4.0, 2.0, 1.0]}, 1),
@@ -324,11 +325,40 @@ def test_claims_hold_and_fail() -> None:
         ({"nll": [4.0, 3.0, 1.0, 2.0]}, 3),
         ({"bleu": [1.0, 3.0, 2.0, 4.0]}, 4),
         ({"rouge_l": [1.0, 3.0, 2.0, 4.0]}, 5),
+        ({"bleu": [1.0, 2.0, 4.0, 3.0]}, 6),
+        ({"rouge_l": [1.0, 2.0, 3.0, 4.0]}, 7),
     ):
         assert dp_text.claims(columns(**changed), {})[lost].holds is False
     assert dp_text.ordered(columns(), "DP-Muon", "AdamW", "nll").holds is None
     one = {name: column[:4] for name, column in columns().items()}
     assert {claim.verdict for claim in dp_text.claims(one, {})[1:]} == {"not tested here"}
+
+
+def test_curves_are_compared_at_every_step() -> None:
+    def losses(**changed: float) -> dict[str, np.ndarray]:
+        """Each method loses 0.1 a step; seeds differ by 0.5 for all methods."""
+        starts = {"DP-SGD": 4.0, "DP-Adam": 3.0, "DP-Muon": 2.0, "DP-MuonBC": 1.0} | changed
+        rows = [
+            (method, step, seed, start - 0.1 * step + 0.5 * seed)
+            for method, start in starts.items()
+            for step, seed in itertools.product((5, 10), (0, 1))
+        ]
+        names = ("method", "step", "seed", "loss")
+        return {
+            name: np.array(part) for name, part in zip(names, zip(*rows, strict=True), strict=True)
+        }
+
+    pairs = dp_text.THROUGHOUT
+    found = dp_text.claims(columns(), losses(), curves_of=pairs)
+    assert len(found) == 9 and found[-1].holds
+    assert "DP-Muon and DP-MuonBC have a lower NLL than DP-SGD and DP-Adam" in found[-1].sentence
+    assert dp_text.throughout(losses(**{"DP-Adam": 1.5}), pairs).holds is False
+    late = losses()
+    crossed = (late["method"] == "DP-Muon") & (late["step"] == 10)
+    late["loss"] = np.where(crossed, 9.0, late["loss"])
+    assert dp_text.throughout(late, pairs).holds is False
+    short = {name: column[:-1] for name, column in losses().items()}
+    assert dp_text.throughout(short, pairs).holds is None
 
 
 def test_made_text_by_its_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
