@@ -18,6 +18,7 @@ NEW_STUDIES = (
     "bias",
     "certified-loss",
     "disk-map",
+    "dp-muon-steps",
     "federated-comparison",
     "gap-bound",
     "layer-rank",
