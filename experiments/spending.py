@@ -58,7 +58,7 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
     if (folder / "config.toml").exists():
         directory.require_sound()
     # The run may still be running, so read the ledger last: it is written before the other files.
-    done, head, ledger = len(directory.records()), directory.ledger_head(), Ledger.read(file)
+    done, head, ledger = directory.rounds_begun(), directory.ledger_head(), Ledger.read(file)
     ledger.require(done, head)
     summary, doubt = directory.summary(), CAVEATS[ledger.about["noise"]]
     held: tuple[Config, np.ndarray] | None = None  # the config, and the sizes of the clients

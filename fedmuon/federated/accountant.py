@@ -506,6 +506,7 @@ class RunAccountant:
         sizes: np.ndarray,
         state: ServerState,
         head: str | None = None,
+        begun: int = 0,
     ) -> "RunAccountant":
         """Open the account of a private run, or create it.
 
@@ -516,6 +517,8 @@ class RunAccountant:
             sizes: Number of samples of each client [N].
             state: The state from which the run continues.
             head: The hash of the ledger's last line when this state was saved.
+            begun: Number of rounds that began, as far as other files show. These can be more rounds
+                than `state` includes, and each of them made its releases.
 
         Raises:
             InputError: If the ledger is damaged, belongs to another run, or cannot be continued.
@@ -527,7 +530,8 @@ class RunAccountant:
         held = path.parent / "config.toml"
         content = read_bytes(held) if held.exists() else dump(config).encode()
         fingerprint = hashlib.sha256(content).hexdigest()
-        known = released.secrecy, state.round, head, released.adjacency, rate_from
+        done = max(state.round, begun)
+        known = released.secrecy, done, head, released.adjacency, rate_from
         ledger = Ledger.open(path, fingerprint, *known, about)
         if ledger.lost:
             raise InputError(f"{path} {ledger.lost}: {AFRESH}")

@@ -6,6 +6,10 @@ counts as spent, even if its run produced no model. If a run resumes from an old
 repeats rounds as new attempts, and all attempts count. Secret lots and noise are drawn again, so no
 lot is released twice. Each line contains a hash of all lines before it. A saved model contains the
 ledger's last hash at that time, and a ledger without this hash is rejected.
+
+A second file, `ledger.heads`, contains the hashes alone. It gets the hash of a line after the line
+is on the disk and before the lots are drawn. So a kill leaves at most one line whose hash is not in
+this file. A ledger that lacks a line of a hash in this file has lost a release, and is rejected.
 """
 
 import hashlib
@@ -17,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from fedmuon.core.errors import InputError
-from fedmuon.core.files import AFRESH, append, mendable, read_bytes
+from fedmuon.core.files import AFRESH, append, mendable, read_bytes, whole_lines
 from fedmuon.core.locks import require_place
 from fedmuon.privacy.accounting.composition import event
 from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.accounting.truncated import cut_probability
 from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling
 
+SECOND_FILE = "heads"  # key of the first line, and ending of the file with the hashes
 FORMAT = 3  # format 2 named add-remove for every rate, and did not contain the source of rates
 
 
@@ -52,6 +57,7 @@ class Ledger:
     about: dict[str, Any] = field(default_factory=dict)  # the first line
     entries: list[Entry] = field(default_factory=list)
     heads: list[str] = field(default_factory=list)  # the hash after each line, including the first
+    has_second_file: bool = False  # false for ledgers of version 1.0, until they are continued
 
     @classmethod
     def open(
@@ -75,7 +81,7 @@ class Ledger:
             path: The file.
             fingerprint: A hash of the run's config.
             noise: Name of the noise's secrecy class, from `fedmuon.privacy.noise.secrecy`.
-            done: Number of rounds that the model has completed.
+            done: Number of rounds that certainly began.
             head: The ledger's hash when the model was saved.
             adjacency: The difference between two neighbouring data sets (`dominating_pairs.py`).
             rate_from: The source of the rates: the clients' own `samples`, or `public`.
@@ -83,8 +89,8 @@ class Ledger:
                 fixed order. The rate of a lot in a fixed order is 1 / (lots per epoch).
 
         Raises:
-            InputError: If the file belongs to another run, or has damage other than an incomplete
-                last line. The file is then not changed.
+            InputError: If the file belongs to another run, has damage other than an incomplete
+                last line, or lacks a line of its second file. No file is then changed.
         """
         first = {
             "ledger": FORMAT,
@@ -95,27 +101,38 @@ class Ledger:
             "noise": noise,
             **(about or {}),
         }
+        written_heads = _heads_of(path)
         with mendable(path, "read"):
             content = read_bytes(path) if path.exists() else b""
         whole = _whole(content)
         ledger = cls(path)._replayed(whole, first)
         ledger.require(done, head)
+        ledger._require_complete(written_heads)
         if len(whole) > len(content):
             append(path, ["\n"], durable=True)
         elif len(whole) < len(content):
             with mendable(path, "write"):
                 os.truncate(path, len(whole))
         if not whole:
-            ledger._append(first)
+            ledger._append({**first, SECOND_FILE: True})
             ledger.about = first
+        else:
+            heads = path.with_suffix(f".{SECOND_FILE}")
+            if heads.exists():  # a kill may have left a part of the last hash
+                with mendable(heads, "write"):
+                    os.truncate(heads, sum(len(head) + 1 for head in written_heads))
+            ledger._append_heads(ledger.heads[len(written_heads) :])
         return ledger
 
     @classmethod
     def read(cls, path: Path) -> "Ledger":
-        """Read the ledger of any run. The file is not changed."""
+        """Read the ledger of any run, which may still be running. No file is changed."""
+        written_heads = _heads_of(path)  # before the ledger, which gets each line first
         with mendable(path, "read"):
             content = read_bytes(path)
-        return cls(path)._replayed(_whole(content))
+        ledger = cls(path)._replayed(_whole(content))
+        ledger._require_complete(written_heads)
+        return ledger
 
     def _replayed(self, whole: bytes, first: dict[str, Any] | None = None) -> "Ledger":
         """Read all lines of the ledger.
@@ -135,6 +152,8 @@ class Ledger:
                 )
             self.head = head
             self.heads.append(head)
+            if not number:
+                self.has_second_file = bool(record.pop(SECOND_FILE, False))
             if number:
                 try:
                     clients, rates = record.pop("participants"), record.pop("rates")
@@ -205,9 +224,30 @@ class Ledger:
                     os.close(handle)
         self.head = head
         self.heads.append(head)
+        self._append_heads([head])
+
+    def _append_heads(self, heads: Iterable[str]) -> None:
+        """Write hashes to the second file, and wait until they are on the disk."""
+        if lines := [f"{head}\n" for head in heads]:
+            append(self.path.with_suffix(f".{SECOND_FILE}"), lines, durable=True)
+
+    def _require_complete(self, written_heads: list[str]) -> None:
+        """Raise an error if a hash in the second file has no line in the ledger."""
+        file = self.path.with_suffix(f".{SECOND_FILE}")
+        if self.heads[: len(written_heads)] != written_heads:
+            raise InputError(
+                f"The privacy ledger {self.path} lacks a line that {file} names, so the spent "
+                f"epsilon is unknown: {AFRESH}"
+            )
+        if self.has_second_file and self.entries and len(written_heads) < len(self.heads) - 1:
+            raise InputError(
+                f"{file} names {len(written_heads)} of the {len(self.heads)} lines of the privacy "
+                f"ledger, so lines may be missing there too and the spent epsilon is unknown: "
+                f"{AFRESH}"
+            )
 
     def require(self, done: int, head: str | None = None) -> None:
-        """Raise an error if the ledger has no entry for one of the model's first `done` rounds.
+        """Raise an error if the ledger has no entry for one of the first `done` rounds.
 
         `head` is the ledger's hash when the model was saved. Lines after this hash stay in the
         ledger, because their lots may already have been released.
@@ -216,7 +256,7 @@ class Ledger:
         if missing:
             raise InputError(
                 f"The privacy ledger {self.path} has no entry for round {min(missing)}, although "
-                f"the model includes that round. The spent epsilon is therefore unknown: {AFRESH}"
+                f"the run began that round. The spent epsilon is therefore unknown: {AFRESH}"
             )
         if head is not None and head not in self.heads:
             raise InputError(
@@ -270,6 +310,12 @@ class Ledger:
             "has rounds with correlated noise that later rounds must cancel. Secret noise is "
             "never stored in a file, so this run cannot be resumed"
         )
+
+
+def _heads_of(path: Path) -> list[str]:
+    """Return the hashes in the second file of a ledger. A line that a kill cut off is left out."""
+    file = path.with_suffix(f".{SECOND_FILE}")
+    return [line.rstrip("\n") for line in whole_lines(file)]
 
 
 def _whole(content: bytes) -> bytes:

@@ -33,12 +33,13 @@ FIXED = ("config.toml", "partition.npz", "schedule.npy", "initial.safetensors")
 ENDS = ("model.safetensors", "momentum.safetensors", "rounds.jsonl", "summary.json")
 CLIENTS = "clients.jsonl"  # records of clients, if they are requested
 CLOCK = "clock.npz"  # the timetable of simulated devices
+LEDGERS = ("ledger.jsonl", "ledger.heads")  # of a private run; see fedmuon.privacy.ledger
 RUN_ID = "run-id.txt"  # identifies the run to nodes that store client states
 PERSONAL_MODELS = "personal.safetensors"
-MAYBE = ("routes.txt", "objects.json", CLOCK, RUN_ID, "ledger.jsonl", CLIENTS, "personal.csv",
+MAYBE = ("routes.txt", "objects.json", CLOCK, RUN_ID, *LEDGERS, CLIENTS, "personal.csv",
          PERSONAL_MODELS)  # fmt: skip
 # The files in MAYBE that have a checksum only in finished runs.
-LATE = ("ledger.jsonl", CLIENTS, "personal.csv", PERSONAL_MODELS)
+LATE = (*LEDGERS, CLIENTS, "personal.csv", PERSONAL_MODELS)
 # Files with samples or tensors, and files that may be as large.
 READ_WHOLE = {"config.toml", "rounds.jsonl", "summary.json"}
 NOT_SHOWN = {*FIXED, *ENDS, CLIENTS, PERSONAL_MODELS} - READ_WHOLE
@@ -145,8 +146,11 @@ class RunDirectory:
             )
         if (self.path / "summary.json").exists():
             return ""
-        if not (ledger := self.path / "ledger.jsonl").exists():
+        ledger, heads = (self.path / name for name in LEDGERS)
+        if not ledger.exists() and not heads.exists():
             return ""  # the run can start again with the same result
+        if not ledger.exists():
+            return f"has {heads.name}, but no {ledger.name}, so the spent epsilon is unknown"
         held = any((self.path / name).exists() for name in CHECKPOINTS)
         if "summary.json" in sums_of(self.path) and not held:
             return (
@@ -208,7 +212,8 @@ class RunDirectory:
         else:
             files.announce(self.path, contents)
             missing |= {name for name in growing if not (self.path / name).exists()}
-        for name in sorted(missing):
+        # config.toml comes first: without it, a folder with other files is not a run to resume
+        for name in sorted(missing, key=lambda name: (name != "config.toml", name)):
             write_bytes(self.path / name, {**growing, **contents}[name])
         self._mark = ""
         self._mark = self.mark
@@ -394,6 +399,14 @@ class RunDirectory:
         if found := _records(files.whole_lines(self.path / "rounds.jsonl"), mark):
             self._mark = mark  # the lines contain the mark, so it can no longer change
         return found
+
+    def rounds_begun(self) -> int:
+        """Return the number of lines in rounds.jsonl, whether or not they are damaged.
+
+        The ledger of a private run must have an entry for each of these rounds, even if the rounds
+        come after the checkpoint, because each of them made its releases.
+        """
+        return len(files.whole_lines(self.path / "rounds.jsonl"))
 
     def client_records(self) -> list[Record]:
         """Return the records of finished rounds in clients.jsonl, up to the first damaged line."""

@@ -185,16 +185,17 @@ def train(
         return summary
     fresh = begin(experiment.recipe, experiment.task, config.federation.seed)
     state = restored(directory, fresh)
+    accountant = None
+    if experiment.recipe.private:  # before records are cut back, because they prove releases
+        ledger, head = directory.path / "ledger.jsonl", directory.ledger_head()
+        known = config, experiment, run.data.sizes, state, head, directory.rounds_begun()
+        accountant = RunAccountant.open(ledger, *known)
     earlier, record = directory.cut_back(state.round, config.output.clients), {}
     seen = Counter(client for one in earlier for client in answered(one))  # rounds per client
     memory = experiment.client_states
     if experiment.recipe.keeps_states:
         latest = {client: one["round"] - 1 for one in earlier for client in answered(one)}
         memory.restore(state.round, latest, directory.saved_rounds())
-    accountant = None
-    if experiment.recipe.private:
-        ledger, head = directory.path / "ledger.jsonl", directory.ledger_head()
-        accountant = RunAccountant.open(ledger, config, experiment, run.data.sizes, state, head)
 
     def save() -> None:
         head = accountant.ledger.head if accountant else ""

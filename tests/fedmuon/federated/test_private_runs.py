@@ -1,8 +1,11 @@
 """A private run from config to summary: calibration, ledger, a kill; and a loop of one's own."""
 
 import copy
+import itertools
 import json
 import math
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,12 @@ from fedmuon.config.load import nested, parse
 from fedmuon.core.errors import InputError
 from fedmuon.experiments import spending
 from fedmuon.experiments.run import execute
+from fedmuon.experiments.spending import spent
 from fedmuon.optim.private import Private
 from fedmuon.privacy.accounting.composition import account, epsilon, event
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.runs import loop as runs
+from fedmuon.runs.directory import CHECKPOINTS, RunDirectory
 from fedmuon.tasks.per_example.clipping import Clipping
 
 TARGET = private(4, epsilon=4.0)  # six clients, four rounds, calibrated noise
@@ -92,6 +97,11 @@ def test_a_tail_cut_off_behind_the_model_is_refused(tmp_path: Path) -> None:
     assert [(e["round"], e["attempt"]) for e in lines(tmp_path)] == [
         (0, 0), (1, 0), (1, 1), (2, 0), (3, 0)]  # fmt: skip
     ledger.write_text("".join(whole[:-2]))
+    with pytest.raises(InputError, match="lacks a line that"):
+        execute(None, tmp_path, resume=True)
+    heads = tmp_path / "ledger.heads"
+    whole_heads = heads.read_text().splitlines(keepends=True)
+    heads.write_text("".join(whole_heads[:-2]))
     with pytest.raises(InputError, match="has no entry for round 2"):
         execute(None, tmp_path, resume=True)
     first = json.loads(whole[0])  # the same rounds, without the attempt that was lost
@@ -100,10 +110,64 @@ def test_a_tail_cut_off_behind_the_model_is_refused(tmp_path: Path) -> None:
     for entry in [*lines(tmp_path)[:2], *map(json.loads, whole[-2:])]:
         other._append({key: value for key, value in entry.items() if key != "head"})
     ledger.write_bytes(other.path.read_bytes())
+    heads.write_bytes(other.path.with_suffix(".heads").read_bytes())
     with pytest.raises(InputError, match="not the privacy ledger that was saved with the model"):
         execute(None, tmp_path, resume=True)
     ledger.write_text("".join(whole))
+    heads.write_text("".join(whole_heads))
     assert execute(None, tmp_path, resume=True)["privacy"]["epsilon"] > 4.0
+
+
+def recorded_but_not_saved(out: Path) -> None:
+    """Leave what a kill between the record of the third round and its checkpoint leaves."""
+    broken_off(TARGET, out, at=3)  # the third round has its line in the ledger
+    record = {"round": 3, "participants": [0, 1], "train_seconds": 1.0, "seconds": 1.0}
+    RunDirectory(out).append(record)
+    for name in CHECKPOINTS[1:]:
+        (out / name).unlink(missing_ok=True)
+    assert RunDirectory(out).saved_rounds() == [2] and len(RunDirectory(out).records()) == 3
+
+
+@pytest.mark.parametrize("lost", ["line", "bytes", "ledger", "ledger and checkpoints"])
+@pytest.mark.parametrize("old", [False, True])
+def test_a_release_that_its_ledger_lost_is_not_forgotten(
+    tmp_path: Path, lost: str, old: bool
+) -> None:
+    """Also in folders of version 1.0, by their records. Neither a file nor a record changes."""
+    recorded_but_not_saved(tmp_path)
+    ledger = tmp_path / "ledger.jsonl"
+    if old:  # without the second file, and with a first line that does not name it
+        first, *entries = map(json.loads, ledger.read_text().splitlines())
+        (tmp_path / "ledger.heads").unlink()
+        ledger.unlink()
+        again = Ledger(tmp_path / "again.jsonl")
+        for record in ({name: first[name] for name in first if name != "heads"}, *entries):
+            again._append({name: value for name, value in record.items() if name != "head"})
+        (tmp_path / "again.jsonl").rename(ledger)
+        (tmp_path / "again.heads").unlink()
+        (tmp_path / CHECKPOINTS[0]).unlink()  # it names the other hashes
+    whole = ledger.read_bytes()
+    if lost == "line":
+        ledger.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
+    elif lost == "bytes":
+        ledger.write_bytes(whole[:-10])
+    else:
+        ledger.unlink()
+    if "checkpoints" in lost:
+        for name in CHECKPOINTS:
+            (tmp_path / name).unlink(missing_ok=True)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+    with pytest.raises(InputError, match=r"no entry for round|lacks a line|no ledger\.jsonl"):
+        execute(None, tmp_path, resume=True)
+    if ledger.exists():
+        with pytest.raises(InputError, match=r"no entry for round|lacks a line"):
+            spent(tmp_path)
+    after = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+    assert {name: after.get(name) for name in before} == before
+    ledger.write_bytes(whole)  # the control: with the whole ledger, the run ends and counts all
+    assert len(lines(tmp_path)) == 3
+    summary = execute(None, tmp_path, resume=True)
+    assert summary["privacy"]["epsilon"] > 4.0 and len(lines(tmp_path)) > 4
 
 
 def test_a_noise_that_misses_its_target_is_refused(tmp_path: Path) -> None:
@@ -282,3 +346,55 @@ def test_a_loaded_account_keeps_the_noise_it_was_drawn_at() -> None:
 def test_a_loop_of_ones_own_refuses_what_a_run_does(privacy: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why):
         Private(network(), recipe="dp-sgd", privacy=privacy, **OPTIONS)
+
+
+def killed_at(config: Any, out: Path, fsync: int, draws: Path) -> bool:
+    """Run or resume in a child that kills itself at its n-th fsync; True if it was killed.
+
+    `draws` gets a line for each round that the ledger allowed to draw.
+    """
+    child = os.fork()
+    if not child:
+        calls, wait, begin = itertools.count(), os.fsync, Ledger.begin
+
+        def counted(handle: int) -> None:
+            if next(calls) == fsync:
+                os.kill(os.getpid(), signal.SIGKILL)
+            wait(handle)
+
+        def begun(ledger: Ledger, number: int, *rest: Any, **named: Any) -> int:
+            attempt = begin(ledger, number, *rest, **named)
+            with draws.open("a") as log:
+                log.write(f"{number} {attempt}\n")
+            return attempt
+
+        code = 1
+        try:
+            os.fsync, Ledger.begin = counted, begun
+            execute(config, out, resume=(out / "config.toml").exists())
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["example", "client"])
+def test_no_kill_makes_a_run_forget_what_it_drew(tmp_path: Path, level: str) -> None:
+    """Killed at every fsync, and again while it resumes; then it ends with all draws counted."""
+    clients = small({"local": {"recipe": "fedavg"}, "federation": {"rounds": 2},
+                     "privacy": {"level": "client", "noise": 2.0, "delta": 1e-3}})  # fmt: skip
+    config = clients if level == "client" else private(2, epsilon=4.0)
+    for point in itertools.count():
+        out, draws = tmp_path / f"run-{point}", tmp_path / f"draws-{point}"
+        if not killed_at(config, out, point, draws):
+            break
+        for second in (3, -1):  # the second kill comes early in the resumed run
+            killed_at(config, out, second, draws)
+        drawn = draws.read_text().splitlines()
+        entries = Ledger.read(out / "ledger.jsonl").entries
+        assert {f"{entry.round} {entry.attempt}" for entry in entries} >= {*drawn}
+        assert spent(out)["epsilon"] == RunDirectory(out).finished()["privacy"]["epsilon"]
+    assert point > 15

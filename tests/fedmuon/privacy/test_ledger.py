@@ -109,14 +109,15 @@ def test_a_resumed_round_is_a_new_attempt_and_both_are_spent(tmp_path: Path) -> 
 def test_a_line_cut_off_by_a_kill_is_cut_away(tmp_path: Path) -> None:
     """One that lacks its end alone is whole, as it announced a release. One whose end is another
     byte is damaged."""
-    file = tmp_path / "ledger.jsonl"
+    file, heads = tmp_path / "ledger.jsonl", tmp_path / "ledger.heads"
     entries = filled(file).entries
-    whole = file.read_bytes()
+    whole, whole_heads = file.read_bytes(), heads.read_bytes()
     file.write_bytes(whole[:-10])
+    os.truncate(heads, len(whole_heads) - 33)  # its hash is written after the line
     ledger = Ledger.open(file, "config")
     assert len(ledger.entries) == 2
     assert ledger.begin(2, [0, 2], [0.1, 0.1], **NOISE) == 0
-    assert file.read_bytes() == whole
+    assert file.read_bytes() == whole and heads.read_bytes() == whole_heads
     file.write_bytes(whole[:-1])
     assert Ledger.read(file).entries == entries and file.read_bytes() == whole[:-1]
     Ledger.open(file, "config").begin(3, [0, 1], [0.1, 0.1], **NOISE)
@@ -125,7 +126,64 @@ def test_a_line_cut_off_by_a_kill_is_cut_away(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"line 4 .*damaged"):
         Ledger.read(file)
     os.truncate(file, 5)
+    heads.unlink()
     assert Ledger.open(file, "config").entries == []
+
+
+@pytest.mark.parametrize("lines", [0, 1, 2, 3])
+@pytest.mark.parametrize("cut", [0, 1, 20])
+def test_every_state_that_a_kill_leaves_is_continued(tmp_path: Path, lines: int, cut: int) -> None:
+    """The hash of the last line is missing, or is not whole; all earlier hashes are there."""
+    file, heads = tmp_path / "ledger.jsonl", tmp_path / "ledger.heads"
+    filled(file)
+    whole, whole_heads = file.read_bytes(), heads.read_bytes()
+    file.write_bytes(b"".join(whole.splitlines(keepends=True)[: lines + 1]))
+    heads.write_bytes(whole_heads[: 33 * lines + cut])
+    assert len(Ledger.read(file).entries) == lines
+    ledger = Ledger.open(file, "config")
+    for number in range(lines, 3):
+        clients, rates = ([0, 1, 2], [0.1, 0.2, 0.1]) if number == 0 else ([0, 2], [0.1, 0.1])
+        ledger.begin(number, clients, rates, **NOISE)
+    assert file.read_bytes() == whole and heads.read_bytes() == whole_heads
+
+
+def test_a_ledger_that_lost_a_release_is_refused(tmp_path: Path) -> None:
+    """Whole lines, bytes of a line or the whole file are missing. No file is changed."""
+    file, heads = tmp_path / "ledger.jsonl", tmp_path / "ledger.heads"
+    filled(file)
+    whole, whole_heads = file.read_bytes(), heads.read_bytes()
+    for content in (_lines(file, 3), _lines(file, 1), whole[:-10], b"", whole[: len(whole) // 2]):
+        file.write_bytes(content)
+        for opened in (lambda: Ledger.open(file, "config"), lambda: Ledger.read(file)):
+            with pytest.raises(InputError, match="lacks a line that"):
+                opened()
+        assert file.read_bytes() == content and heads.read_bytes() == whole_heads
+    file.write_bytes(whole)
+    for content in (b"", whole_heads[:66], whole_heads[33:]):
+        heads.write_bytes(content)
+        with pytest.raises(InputError, match=r"names \d of the 4 lines|lacks a line that"):
+            Ledger.open(file, "config")
+        assert file.read_bytes() == whole and heads.read_bytes() == content
+    heads.unlink()
+    with pytest.raises(InputError, match="names 0 of the 4 lines"):
+        Ledger.read(file)
+    heads.write_bytes(whole_heads)
+    assert len(Ledger.open(file, "config").entries) == 3  # the control
+
+
+def test_a_ledger_of_version_1_0_continues_and_gets_its_second_file(tmp_path: Path) -> None:
+    file, heads = tmp_path / "ledger.jsonl", tmp_path / "ledger.heads"
+    first, *_ = map(json.loads, filled(tmp_path / "new.jsonl").path.read_text().splitlines())
+    old = Ledger(file)
+    old._append({key: first[key] for key in first if key not in ("head", "heads")})
+    heads.unlink()
+    ledger = Ledger.open(file, "config")
+    assert not ledger.has_second_file and heads.exists()
+    ledger.begin(0, [0, 1, 2], [0.1, 0.2, 0.1], **NOISE)
+    assert heads.read_text().splitlines() == ledger.heads
+    os.truncate(file, len(_lines(file, 1)))
+    with pytest.raises(InputError, match="lacks a line"):
+        Ledger.open(file, "config")
 
 
 def test_a_ledger_behind_the_model_is_refused(tmp_path: Path) -> None:
@@ -139,6 +197,8 @@ def test_a_ledger_behind_the_model_is_refused(tmp_path: Path) -> None:
     other = filled(tmp_path / "other.jsonl")
     other.require(3, saved)  # the same lines are the same ledger
     os.truncate(tmp_path / "other.jsonl", len(_lines(tmp_path / "other.jsonl", 3)))
+    (tmp_path / "other.heads").unlink()
+    (tmp_path / "other.heads").write_text("".join(f"{head}\n" for head in other.heads[:3]))
     with pytest.raises(InputError, match="not the privacy ledger"):
         Ledger.open(tmp_path / "other.jsonl", "config").require(2, saved)
 
