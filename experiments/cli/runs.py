@@ -279,8 +279,12 @@ def suite(
             )
         ),
     ] = None,
-    cpus: Annotated[float, Option(help="CPU cores per Ray task.")] = 1.0,
-    gpus: Annotated[float, Option(help="GPUs per Ray task.")] = 0.0,
+    cpus: Annotated[
+        float | None, Option(help="CPU cores per Ray task, with --ray-address. Default: 1.")
+    ] = None,
+    gpus: Annotated[
+        float | None, Option(help="GPUs per Ray task, with --ray-address. Default: 0.")
+    ] = None,
 ) -> None:
     """Reproduce a published table or figure, check its claims, and write a report.
 
@@ -296,9 +300,17 @@ def suite(
     parts = (work.request.stem, work.request.data, scale, time.strftime("%Y%m%d-%H%M%S"))
     folder = out or Path("runs") / "-".join(part for part in parts if part)
     by, spread = here, []
+    per_task = {"--cpus": cpus, "--gpus": gpus}
     if ray_address:
-        by = Spread(ray_address, cpus, gpus)
-        spread = [f"--ray-address={ray_address}", f"--cpus={cpus:g}", f"--gpus={gpus:g}"]
+        by = Spread(ray_address, 1.0 if cpus is None else cpus, gpus or 0.0)
+        spread = [f"--ray-address={ray_address}"]
+        spread += [f"{name}={share:g}" for name, share in per_task.items() if share is not None]
+    elif unused := [name for name, share in per_task.items() if share is not None]:
+        raise InputError(
+            f"{' and '.join(unused)} {'has' if len(unused) == 1 else 'have'} an effect only with "
+            "--ray-address, because only Ray tasks reserve cores. Add --ray-address local, or "
+            f"remove {' and '.join(unused)}."
+        )
     again = [*shlex.split(work.request.again)[1:], *spread]
     with options.resumable(folder, again):
         with Progress(live(), work.counted, lines=True) as progress:

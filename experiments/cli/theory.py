@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Context, Option
 
@@ -14,6 +14,9 @@ from fedmuon.core.errors import InputError, require_at_most
 from fedmuon.experiments import rates
 from fedmuon.experiments.cli.options import Overrides, given_in
 from fedmuon.experiments.cli.output import tell
+
+if TYPE_CHECKING:  # the other commands of this file do not need the config
+    from fedmuon.config.load import Config
 
 
 def bound(
@@ -140,6 +143,7 @@ def setting_of(
     if folder is None:
         size = named.pop("size", 200)
         config = load(None, ["data.train=1_000_000_000", "data.minimum=1", *changes])
+        _require_random_clients("rho" in named, config)
         return from_parameters(config, size, **named)
     own = [written.get(one, f"--set {one}") for one in changes if not one.startswith("stability.")]
     if own := own + ["--size"] * ("size" in named):
@@ -153,7 +157,19 @@ def setting_of(
     from fedmuon.experiments.stability.finished_run import from_directory
 
     rho = named.pop("rho", None)
-    return dataclasses.replace(from_directory(folder, changes, rho), **named)
+    case = from_directory(folder, changes, rho)
+    _require_random_clients(rho is not None, case.config)
+    return dataclasses.replace(case, **named)
+
+
+def _require_random_clients(has_rho: bool, config: "Config") -> None:
+    """Raise InputError if --rho is passed, but all clients take part in every round."""
+    clients = config.federation.clients
+    if has_rho and config.federation.per_round == clients:
+        raise InputError(
+            f"--rho has no effect, because all {clients} clients take part in every round, so no "
+            "choice of clients is random. Remove --rho, or set --per-round below --clients."
+        )
 
 
 def stationarity(

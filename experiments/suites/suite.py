@@ -219,6 +219,8 @@ def opened(work: Work, out: Path, resume: bool = False) -> Iterator[Opened]:
 
     The folder must be new. If `resume` is set, the folder may also contain cells of this suite.
     """
+    if resume:
+        _require_begun(work, out)
     with held(out):
         cells, places, done = work.within(out), _open(work, out, resume), {}
         for one in work.cells:
@@ -240,6 +242,16 @@ def opened(work: Work, out: Path, resume: bool = False) -> Iterator[Opened]:
         yield Opened(work, out, cells, places, done)
 
 
+def _require_begun(work: Work, out: Path) -> None:
+    """Raise InputError if the folder contains nothing to resume. The folder is not created."""
+    if not (out / files.SUITE_LOCK).exists():
+        what = "has no suite.lock" if out.exists() else "does not exist"
+        raise InputError(
+            f"{out} {what}, so there is no {work.called} to resume. Check the path of --out, or "
+            f"leave --resume out to begin a new {work.called}."
+        )
+
+
 def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
     """Check that the folder is new or belongs to this suite, and return the file of each cell."""
     lock = out / files.SUITE_LOCK
@@ -247,19 +259,15 @@ def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
         out.mkdir(parents=True, exist_ok=True)
         full = any(not entry.name.startswith(".") for entry in out.iterdir())
         fits = full and lock.exists() and work.joined(files.read_bytes(lock)) is not None
-        if full and not (resume and lock.exists()):
+        if full and not resume:
             raise InputError(
-                f"{out} has no suite.lock, so there is no {work.called} to resume. Check the path "
-                "of --out."
-                if resume
-                else (
-                    f"{out} is not empty: choose another folder with --out"
-                    + (", or resume with --resume" if fits else "")
-                )
+                f"{out} is not empty: choose another folder with --out"
+                + (", or resume with --resume" if fits else "")
             )
         if full and not fits:
             raise InputError(f"{lock} {work.mismatch}")
-        files.remove_drafts(out)
+        for folder in (out, out / work.place):
+            files.remove_drafts(folder)
         if not full:  # the lock comes first, because a folder without a lock cannot be resumed
             files.write_bytes(lock, work.lock)
         (out / work.place).mkdir(exist_ok=True)

@@ -200,6 +200,7 @@ def test_sizes_and_chances_that_are_none_are_refused() -> None:
         ("--l-orth=-1", "--l-orth is -1.0"),
         ("--rho=2", "--rho is 2.0"),
         ("--size=0", "--size is 0"),
+        ("--rho=0.1 --clients=5 --per-round=5", "--rho has no effect"),
         ("runs/a --size=10", "Remove --size. With a run folder"),
         ("runs/a --lr=1 --set local.steps=2", "Remove --lr and --set local.steps=2. With"),
     ],

@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import neighbour
 from made_training import read
+from typer.testing import CliRunner
 
 from fedmuon.analysis.report.claims import gap_within_bound
 from fedmuon.analysis.report.tables import ASIDE, RUNS, read_csv
@@ -19,7 +20,7 @@ from fedmuon.config.load import parse
 from fedmuon.core.errors import InputError
 from fedmuon.core.tables import validate
 from fedmuon.data.neighbours import draw, stack
-from fedmuon.experiments.cli import main
+from fedmuon.experiments.cli import app, main
 from fedmuon.experiments.stability import neighbours
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.studies import stability
@@ -366,3 +367,25 @@ def test_a_replacement_may_follow_anybodys_law(own: str) -> None:
     assert foreign["own"] == 0 < foreign["any"]
     with pytest.raises(InputError, match=r"Set stability\.neighbours to 'own' or 'any'"):
         work(own, changes={"stability": {"neighbours": "all"}}).cells[0].compute()
+
+
+def test_resume_needs_something_to_resume(tmp_path: Path) -> None:
+    """A folder that is missing or has no lock is refused, and is neither made nor changed."""
+    for kind in (
+        ["suite", "A2", "--scale=small"],
+        ["sweep", "--grid=local.lr=0.1,0.2", "--select=train-loss"],
+    ):
+        for out, why in ((tmp_path / "none", "does not exist"), (tmp_path, "has no suite.lock")):
+            found = CliRunner().invoke(app, [*kind, f"--out={out}", "--resume"])
+            assert isinstance(found.exception, InputError), found.output
+            assert why in str(found.exception) and "leave --resume out" in str(found.exception)
+            assert not (tmp_path / "none").exists() and not [*tmp_path.iterdir()]
+
+
+def test_shares_of_ray_tasks_need_ray(tmp_path: Path) -> None:
+    for option in ("--cpus=2", "--gpus=1"):
+        words = ["suite", "A2", "--scale=small", f"--out={tmp_path / 'a'}", option]
+        found = CliRunner().invoke(app, words)
+        assert isinstance(found.exception, InputError)
+        assert "an effect only with --ray-address" in str(found.exception)
+    assert not (tmp_path / "a").exists()
