@@ -308,6 +308,7 @@ def lengths(rows: Columns, narrow: bool = False) -> Figure:
     maps = distinct(held, "coefficients")
     figure, panels = canvas(len(maps), narrow, 2.6)
     places = distinct(held, "shape", "signal")
+    most = max(1.0, *(1.05 * held[key].max() for key in ("length", "length_corrected")))
     for axes, name in zip(panels, maps, strict=True):
         for key, label, (colour, marker) in zip(
             ("length", "length_corrected"), ("DP-Muon", "DP-MuonBC"), SERIES, strict=False
@@ -319,7 +320,7 @@ def lengths(rows: Columns, narrow: bool = False) -> Figure:
         said = [f"{s}, ‖Ḡ‖ = {'C' if SIGNALS[str(g)] else '0'}" for s, g in places]
         axes.set_yticks(range(len(places)), said if narrow or axes is panels[0] else [])
         axes.set_ylim(len(places) - 0.5, -0.5)
-        axes.set_xlim(0, 1)
+        axes.set_xlim(0, most)
         axes.set_title(TITLES.get(str(name), str(name)), loc="left")
         axes.set_xlabel("length of a step")
     legend_below(figure, panels[0], 2)
