@@ -10,6 +10,9 @@ effect (Bonferroni). The rule of the claim accepts all effects in an interval A.
     refuted        if some J_k has no point in A,
     inconclusive otherwise.
 
+A comparison of methods that were not tuned equally well is inconclusive instead of `holds` or
+`refuted`. See `fedmuon.analysis.report.tuning`.
+
 A claim is `not tested here` if an effect was measured without an interval (one seed), or if the
 models learned nothing that could be compared. A value that was counted, or computed without
 randomness, has an interval of length 0. A false claim gets the verdict `holds` with probability at
@@ -275,7 +278,8 @@ MEANINGS: dict[str, str] = {  # the definition that all pages and reports show
     ),
     INCONCLUSIVE: (
         "At least one interval reaches outside the range of effects that the claim allows, but "
-        "not clearly enough to refute the claim."
+        "not clearly enough to refute the claim. Or the compared methods were not tuned equally "
+        "well, for example because a best step size is at an end of its grid."
     ),
     UNTESTED: (
         "This suite cannot decide the claim. For example, there is only one seed, the models "
@@ -463,6 +467,8 @@ class Claim:
         detail: The effect at every place, in words.
         also: Further notes for the reader.
         limit: The reason why these runs cannot test the claim, or "" if they can.
+        untuned: The reason why the methods were not tuned equally well, or "" if they were. Then
+            the claim is neither `holds` nor `refuted` (see `fedmuon.analysis.report.tuning`).
         changes: Config changes that shorten the intervals, as arguments of `--set`.
         command: The command that would decide the claim.
     """
@@ -473,6 +479,7 @@ class Claim:
     detail: str = ""
     also: str = ""
     limit: str = ""
+    untuned: str = field(default="", kw_only=True)
     changes: Sequence[str] = field(default=(), kw_only=True)
     command: str = field(default="", kw_only=True)
 
@@ -482,6 +489,12 @@ class Claim:
 
         A claim whose effect is unknown is `inconclusive`.
         """
+        decided = self._decided
+        return INCONCLUSIVE if self.untuned and decided in (HOLDS, REFUTED) else decided
+
+    @property
+    def _decided(self) -> Verdict:
+        """The verdict that the intervals give."""
         effect, known = self.effect, ~np.isnan(self.effect.value)
         if self.limit:
             return UNTESTED
@@ -495,6 +508,8 @@ class Claim:
     @property
     def why(self) -> str:
         """The reason why these runs cannot test or decide the claim, or "" if none is known."""
+        if self.verdict == INCONCLUSIVE and self.untuned:
+            return self.untuned
         if self.verdict == INCONCLUSIVE and self.effect.few:
             return TOO_FEW
         if (
@@ -672,6 +687,12 @@ def with_command(claim: Claim, about: Mapping[str, Any], folder: Path | None = N
     if claim.verdict in (HOLDS, REFUTED) or not str(about["again"]).startswith("fedmuon suite "):
         return claim
     words = of_all_seeds(shlex.split(about["again"]))
+    if claim.untuned:
+        command = f"fedmuon tune {shlex.quote(words[2])}"
+        if (about.get("tuning") or {}).get("at", "") == "":
+            why = "the suite has no table [tuning]"
+            return replace(claim, also="; ".join(filter(None, (claim.also, NOTHING.format(why)))))
+        return replace(claim, command=command)
     words += [word for change in claim.changes for word in ("--set", change)]
     if about["scale"] == "small" or claim.changes:
         end = "full" if about["scale"] == "small" else "shorter"

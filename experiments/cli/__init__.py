@@ -33,7 +33,8 @@ PANELS = {
         "privacy": "privacy:app",
     },
     "Papers": {
-        "suite": "runs", "stationarity": "theory", "flops": "theory", "cite": "cite",
+        "suite": "runs", "tune": "runs", "stationarity": "theory", "flops": "theory",
+        "cite": "cite",
     },
     "Project": {
         "new": "project", "config": "keys:app", "list": "keys:names", "doctor": "project",

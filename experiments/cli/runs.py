@@ -18,6 +18,7 @@ from fedmuon.experiments.cli.show import (
     Progress,
     accounts,
     brief_routes,
+    columns,
     summary_table,
     sweep_parts,
 )
@@ -320,6 +321,101 @@ def suite(
         tables = report.suite_tables(*report.gather(folder))
         tell({"folder": folder, "report": page, "parts": claims}, *tables)
         print_path("The report is", page)
+
+
+def tune(
+    name: Annotated[
+        str,
+        Argument(
+            help="Name of a suite of kind `training` with a table [tuning], or its TOML file.",
+            autocompletion=completion.suites,
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        Option(
+            help="Name of the data source. Default: the data source of the suite.",
+            autocompletion=completion.value_of("data.name"),
+        ),
+    ] = None,
+    scale: Annotated[
+        str,
+        Option(
+            help="Size of the runs: `full` or `small`.",
+            autocompletion=completion.among("full", "small"),
+        ),
+    ] = "full",
+    engine: options.EngineName = None,
+    out: options.OutFolder = None,
+    overrides: options.Overrides = None,
+    resume: options.Resume = False,
+    jobs: options.Jobs = None,
+    extend: Annotated[
+        int,
+        Option(
+            min=0, max=20,
+            help="Maximum number of times that grids are extended while a best value is at an end.",
+        ),
+    ] = 4,
+    budget: Annotated[
+        float | None,
+        Option(min=0, metavar="SECONDS", help="Do not extend the grids after this time."),
+    ] = None,
+    store: Annotated[
+        bool,
+        Option(
+            help=(
+                "Write the best values to `tuned/SUITE.json` beside the suite's file. The suite "
+                "then uses these values."
+            ),
+        ),
+    ] = True,
+) -> None:  # fmt: skip
+    """Tune the step size of every variant of a suite, and store the best values.
+
+    All variants have the same number of values. While a best value is at an end of its grid, the
+    grids are extended. The suite's comparisons are inconclusive until its variants are tuned.
+
+    Example: [bold]fedmuon tune rank --out runs/rank-tuning --jobs 2[/]
+    """
+    require_at_most(MOST_JOBS, **{"--jobs": jobs})
+    count = jobs or 1
+    with Workers(count) if count > 1 else contextlib.nullcontext() as workers:
+        from fedmuon.core.tables import override  # the config
+        from fedmuon.experiments.studies import tuning_runs  # torch, scipy
+        from fedmuon.experiments.studies.find import find
+        from fedmuon.experiments.studies.training import Training
+        from fedmuon.experiments.suites.suite import here
+
+        changes = override({}, options.changes_of(overrides, engine))
+        work = find(name, data, scale, changes)
+        if not isinstance(work, Training):
+            raise InputError(
+                f"the suite {name} is of kind {work.kind}, but `fedmuon tune` needs a suite of "
+                "kind training"
+            )
+        folder = (
+            out or Path("runs") / f"{work.request.stem}-tuning-{time.strftime('%Y%m%d-%H%M%S')}"
+        )
+        again = ["tune", *shlex.split(work.request.again)[2:]]
+        again += [f"--jobs={jobs}"] if jobs else []
+        with options.resumable(folder, again), Progress(live(), work.counted, lines=True) as bar:
+            seconds = float("inf") if budget is None else budget
+            content = tuning_runs.tune(
+                work, folder, resume, workers or here, extend, seconds,
+                bar.on_round_end, bar.on_start, note,
+            )  # fmt: skip
+    rows = [
+        (one["method"], "" if one["x"] is None else f"{one['x']:g}",
+         f"{one['best'] or float('nan'):g}", "yes" if one["inside"] else "no")
+        for one in content["methods"]
+    ]  # fmt: skip
+    title = f"Best {content['key']} of {len(content['methods'][0]['values'])} values each"
+    table = columns(title, ["variant", "at", "best", "inside the grid"], rows)
+    tell({"folder": folder, **content}, table)
+    if store:
+        print_path("The best values are in", tuning_runs.store(name, content))
+    print_path("The runs are in", folder)
 
 
 def sweep(

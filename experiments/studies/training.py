@@ -27,6 +27,7 @@ from fedmuon.experiments import spending
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies.study import RunStudy
 from fedmuon.experiments.studies.training_findings import findings
+from fedmuon.experiments.studies.tuned import Key, Stored, Tuning, stored
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import (
     PUBLISHED_FOR,
@@ -40,8 +41,6 @@ from fedmuon.federated.build import resolve
 from fedmuon.federated.client_data import read_source
 from fedmuon.runs import fingerprints
 from fedmuon.runs.directory import Record, RunDirectory
-
-Key = Annotated[str, Field(pattern=r"^[a-z-]+\.[a-z-]+$")]
 
 
 class Sweep(Table):
@@ -76,6 +75,9 @@ class Claim(Table):
     - `sooner`: `better` reaches the train loss of `than` in less time.
     - `near`: The last values of both differ by at most `within` times the larger value.
     - `falling`, `rising`: The last value of `better` falls or rises along the sweep.
+
+    If `untuned` is a reason why the variants were not tuned equally well, the claim is at best
+    inconclusive.
     """
 
     better: str
@@ -84,6 +86,7 @@ class Claim(Table):
     measure: str = "train_loss"
     sentence: str = ""
     within: Annotated[float, Field(gt=0, lt=1)] = 0.02
+    untuned: str = ""
 
 
 class PublishedTimes(Table):
@@ -114,6 +117,7 @@ class Suite(Table):
     variants: Annotated[dict[str, Nested], Field(min_length=1)]
     base: Nested = Field(default_factory=dict)
     sweep: Sweep | None = None
+    tuning: Tuning | None = None
     times: Times | None = None
     claims: dict[str, Claim] = Field(default_factory=dict)
     published: dict[str, dict[str, dict[str, float]]] = Field(default_factory=dict)
@@ -124,6 +128,10 @@ class Suite(Table):
     def sweeps(self, variant: str) -> bool:
         """Return whether the variant is trained at every value of the sweep."""
         return self.sweep is not None and variant not in self.sweep.fixed
+
+    def at(self, variant: str) -> Sequence[float | None]:
+        """Return the values of the sweep at which the variant is trained, or [None]."""
+        return self.sweep.values if self.sweep and self.sweeps(variant) else [None]
 
 
 def suite_of(content: dict[str, Any]) -> Suite:
@@ -144,6 +152,8 @@ def suite_of(content: dict[str, Any]) -> Suite:
         named += [(f"published.{data}", name) for name in held]
     if sweep := suite.sweep:
         named += [("sweep", name) for name in (*sweep.fixed, *[sweep.follow] * bool(sweep.follow))]
+    if suite.tuning:
+        named += [("tuning.grids", name) for name in suite.tuning.grids]
     if suite.times:
         named.append(("times", suite.times.of))
         for data, table in suite.times.published.items():
@@ -248,10 +258,12 @@ def work(content: dict[str, Any], request: SuiteRequest) -> "Training":
     for name, own in suite.variants.items():
         swept = {suite.sweep.key: "[sweep]"} if suite.sweep and suite.sweeps(name) else {}
         contents.require_free(f"[variants.{name!r}]", own, SETTLED | swept)
+    if suite.tuning:
+        contents.require_other_seeds(suite.seeds, suite.tuning.seeds, "the step sizes")
     base = merged(suite.base, merged(request.changes, {"data": {"name": request.data}}))
     configs: dict[str, list[Config]] = {name: [] for name in suite.variants}
-    cells = []
-    for name, x, setting in settings(suite, base, request.changes):
+    cells, values = [], stored(request.name) if suite.tuning else Stored()
+    for name, x, setting in settings(suite, base, request.changes, values):
         config = contents.cell(merged(setting, {"data": contents.sizes_that_fit(setting)}))
         configs[name].append(config)
         cells.append(TrainingRun(name, x, config))
@@ -269,18 +281,24 @@ def work(content: dict[str, Any], request: SuiteRequest) -> "Training":
             "Two runs share the name of a folder, because the names of their [variants] or the "
             "values of their [sweep] are too similar. Make the names or values more different."
         )
-    return Training(request, "training", suite.title, cells, suite)
+    return Training(request, "training", suite.title, cells, suite, values)
 
 
 def settings(
-    suite: Suite, base: Tables, changes: Tables
+    suite: Suite, base: Tables, changes: Tables, values: Stored
 ) -> Iterator[tuple[str, float | None, dict[str, Any]]]:
-    """Yield, for every run, its variant, its value of the sweep, and its config tables."""
+    """Yield, for every run, its variant, its value of the sweep, and its config tables.
+
+    A variant's best value in `values` overrides the value in the suite's file.
+    """
     for name, own in suite.variants.items():
-        values = suite.sweep.values if suite.sweep and suite.sweeps(name) else [None]
-        for x, seed in itertools.product(values, suite.seeds):
+        for x, seed in itertools.product(suite.at(name), suite.seeds):
             swept = suite.sweep.at(x) if suite.sweep and x is not None else {}
-            setting = merged(merged(merged(base, own), swept), changes)
+            held = values.of(name, x) if suite.tuning else None
+            best = (
+                suite.tuning.tables(held["best"]) if suite.tuning and held and held["best"] else {}
+            )
+            setting = merged(merged(merged(merged(base, own), swept), best), changes)
             yield name, x, merged(setting, {"federation": {"seed": seed}})
 
 
@@ -343,9 +361,13 @@ class WorkOfRuns(Work):
 
 @dataclass(frozen=True)
 class Training(WorkOfRuns):
-    """A suite of kind `training`. `suite` is the checked content of its file."""
+    """A suite of kind `training`.
+
+    `suite` is the checked content of its file. `values` are its tuned step sizes.
+    """
 
     suite: Suite
+    values: Stored
 
     @property
     def published(self) -> dict[str, dict[str, float]]:
@@ -417,9 +439,33 @@ class Training(WorkOfRuns):
             "claims": [{**one.model_dump(), "also": suite.also} for one in suite.claims.values()],
             "published": self.published,
             "source": f"{suite.source} ({source})",
+            "tuning": self.tuning(),
             "machine": {"device": config.engine.device},
             **contents.guess(read_source(config), config),
         }
+
+    def tuning(self) -> Record | None:
+        """Return the tuning of each variant for suite.json, and whether it fits these settings."""
+        if (table := self.suite.tuning) is None:
+            return None
+        first = self.suite.seeds[0]
+        cells = [one for one in self.cells if one.config.federation.seed == first]
+        found = [
+            {**held, "x": cell.x, "fits": self._fits(table, cell, held, cells)}
+            for cell in cells
+            if (held := self.values.of(cell.variant, cell.x))
+        ]
+        about = {name: self.values.about.get(name) for name in ("key", "measure", "seeds", "again")}
+        return {"stated": table.stated, "at": table.at, "methods": found, **about}
+
+    @staticmethod
+    def _fits(table: Tuning, cell: TrainingRun, held: Record, cells: Sequence[TrainingRun]) -> bool:
+        """Return whether a cell uses the best value of a tuning for the same settings."""
+        name, _, key = table.key.partition(".")
+        value = cell.config.model_dump(by_alias=True)[name][key]
+        tuned = [one for one in cells if (one.variant, one.x) == (cell.variant, held["x"])]
+        same = any(table.digest(one.config) == held["settings"] for one in tuned)
+        return same and value == held["best"]
 
 
 STUDY = RunStudy("training", work, findings)

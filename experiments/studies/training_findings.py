@@ -40,6 +40,7 @@ from fedmuon.analysis.report.findings import (
     spread,
 )
 from fedmuon.analysis.report.tables import RUN_AGAIN, Columns, read_table, require
+from fedmuon.analysis.report.tuning import UNTUNED, Tuned, objection
 from fedmuon.analysis.report.verdicts import Claim, counted, of_all_seeds
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import read_text
@@ -49,6 +50,7 @@ from fedmuon.privacy.mechanisms.client_level import EVERYONE
 KEYS = ("variants", "sweep", "claims", "published", "source", "note")
 HEAD = ("x", "seed", "round", "train_seconds")
 MEASURES = ("train_loss", "test_loss", "accuracy")
+COSTS = ("train_seconds", "epsilon")  # measures that do not depend on the step size
 SAMPLINGS = {"poisson": "Poisson", "shuffle": "shuffled", "cyclic": "cyclic", "none": "public"}
 
 
@@ -61,7 +63,11 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
     label = str(about["sweep"]["label"]) if about["sweep"] else ""
     chance = luck(*about["guess"]) if "guess" in about else 0.0
     claims = [
-        replace(judge(one, runs, curves, label, chance), also=one.get("also", ""))
+        replace(
+            judge(one, runs, curves, label, chance),
+            also=" ".join(filter(None, (one.get("also", ""), _said(one, about)))),
+            untuned=untuned(one, about),
+        )
         for one in about["claims"]
     ]
     pictures = _pictures(curves, runs, about)
@@ -95,7 +101,7 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
         pictures=pictures,
         stands_on=stands_on,
         facts=("suite", "data", "scale", "runs", "seconds"),
-        more=[timetable(curves, about)] if about.get("times") else (),
+        more=[*([timetable(curves, about)] if about.get("times") else ()), *_tunings(about)],
         card=[*card_of(about), ("accuracy at the end", reached)],  # minimum and maximum of means
         runs=_every(runs, label),
         caution=caution,
@@ -119,6 +125,68 @@ def _pending(folder: Path, about: Mapping[str, Any]) -> str:
                 f"{seeds} seeds. To compute the other runs, run {again}"
             )
     return ""
+
+
+def _stated(about: Mapping[str, Any]) -> str:
+    """Return the reason why the suite's step sizes were not tuned, or "" if they were."""
+    return str((about.get("tuning") or {}).get("stated", ""))
+
+
+def _said(claim: Mapping[str, Any], about: Mapping[str, Any]) -> str:
+    """Return the note on the step sizes of a claim that the rule does not judge."""
+    return "" if claim.get("untuned") or claim["measure"] in COSTS else _stated(about)
+
+
+def untuned(claim: Mapping[str, Any], about: Mapping[str, Any]) -> str:
+    """Return why the variants of a claim were not tuned equally well, or "" if they were.
+
+    A claim along the sweep compares the values of the sweep. Every value then needs its own tuning.
+
+    Args:
+        claim: The claim's table in the suite's file.
+        about: The content of suite.json.
+    """
+    tuning = about.get("tuning") or {}
+    if claim["measure"] in COSTS:
+        return ""
+    if _stated(about) or claim.get("untuned"):
+        return str(claim.get("untuned", ""))
+    along = claim["kind"] in ("falling", "rising")
+    names = [claim["better"]] if along else [claim["better"], claim["than"]]
+    methods = [one for one in tuning.get("methods", ()) if one["method"] in names]
+    if absent := [name for name in names if name not in {one["method"] for one in methods}]:
+        return UNTUNED.format(" and ".join(absent))
+    each, sweep = tuning["at"] == "each", about["sweep"]
+    if along and not each:
+        return f"{names[0]} was tuned only at {sweep['label']} = {tuning['at']:g}"
+    every: dict[str, list[Tuned]] = {}
+    for one in methods:
+        swept = f" at {sweep['label']} = {one['x']:g}" if each and one["x"] is not None else ""
+        name = one["method"] + swept
+        every.setdefault(name if along else one["method"], []).append(Tuned.of(one, tuning, name))
+    return objection(list(every), every)
+
+
+def _tunings(about: Mapping[str, Any]) -> list[Titled]:
+    """Return a table with the score of every tuned value, and whether the best is inside."""
+    tuning = about.get("tuning") or {}
+    if not tuning.get("methods"):
+        return []
+    key, measure, seeds = tuning["key"], name_of(tuning["measure"]), tuning["seeds"]
+    each, rows = tuning["at"] == "each", []
+    for one in tuning["methods"]:
+        if not each and one["x"] not in (None, tuning["at"]):
+            continue
+        tuned = Tuned.of(one, tuning)
+        pairs = zip(tuned.values, tuned.scores, strict=True)
+        scores = ", ".join(f"{value:g}: {number(score)}" for value, score in pairs)
+        x = [] if not about["sweep"] else ["" if one["x"] is None else f"{one['x']:g}"]
+        where = f"{tuned.end} of the grid" if tuned.end else "inside the grid"
+        rows.append((one["method"], *x, scores, f"{tuned.best:g}", where))
+    label = [about["sweep"]["label"]] if about["sweep"] else []
+    said = ", ".join(map(str, seeds))
+    title = f"Tuning of {key}: mean {measure} by value, with seed{'s' * (len(seeds) > 1)} {said}"
+    return [(title, ("variant", *label, f"{key}: {measure}", "best", "place"), rows)]
 
 
 def _every(runs: Columns, label: str) -> Titled:

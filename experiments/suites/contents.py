@@ -76,7 +76,7 @@ def read(name: str) -> dict[str, Any]:
 
 def told(name: str) -> str:
     """Return the comments at the top of a suite's file and of the files that it is based on."""
-    said = [preamble(read_text(_file(one))) for one, _ in _likes(name)]
+    said = [preamble(read_text(file_of(one))) for one, _ in _likes(name)]
     return "\n\n".join(filter(None, said))
 
 
@@ -90,12 +90,12 @@ def _likes(name: str) -> list[tuple[str, dict[str, Any]]]:
                 f"{name}: like = {after!r} is not a name. Set like to the name of a suite in "
                 "quotes."
             )
-        if _file(after) in [_file(one) for one, _ in found]:
+        if file_of(after) in [file_of(one) for one, _ in found]:
             raise InputError(
                 f"{name}: like = {after!r} leads back to a suite that is already loaded. Set "
                 "like to a suite that does not extend this one."
             )
-        content = read_toml(_file(after))
+        content = read_toml(file_of(after))
         found.append((after, content))
         after = content.pop("like", None)
     return found
@@ -125,7 +125,8 @@ def shipped() -> dict[str, Path]:
     return {file.stem: file for file in FOLDER.glob("*.toml")} | own
 
 
-def _file(name: str) -> Path:
+def file_of(name: str) -> Path:
+    """Return the TOML file of a suite. `name` is the name of a built-in suite, or a path."""
     require_plain(Path(name).stem, "the suite's name")
     file = shipped().get(name) or Path(name)
     with contextlib.suppress(OSError, ValueError):  # the name cannot be the name of a file

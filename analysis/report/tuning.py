@@ -1,0 +1,171 @@
+"""The tuning of methods, and the rule for comparisons of tuned methods.
+
+A comparison of two methods depends on their step sizes. The rule makes the comparison
+`inconclusive` in each of the following cases:
+
+- The best value of a method is at an end of its grid. A better value may lie outside the grid.
+- A method has fewer tuned values than its opponent.
+- A method was tuned for other settings, or was not tuned.
+
+The verdict names the method and the case. A verdict of `holds` or `refuted` is therefore possible
+only if both methods had the same number of values, and their best values are inside the grids.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedmuon.analysis.report.comparisons import HIGHER
+
+UNTUNED = "the step sizes of {} were not tuned"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The tuning of one method.
+
+    Attributes:
+        method: The name of the method.
+        key: The config key that was tuned, such as `local.lr`.
+        values: The values that were tried.
+        scores: For each value, the mean of the measure over the tuning seeds. A score that is not
+            finite means that a run diverged.
+        measure: The measure of the scores.
+        fits: Whether the method was tuned for the settings in which it is compared.
+    """
+
+    method: str
+    key: str
+    values: Sequence[float]
+    scores: Sequence[float]
+    measure: str = "test_loss"
+    fits: bool = True
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], about: Mapping[str, Any], name: str = "") -> "Tuned":
+        """Return the tuning in a record of tuned/SUITE.json, or of a suite's suite.json.
+
+        Args:
+            record: The record of a method. A score of a run that diverged is None.
+            about: The file's content, with the key and the measure of all methods.
+            name: The name of the method, in place of the name in the record.
+        """
+        scores = [math.nan if one is None else float(one) for one in record["scores"]]
+        values = [float(one) for one in record["values"]]
+        key, measure = str(about["key"]), str(about["measure"])
+        return cls(
+            name or str(record["method"]), key, values, scores, measure,
+            bool(record.get("fits", True)),
+        )  # fmt: skip
+
+    @property
+    def losses(self) -> list[float]:
+        """The scores in increasing order of the values. Lower is better, infinite if diverged."""
+        sign = -1 if self.measure in HIGHER else 1
+        pairs = sorted(zip(self.values, self.scores, strict=True))
+        return [sign * score if math.isfinite(score) else math.inf for _, score in pairs]
+
+    @property
+    def best(self) -> float:
+        """The value with the best score, or nan if all runs diverged. A tie has the smaller value.
+
+        A tie with a value inside the grid gives the value inside, whose neighbours are known.
+        """
+        losses, grid = self.losses, sorted(self.values)
+        if not losses or math.isinf(least := min(losses)):
+            return math.nan
+        tied = [at for at, loss in enumerate(losses) if loss == least]
+        within = [at for at in tied if 0 < at < len(grid) - 1]
+        return grid[(within or tied)[0]]
+
+    @property
+    def end(self) -> str:
+        """Return "smallest" or "largest" if an end of the grid is at least as good as all others.
+
+        The result is "" if the best value is strictly inside the grid.
+        """
+        losses = self.losses
+        if not losses or math.isinf(least := min(losses)):
+            return ""
+        ends = {"smallest": losses[0], "largest": losses[-1]}
+        return next((name for name, loss in ends.items() if loss == least), "")
+
+    @property
+    def inside(self) -> bool:
+        """Whether the best value is strictly inside the grid."""
+        return not math.isnan(self.best) and not self.end
+
+
+def objection(methods: Sequence[str], tuned: Mapping[str, Sequence[Tuned]]) -> str:
+    """Return why the rule forbids a decision about a comparison of methods, or "".
+
+    Args:
+        methods: The names of the compared methods.
+        tuned: The tunings of each method, one for each setting in which it was tuned.
+
+    Example:
+        >>> wide = Tuned("SGD", "local.lr", [0.1, 0.2, 0.4], [2.0, 1.0, 2.0])
+        >>> end = Tuned("AdamW", "local.lr", [0.1, 0.2, 0.4], [3.0, 2.0, 1.0])
+        >>> objection(["SGD", "AdamW"], {"SGD": [wide], "AdamW": [end]})
+        "AdamW's best local.lr 0.4 is the largest of its grid"
+    """
+    names = list(dict.fromkeys(methods))
+    if absent := [name for name in names if not tuned.get(name)]:
+        return UNTUNED.format(" and ".join(absent))
+    every = [one for name in names for one in tuned[name]]
+    said = [f"{one.method} was tuned for other settings" for one in every if not one.fits]
+    for one in every:
+        if math.isnan(one.best):
+            said.append(f"{one.method} diverged with every value of its grid")
+        elif one.end:
+            word = one.key.removeprefix("local.") if one.key != "local.lr" else "step size"
+            said.append(f"{one.method}'s best {word} {one.best:g} is the {one.end} of its grid")
+    counts = {name: {len(set(one.values)) for one in tuned[name]} for name in names}
+    if len(set().union(*counts.values())) > 1:
+        each = (f"{name} {' to '.join(map(str, sorted(many)))}" for name, many in counts.items())
+        said.append(f"the numbers of tuned values differ: {', '.join(each)}")
+    return "; ".join(dict.fromkeys(said))
+
+
+def widened(grids: Mapping[str, Sequence[float]], tuned: Iterable[Tuned]) -> dict[str, list[float]]:
+    """Return grids that extend beyond each end that has a best value.
+
+    New values continue the grid geometrically. Afterwards, all grids are extended to the same
+    number of values, on the side where the best value has fewer neighbours. If every best value is
+    inside its grid and all grids have the same size, the grids do not change.
+
+    Args:
+        grids: The values of each method. A grid has at least two values.
+        tuned: The tunings of these grids. A method can have several tunings, one for each setting.
+    """
+    wider = {name: sorted(values) for name, values in grids.items()}
+    held = list(tuned)
+    for one in held:
+        values = wider[one.method]
+        known = [one.values[0], one.values[-1]] if not one.values else sorted(one.values)
+        if one.end == "smallest" and values[0] == known[0]:
+            _lower(values)
+        elif one.end == "largest" and values[-1] == known[-1]:
+            _higher(values)
+    most = max(map(len, wider.values()))
+    for name, values in wider.items():
+        places = [values.index(one.best) for one in held
+                  if one.method == name and one.best in values]  # fmt: skip
+        for _ in itertools.repeat(None, most - len(values)):
+            middle = sum(places) / len(places) if places else 0.0
+            if middle < (len(values) - 1) / 2:
+                _lower(values)
+                places = [place + 1 for place in places]
+            else:
+                _higher(values)
+    return wider
+
+
+def _lower(values: list[float]) -> None:
+    values.insert(0, float(f"{values[0] ** 2 / values[1]:.3g}"))
+
+
+def _higher(values: list[float]) -> None:
+    values.append(float(f"{values[-1] ** 2 / values[-2]:.3g}"))
