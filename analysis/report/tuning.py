@@ -69,9 +69,9 @@ class Tuned:
 
     @property
     def best(self) -> float:
-        """The value with the best score, or nan if all runs diverged. A tie has the smaller value.
+        """The value with the best score, or nan if all runs diverged.
 
-        A tie with a value inside the grid gives the value inside, whose neighbours are known.
+        In a tie, values inside the grid come first, and then the smallest value.
         """
         losses, grid = self.losses, sorted(self.values)
         if not losses or math.isinf(least := min(losses)):
@@ -121,7 +121,8 @@ def objection(methods: Sequence[str], tuned: Mapping[str, Sequence[Tuned]]) -> s
             said.append(f"{one.method} diverged with every value of its grid")
         elif one.end:
             word = one.key.removeprefix("local.") if one.key != "local.lr" else "step size"
-            said.append(f"{one.method}'s best {word} {one.best:g} is the {one.end} of its grid")
+            value = {"smallest": min, "largest": max}[one.end](one.values)
+            said.append(f"{one.method}'s best {word} {value:g} is the {one.end} of its grid")
     counts = {name: {len(set(one.values)) for one in tuned[name]} for name in names}
     if len(set().union(*counts.values())) > 1:
         each = (f"{name} {' to '.join(map(str, sorted(many)))}" for name, many in counts.items())

@@ -27,7 +27,7 @@ from fedmuon.experiments import spending
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies.study import RunStudy
 from fedmuon.experiments.studies.training_findings import findings
-from fedmuon.experiments.studies.tuned import Key, Stored, Tuning, stored
+from fedmuon.experiments.studies.tuned import NOTHING, Key, Stored, Tuning, stored
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import (
     PUBLISHED_FOR,
@@ -262,7 +262,7 @@ def work(content: dict[str, Any], request: SuiteRequest) -> "Training":
         contents.require_other_seeds(suite.seeds, suite.tuning.seeds, "the step sizes")
     base = merged(suite.base, merged(request.changes, {"data": {"name": request.data}}))
     configs: dict[str, list[Config]] = {name: [] for name in suite.variants}
-    cells, values = [], stored(request.name) if suite.tuning else Stored()
+    cells, values = [], stored(request.name) if suite.tuning else NOTHING
     for name, x, setting in settings(suite, base, request.changes, values):
         config = contents.cell(merged(setting, {"data": contents.sizes_that_fit(setting)}))
         configs[name].append(config)
@@ -285,7 +285,7 @@ def work(content: dict[str, Any], request: SuiteRequest) -> "Training":
 
 
 def settings(
-    suite: Suite, base: Tables, changes: Tables, values: Stored
+    suite: Suite, base: Tables, changes: Tables, values: Stored = NOTHING
 ) -> Iterator[tuple[str, float | None, dict[str, Any]]]:
     """Yield, for every run, its variant, its value of the sweep, and its config tables.
 

@@ -94,6 +94,9 @@ class Stored:
         return next(iter(exact or alone), None)
 
 
+NOTHING = Stored()  # the values of a suite that was not tuned
+
+
 def place(name: str) -> Path:
     """Return the path of the tuned values of a suite. `name` is a suite's name or a path."""
     file = contents.file_of(name)
@@ -108,7 +111,7 @@ def stored(name: str) -> Stored:
         InputError: If the file is damaged.
     """
     if not (file := place(name)).exists():
-        return Stored()
+        return NOTHING
     try:
         content = json.loads(files.read_text(file))
         methods = content.pop("methods")

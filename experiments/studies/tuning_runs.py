@@ -28,7 +28,7 @@ from fedmuon.experiments.studies.training import (
     WorkOfRuns,
     settings,
 )
-from fedmuon.experiments.studies.tuned import Stored, Tuning, place
+from fedmuon.experiments.studies.tuned import Tuning, place
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import merged
 from fedmuon.experiments.suites.suite import Compute, Rows, execute, here
@@ -116,7 +116,7 @@ def trials(suite: Training, grids: Grids | None = None) -> Trials:
             name = f"{variant}, {value:g}"
             own = merged(content.variants[variant], table.tables(value))
             alone = _of_variant(content, table, variant, name, own)
-            for _, x, setting in settings(alone, base, request.changes, Stored()):
+            for _, x, setting in settings(alone, base, request.changes):
                 config = contents.cell(merged(setting, {"data": contents.sizes_that_fit(setting)}))
                 cells.append(TrainingRun(name, x, resolve(config)))
                 values[cells[-1].name] = variant, value

@@ -27,6 +27,9 @@ device = "cpu"
 evaluate-every = 2
 checkpoint-every = 1
 
+[tuning]
+stated = "The step sizes are given."
+
 [variants."FedMuon, E = 1".local]
 recipe = "fedmuon"
 lr = 0.5

@@ -10,7 +10,6 @@ from conftest import small
 from made_training import read
 from typer.testing import CliRunner
 
-from benchmarks.step_sizes import GRIDS, TRIED, chosen, ends, family, finalists, rates, tell, trials
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.report import gather
@@ -20,7 +19,6 @@ from fedmuon.experiments.studies import dp_muon_printed
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.studies.dp_muon_printed import Row, account
 from fedmuon.experiments.studies.training_findings import budget_claims, sampling_in_words
-from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.suite import execute as make
 from fedmuon.federated import accountant
 from fedmuon.privacy.accounting.composition import epsilon
@@ -213,50 +211,3 @@ def test_the_printed_table_is_per_release() -> None:
     assert [claim.holds for claim in found] == [True, None, True]
     assert "would be certified for Poisson lots" in found[2].sentence
     assert "own runs did not draw Poisson lots" in dp_muon_printed.STANDS_ON
-
-
-# Step sizes: every method takes the best of equally many that were tried.
-
-FIRST = """variant,accuracy
-"A, b, 0.5",0.6
-"A, b, 1",0.55
-"A, b, 2",0.2
-"C, 1",0.3
-"C, 2",0.4
-"""
-AGAIN = """variant,accuracy
-"A, b, 0.5",0.4
-"A, b, 1",0.65
-"""
-
-
-@pytest.mark.parametrize("suite", GRIDS)
-def test_every_method_has_as_many_trials_and_takes_one_of_them(suite: str) -> None:
-    asked = trials(suite, [100])["variants"]
-    variants, base = contents.read(suite)["variants"], contents.read(suite)["base"]["local"]
-    for name, own in variants.items():
-        tried = [one for label, one in asked.items() if label.rpartition(", ")[0] == name]
-        assert len(tried) == TRIED == len({one["local"]["lr"] for one in tried})
-        settled = base | own["local"]
-        assert rates(suite, own["local"]["recipe"], settled["lr"]).items() <= settled.items()
-        assert settled["lr"] in [one["local"]["lr"] for one in tried]
-    assert len(asked) == TRIED * len(variants)
-    kinds_of = [family(name) for name in ("dp-sgd", "disk-adam", "disk-muonbc")]
-    assert kinds_of == ["sgd", "adam", "muon"]  # filters have the grid of what they help
-
-
-def test_the_better_of_the_two_that_are_run_again_is_marked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tables = [tmp_path / name for name in ("first.csv", "again.csv")]
-    for file, text in zip(tables, (FIRST, AGAIN), strict=True):
-        file.write_text(text)
-    first, every = ends(tables[0]), ends(*tables)
-    names = ("A, b, 0.5", "A, b, 1", "A, b, 2", "C, 1", "C, 2")
-    content = {"variants": {name: {} for name in names}}
-    assert list(finalists(content, first)) == ["A, b, 0.5", "A, b, 1", "C, 1", "C, 2"]
-    assert chosen(first, every) == {"A, b": 1, "C": 2}  # 0.5 was the first time's best
-    tell(first, every)
-    one, other = capsys.readouterr().err.splitlines()
-    assert one.split() == ["A,", "b", "0.5", "0.500", "1", "0.600*", "2", "0.200"]
-    assert other.endswith("2 0.400*  at an end of its grid")
