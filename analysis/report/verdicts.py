@@ -395,7 +395,7 @@ class Effect:
 
     def scaled(self, effects: ArrayLike) -> np.ndarray:
         """Return effects on the scale on which the lengths of the intervals are multiplied."""
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):  # the ends of a rule are any numbers
             return np.arctanh(effects) if self.correlation else np.asarray(effects, dtype=float)
 
     def chance(self, ratio: np.ndarray) -> np.ndarray:

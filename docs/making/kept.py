@@ -18,9 +18,10 @@ HEADLINES = Path(__file__).resolve().parent.parent / "about" / "headlines.toml"
 
 
 def kept(folder: Path = results.FOLDER) -> dict[str, Kept]:
-    """Return all stored results. The dictionary maps the name of a suite to its result."""
-    read = {name: results.read(name, folder) for name in sorted(contents.shipped())}
-    return {name: one for name, one in read.items() if one is not None}
+    """Return all stored results. The dictionary maps the name of a stored file to its content."""
+    read = {file.stem: results.read(file.stem, folder) for file in sorted(folder.glob("*.json"))}
+    shipped = contents.shipped()
+    return {name: one for name, one in read.items() if one and one.get("suite", name) in shipped}
 
 
 def claims(folder: Path = results.FOLDER) -> str:
@@ -55,7 +56,7 @@ def claims(folder: Path = results.FOLDER) -> str:
 def of_paper(number: str, claim: Claim, word: str, folder: Path) -> list[str]:
     """Return the table row for one claim of a paper."""
     name = claim.get("suite", "")
-    held = results.read(name, folder) if name else None
+    held = papers.stored(claim, folder)
     again = held["again"] if held else f"fedmuon suite {name}"
     test = f"pytest tests/{claim['test']}" if "test" in claim else ""
     command = claim.get("command") or (again if name else test)

@@ -29,6 +29,8 @@ A claim in a paper's TOML file has these keys:
 - `paper` and `here` describe the two settings.
 - `claim` lists fragments of sentences. The verdict uses each claim of the suite whose sentence
   contains one of the fragments. Without this key, the verdict uses all claims of the suite.
+- `stored` is the name of the stored result if the suite has one for other data, such as
+  "A3-mnist5k". Default: the name of the suite.
 - `against` lists fragments, too. If a claim of the suite contains one of these fragments and holds,
   it contradicts the claim of the paper.
 - `undecided` says why the suite's setting can neither confirm nor refute the claim. The verdict is
@@ -147,6 +149,7 @@ def page(number: str) -> str:
     rows = [[one["where"], one["printed"], one["ours"], f"**{word}**", evidence(one)]
             for one, word in zip(held["claims"], words, strict=True)]  # fmt: skip
     beyond = [[one["printed"], one["ours"], shown(one)] for one in held.get("beyond", [])]
+    others = dict.fromkeys(one["stored"] for one in held["claims"] if "stored" in one)
     every = [*held["claims"], *held.get("beyond", [])]
     proofs = [f"- {one.get('where', one['printed'])}: `tests/{one['test']}`"
               for one in every if "test" in one]  # fmt: skip
@@ -169,7 +172,7 @@ def page(number: str) -> str:
             "The verdicts above are about claims of the paper. The verdicts below are about "
             "claims of our suites, with the suite's own data, model and scale. If a suite shows "
             "that the paper is wrong, the verdict on the suite's own claim can be `holds`.",
-            *(suite(name) for name in held["suites"]),
+            *(suite(name) for name in [*held["suites"], *others]),
         ]
     )
 
@@ -216,7 +219,7 @@ def verdict(claim: Claim, folder: Path = results.FOLDER) -> str:
 
 def of_evidence(claim: Claim, folder: Path) -> str:
     """Return what suite and test say about a claim. If there is a suite's result, it decides."""
-    held = results.read(claim["suite"], folder) if "suite" in claim else None
+    held = stored(claim, folder)
     if held is None or held["scale"] != "full":
         own = claim["basis"] in (MATHEMATICS, OWN)
         return HOLDS if own and "test" in claim else UNTESTED
@@ -253,6 +256,11 @@ def chance(stored: Claim, word: str) -> float:
     return float(effect.get("value") is None or effect["low"] != effect["high"])
 
 
+def stored(claim: Claim, folder: Path) -> Kept | None:
+    """Return the stored result of the suite that is evidence for a claim, or None."""
+    return results.read(claim.get("stored", claim["suite"]), folder) if "suite" in claim else None
+
+
 def together(words: Sequence[str]) -> str:
     """Combine the verdicts on several claims into one.
 
@@ -264,7 +272,7 @@ def together(words: Sequence[str]) -> str:
 
 def evidence(claim: Claim, folder: Path = results.FOLDER) -> str:
     """Return the evidence for a claim's verdict as text: both settings, the suite and the test."""
-    held = results.read(claim["suite"], folder) if "suite" in claim else None
+    held = stored(claim, folder)
     said = {"paper": "paper", "here": "ours", "suite": "suite"}
     parts = [SETTINGS.get(claim["basis"], claim["basis"])]
     if by := claim.get("by"):
@@ -350,7 +358,8 @@ def suite(name: str) -> str:
 
     If the verdicts are not stored, the command that computes them is shown.
     """
-    about, kept = contents.read(name), results.read(name)
+    kept = results.read(name)
+    about = contents.read(kept["suite"] if kept else name)
     parts = [f"### `{name}`: {about['title']}", str(about.get("note", ""))]
     if kept is None:
         parts.append(f"There is no stored result. Run `fedmuon suite {name}`.")

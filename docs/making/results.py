@@ -1,6 +1,7 @@
 """Store the results of suites in docs/results/SUITE.json, which is part of the repository.
 
 python -m docs.making.results runs/dp-bias        stores the results in that folder
+python -m docs.making.results runs/A3=A3-mnist5k  stores them beside those of A3 on other data
 """
 
 import io
@@ -26,7 +27,9 @@ FACTS = (
 LARGEST = 60_000  # largest size of a stored picture, in bytes
 
 
-def keep(folder: Path, into: Path = FOLDER, more: Mapping[str, Any] | None = None) -> Path:
+def keep(
+    folder: Path, into: Path = FOLDER, more: Mapping[str, Any] | None = None, name: str = ""
+) -> Path:
     """Store the claims of a finished suite with their verdicts and circumstances.
 
     The first picture of the suite is stored in the same folder.
@@ -35,6 +38,7 @@ def keep(folder: Path, into: Path = FOLDER, more: Mapping[str, Any] | None = Non
         folder: Folder of the finished suite.
         into: Folder to write to.
         more: Further entries to store.
+        name: Name of the stored file without suffix. Default: the name of the suite.
 
     Returns:
         The path of the stored file.
@@ -42,10 +46,11 @@ def keep(folder: Path, into: Path = FOLDER, more: Mapping[str, Any] | None = Non
     about, found = json.loads((folder / "suite.json").read_text(encoding="utf-8")), of_suite(folder)
     kept = {name: about[name] for name in FACTS if name in about} | dict(more or {})
     into.mkdir(exist_ok=True)
-    kept["picture"] = draw(found.pictures, into / about["suite"])
+    stem = into / (name or about["suite"])
+    kept["picture"] = draw(found.pictures, stem)
     afresh = (with_command(one, about) if one.command else one for one in found.claims)
     kept["claims"] = [one.record() for one in afresh]  # commands do not assume the folder
-    file = into / f"{about['suite']}.json"
+    file = stem.with_name(f"{stem.name}.json")
     file.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return file
 
@@ -87,7 +92,8 @@ KINDS: dict[str, Callable[[Figure], bytes]] = {
 def read(suite: str, folder: Path = FOLDER) -> dict[str, Any] | None:
     """Return the stored result of a suite, or None if there is no stored result.
 
-    Verdicts with names of earlier versions get their current names.
+    `suite` is the name of the stored file, which can also name a suite and other data. Verdicts
+    with names of earlier versions get their current names.
     """
     file = folder / f"{suite}.json"
     if not file.exists():
@@ -100,4 +106,5 @@ def read(suite: str, folder: Path = FOLDER) -> dict[str, Any] | None:
 
 if __name__ == "__main__":
     for one in sys.argv[1:]:
-        print(keep(Path(one)))
+        source, _, name = one.partition("=")
+        print(keep(Path(source), name=name))

@@ -159,7 +159,10 @@ def test_a_finished_suite_is_kept(tmp_path: Path) -> None:
 
 def test_kept_results_are_of_suites_and_can_be_shown() -> None:
     for file in results.FOLDER.glob("*.json"):
-        assert file.stem in contents.shipped() and papers.suite(file.stem).count("\n| ") > 1
+        held = results.read(file.stem)
+        assert held and held["suite"] in contents.shipped()
+        assert file.stem in (held["suite"], f"{held['suite']}-{held['data']}")
+        assert papers.suite(file.stem).count("\n| ") > 1
 
 
 def test_every_command_and_option_is_in_the_reference() -> None:
