@@ -368,7 +368,7 @@ def least(value: Callable[[float], float], low: float, high: float, width: float
     return left if at_left < at_right else right
 
 
-Status = Literal["certified", "real-arithmetic", "estimated"]
+Status = Literal["certified", "real-arithmetic", "claimed", "estimated"]
 
 INDEPENDENCE = (
     "All samples are independent, and the samples of client i have the same distribution "
@@ -394,7 +394,8 @@ class Bound:
         failure: δ plus the probability of all other failures.
         status: "certified" if every constant is proved, and "estimated" if some constant is not
             proved. The status is "real-arithmetic" if every constant is proved, but rounding errors
-            of the run may exceed the bound.
+            of the run may exceed the bound. The status is "claimed" if the bound relies on the
+            constant of a custom orthogonalizer, which only its author knows.
         assumptions: Sentences that state what the bound assumes.
 
     Example:

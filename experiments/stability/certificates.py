@@ -459,8 +459,10 @@ def _theorem(case: CertifiedSetting, method: Method, l_orth: float) -> Certifica
         failure = stability.alpha_smoothing
     elif has_map(case.config):
         assumed.append(says.GLOBAL_MAP)
+    status: Status = "estimated" if case.given else "certified"
     if is_own(of_map) and case.l_map is not None and case.l_orth is None:
         assumed.append(AUTHOR.format(case.l_map))
+        status = "estimated" if case.given else "claimed"
     if isinstance(part, Uniform) and part.per_round < len(case.sizes):
         assumed.append(says.UNIFORM)
         failure += part.rho
@@ -473,6 +475,8 @@ def _theorem(case: CertifiedSetting, method: Method, l_orth: float) -> Certifica
     rounding = _rounding(case, method)
     sound = case.exact and proved[proved > 0].min(initial=math.inf) >= FAR_ABOVE * rounding
     assumed += [] if sound else [EXACT]
+    if status == "certified" and not sound:
+        status = "real-arithmetic"
     found = analysis.bound(
         analysis.loss_stability(proved, run.constants.lipschitz, run.constants.loss_bound),
         run.sizes,
@@ -481,7 +485,7 @@ def _theorem(case: CertifiedSetting, method: Method, l_orth: float) -> Certifica
         run.constants.loss_bound,
         stability.c_hp,  # type: ignore[arg-type]
         shares=shares,
-        status="estimated" if case.given else "certified" if sound else "real-arithmetic",
+        status=status,
         assumptions=tuple(assumed),
         other_failure=failure,
         deviations=deviations,

@@ -158,7 +158,7 @@ def test_a_map_of_ones_own(tmp_path: Path) -> None:
     with_constant = fedmuon.stability(
         BARE, trials=4, orthogonalizer=fedmuon.Orthogonalizer(half, 0.5), out=tmp_path / "a"
     )
-    assert with_constant.bound["status"] == "certified" and with_constant.bound["l_orth"] == 0.5
+    assert with_constant.bound["status"] == "claimed" and with_constant.bound["l_orth"] == 0.5
     assert all(one["perturbation"] <= one["certificate"] for one in with_constant.neighbours)
     without = fedmuon.stability(BARE, trials=4, orthogonalizer=half, out=tmp_path / "b")
     assert without.bound["status"] == "refused" and "Lipschitz" in without.bound["refusal"]
@@ -173,7 +173,7 @@ def steep_between(m: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_map_that_breaks_its_word_violates_the_bound(tmp_path: Path) -> None:
-    """Whoever reads the folder is told, and whose word it was; a map that keeps it is certified."""
+    """Whoever reads the folder is told, and whose word it was; a map that keeps it stays claimed."""
     from fedmuon.experiments.stability import neighbours_report
     from fedmuon.experiments.stability.neighbours import verdict_table
 
@@ -183,7 +183,7 @@ def test_a_map_that_breaks_its_word_violates_the_bound(tmp_path: Path) -> None:
         )
         for name, given in (("kept", lambda m: 0.5 * m), ("broken", steep_between))
     )
-    assert kept.bound["status"] == "certified" and kept.bound["violation"] == 0
+    assert kept.bound["status"] == "claimed" and kept.bound["violation"] == 0
     assert any("claims L_orth" in one for one in kept.bound["assumptions"])
     ratio = max(one["perturbation"] / one["certificate"] for one in broken.neighbours
                 if one["certificate"])  # fmt: skip

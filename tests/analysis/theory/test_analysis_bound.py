@@ -1,6 +1,8 @@
 """The bound: 50 digits, its moment inequalities one by one, and a learner whose gap is known."""
 
+import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -375,3 +377,41 @@ def test_a_stable_learner_stays_below_by_variance(sizes: list[int], pull: float)
             assert (population - empirical > none).mean() > delta
             sharp = bound(eps, counts, weights, delta, 1.0, "sharp", shares=(1.0, 1.0))
             assert max(one) < 0.65 * sharp.value  # the losses are seldom far from 0
+
+
+def expected_gap(values: int, share: Fraction, second: int = 1) -> tuple[Fraction, Fraction]:
+    """Return E[F - F_hat] exactly, and sum_i p_i eps_i, of a learner that stores one sample.
+
+    Client 0 has the weight `share` and one sample, and client 1 has `second` samples. All samples
+    are uniform on `values` numbers. The model is the sample of client 0. A wrong number costs 1.
+    """
+    total, every = Fraction(0), [*itertools.product(range(values), repeat=1 + second)]
+    for first, *rest in every:
+        population = Fraction(values - 1, values)  # of either client
+        seen = (1 - share) * Fraction(sum(one != first for one in rest), second)
+        total += population - seen  # client 0 has no training loss
+    return total / len(every), share  # eps = (1, 0)
+
+
+@pytest.mark.parametrize("values", [2, 5, 20])
+def test_the_gap_in_expectation(values: int) -> None:
+    """Lemma C.1, by enumeration; with 10% less on the right, it fails."""
+    for share in (Fraction(1, 4), Fraction(3, 4)):
+        gap, promised = expected_gap(values, share)
+        assert gap == promised * Fraction(values - 1, values) <= promised
+    assert values < 20 or gap > promised * Fraction(9, 10)
+
+
+def test_moments_bound_a_tail_with_an_explicit_constant() -> None:
+    """Lemma C.3 with C = 3 e, for the largest value that all moments allow; C = 1 is too small.
+
+    X is x with probability delta, and 0 otherwise, so ||X||_r = x delta^(1/r).
+    """
+    orders, worst = np.geomspace(2, 1e4, 20_001), 0.0
+    for a, b in ((1.0, 0.0), (0.0, 1.0), (1.0, 1.0), (0.01, 1.0)):
+        for delta in (0.999, 0.9, 0.5, 0.1, 1e-3, 1e-6, 1e-12):
+            largest = ((a * orders + b * np.sqrt(orders)) * delta ** (-1 / orders)).min()
+            log = math.log(2 / delta)
+            worst = max(worst, largest / (a * log + b * math.sqrt(log)))
+            assert max(2, math.log(1 / delta)) <= 3 * log  # the proof's step
+    assert 2.5 < worst <= 3 * math.e

@@ -23,11 +23,14 @@ from fedmuon.experiments.stability.neighbours_report import findings
 from fedmuon.experiments.suites.contents import merged
 from fedmuon.tasks.constants import constants
 
-ORDER = ["certified", "real-arithmetic", "estimated", "refused"]  # the weaker, the later
+ORDER = ["certified", "real-arithmetic", "claimed", "estimated", "refused"]  # the weaker, the later
 # label -> what a config, and what a case, is changed by to have it.
 CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "certified": {"as it is": ({}, {}), "other recipe": ({"local": {"recipe": "local-muon"}}, {})},
     "real-arithmetic": {"float32": ({"engine": {"dtype": "float32"}}, {})},
+    "claimed": {
+        "custom orthogonalizer": ({"orthogonalizer": {"name": "maps:half"}}, {"l_map": 0.5})
+    },
     "estimated": {
         "given L_orth": ({}, {"l_orth": 2.0}),
         "given Lg": ({}, {"l_g": 0.1}),
@@ -61,6 +64,10 @@ def compatible(one: tuple[str, str], other: tuple[str, str]) -> bool:
     """Whether a config can have both: they change other tables, and do not exclude each other."""
     first, second = (CHANGES[label][name][0] for label, name in (one, other))
     excluded = one[0] == other[0] == "refused" and first and second
+    excluded = excluded or {one[1], other[1]} == {
+        "custom orthogonalizer",
+        "second moment",
+    }  # has no map
     return one == other or not (excluded or set(first) & set(second))
 
 
