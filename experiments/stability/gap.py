@@ -108,13 +108,16 @@ def start_words(record: Record) -> list[tuple[str, str]]:
     before, certified = record.get("start_loss"), record.get("certified_loss")
     if before is None or certified is None:
         return []
-    better = certified < before
+    better, after = certified < before, certified - record["value"]
+    decrease = before - after
     said = f"yes, by {number(before - certified, 3)}" if better else "no: the loss of X⁰ is smaller"
-    decrease = before - (certified - record["value"])
+    if not better and decrease > 0:
+        said += f", because the bound is {number(record['value'] / decrease, 3)} times the decrease"
     share = f" = {number(decrease / record['value'], 3)}" if record["value"] > 0 else ""
     quotient = f"{number(decrease, 3)} / {number(record['value'], 3)}{share}"
     return [
         ("train loss of X⁰", number(before, 6)),
+        ("train loss of the final model", number(after, 6)),
         ("certified population loss: train loss + bound", number(certified, 6)),
         ("decrease of the train loss / bound", quotient),
         ("population loss certified to be below the loss of X⁰", said),

@@ -211,7 +211,12 @@ STANDS_ON = (
     "samples and form, all of these bounds hold together with probability 1 − δ. If the data "
     "have no test part, the seed also draws the held-out samples. Then the runs that chose the "
     "setting have trained on some held-out samples, and the intervals of gaps are less reliable. "
-    "Accuracy is measured on held-out samples and is not certified."
+    "Accuracy is measured on held-out samples and is not certified. It may be the same for steps "
+    "that are far smaller. δ is divided by the number of settings in the grid, which was fixed "
+    "before these runs. This does not count the settings that somebody tried on the same data "
+    "before. If n is the number of all training samples of the data set, all seeds share this one "
+    "data set. They differ in their partitions and schedules only, so they are not independent "
+    "data."
 )
 
 
@@ -258,7 +263,7 @@ def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
 
 def numbers(rows: Columns, tuning: Columns) -> Rows:
     """Return table rows with the chosen settings, by federation, samples, form and goal."""
-    head = ("form: η, λ, rounds", "decrease", "bound", "ratio", "accuracy")
+    head = ("form: η, λ, rounds", "decrease", "bound", "ratio", "accuracy (measured)")
     lines: Rows = [head]
     for federation, samples, goal in distinct(rows, "federation", "samples", "goal"):
         lines.append(heading(f"{federation}, n = {samples:g}, {GOALS[goal]}", head))

@@ -434,7 +434,14 @@ def test_a_bound_is_shown_beside_not_training(tmp_path: Path, weighting: str) ->
     assert record["certified_loss"] == pytest.approx(losses[1] + record["value"], rel=1e-12)
     assert record["model_moved"] == pytest.approx(np.linalg.norm(models[1] - models[0]), rel=1e-12)
     assert losses[0] < losses[1] + record["value"]
-    assert gap.start_words(record)[-1][1] == "no: the loss of X⁰ is smaller"
+    times = record["value"] / (losses[0] - losses[1])
+    said = gap.start_words(record)[-1][1]
+    before, _, after = said.partition(", because the bound is ")
+    assert before == "no: the loss of X⁰ is smaller" and times > 1
+    assert float(after.removesuffix(" times the decrease")) == pytest.approx(times, rel=5e-3)
+    assert dict(gap.start_words(record))["train loss of the final model"].startswith(
+        f"{losses[1]:.3f}"
+    )
     quotient = float(dict(gap.start_words(record))["decrease of the train loss / bound"]
                      .rpartition("= ")[2])  # fmt: skip
     assert quotient == pytest.approx((losses[0] - losses[1]) / record["value"], rel=5e-3)
