@@ -296,6 +296,9 @@ def _with_half(row: Record, mean: str, high: str) -> tuple[str, str]:
     return digits(row[mean]), "" if row[high] is None else digits(row[high] - row[mean], 2)
 
 
+CHOSE = " that chose this point, so it is too narrow: run the point again with new seeds"
+
+
 def _sweep_words(summary: Record) -> Iterator[str]:
     """Describe the best points, and warn of problems with them."""
     test = " (selected on test data, so its value is optimistic)"
@@ -304,7 +307,7 @@ def _sweep_words(summary: Record) -> Iterator[str]:
                   if key != "local.recipe" and row[key] != ""]  # fmt: skip
         name = record_name(summary["select"])
         mean, half = _with_half(row, name, f"{name}_high")
-        seeds = f" (Student's 95% interval of {count(len(summary['seeds']), 'seed')})"
+        seeds = f" (Student's 95% interval of the {count(len(summary['seeds']), 'seed')}{CHOSE})"
         found = f"{mean} ± {half}{seeds}" if half else mean
         chosen = f"{summary['select'].replace('-', ' ')} {found}"
         chosen += test if summary["selected_on_test_data"] else ""

@@ -308,8 +308,10 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
 STANDS_ON = "\n".join((
     "The step sizes of every method were chosen by the loss on validation samples, with seeds "
     "that are not used in the comparison.",
-    "Accuracies are measured after the last round, on test samples that were used neither for "
-    "training nor for choosing step sizes.",
+    "Accuracies are measured after the last round, on test samples. If the data set has a test "
+    "part, such as Fashion-MNIST and MNIST, these samples were used neither for training nor for "
+    "choosing step sizes. For mnist5k and digits, each seed draws its own test samples, so the "
+    "runs that chose step sizes have trained or validated on some of them.",
     "Intervals are Student's intervals over seeds, for differences paired by seed. With the same "
     "seed, two methods share the data split, the initial model and the sampled clients.",
     "A method with several step sizes had more points to choose from. Local and server step "

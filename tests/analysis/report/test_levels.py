@@ -178,6 +178,18 @@ def test_intervals_of_correlations_cover_and_stay_below_1(seeds: int) -> None:
     assert beyond > (0.2 * tries if seeds == 2 else -1)  # the control: intervals of plain means
 
 
+@pytest.mark.parametrize("points", [10, 40])
+def test_the_best_point_needs_new_seeds(points: int) -> None:
+    """The interval from the runs that chose it covers too seldom; from new runs, it covers."""
+    rng, tries, covered = np.random.default_rng(points), 400, np.zeros(2)
+    for _ in range(tries):
+        tried = [mean_of(rng.normal(size=5)) for _ in range(points)]
+        best, again = min(tried, key=lambda one: one.value), mean_of(rng.normal(size=5))
+        covered += [one.low <= 0 <= one.high for one in (best, again)]
+    error = 3 * math.sqrt(PROMISED * (1 - PROMISED) / tries)
+    assert covered[0] / tries < 0.95 - error <= covered[1] / tries
+
+
 def losses(rng: np.random.Generator) -> list[np.ndarray]:
     """Held-out losses of three classes, few of which are 1."""
     return [(rng.random(size) < 0.03).astype(float) for size in (40, 60, 100)]
