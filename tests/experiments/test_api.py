@@ -173,7 +173,7 @@ def steep_between(m: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_map_that_breaks_its_word_violates_the_bound(tmp_path: Path) -> None:
-    """Whoever reads the folder is told, and whose word it was; a map that keeps it stays claimed."""
+    """Whoever reads the folder is told, and whose word it was; a map that keeps it is claimed."""
     from fedmuon.experiments.stability import neighbours_report
     from fedmuon.experiments.stability.neighbours import verdict_table
 
