@@ -23,7 +23,8 @@ from torch import Tensor
 
 from fedmuon.analysis.report.findings import Findings, Rows, number, spread
 from fedmuon.analysis.report.style import SERIES, canvas, legend_below, styled
-from fedmuon.analysis.report.tables import Columns
+from fedmuon.analysis.report.tables import Columns, read_table
+from fedmuon.analysis.report.tuning import Tuned, objection
 from fedmuon.analysis.report.verdicts import (
     AT_MOST_ONE,
     NEGATIVE,
@@ -41,8 +42,9 @@ from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.core.files import write_bytes
 from fedmuon.core.tables import Scalar, Table
 from fedmuon.data.text import Pair, Tokens, corpus, make_text, pair_windows, prompts, tokens_of
+from fedmuon.experiments.studies import tuned
 from fedmuon.experiments.studies.study import Study, assemble, distinct
-from fedmuon.experiments.suites.contents import SuiteRequest, cell, merged, require_read
+from fedmuon.experiments.suites.contents import SuiteRequest, cell, merged, require_read, shipped
 from fedmuon.experiments.text_scores import SCORES
 from fedmuon.experiments.text_scores import SHOWN as SCORES_SHOWN
 from fedmuon.federated.build import decoder_form, resolve
@@ -471,6 +473,7 @@ def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
             claims,
             orders=settings.orders,
             curves_of=THROUGHOUT if settings.paper == "000" else (),
+            tunings=tunings(settings, folder, str(about["suite"])),
         ),
         numbers=partial(numbers, published, paper=settings.paper),
         stands_on=_stands_on(settings) + (MADE_UP if about["made_up"] else ""),
@@ -492,17 +495,54 @@ def _stands_on(settings: Settings) -> str:
     return said + MORE_SCORES * ("meteor" in settings.scores)
 
 
+def tunings(settings: Settings, folder: Path, suite: str) -> dict[str, list[Tuned]] | None:
+    """Return the tunings of each method, or None if the step sizes are those of a paper.
+
+    A suite with `search` tunes at every seed. Otherwise the tuned values are stored beside the
+    suite's file.
+    """
+    if settings.search:
+        if not (file := folder / "searched.csv").exists():  # each method had a single setting
+            return {}
+        rows = read_table(file, ("seed", "nll"), ("method", "setting"))
+        return {
+            method: [_tuned_by_search(method, rows, seed) for seed in np.unique(rows["seed"])]
+            for method in distinct(rows, "method")
+        }
+    if settings.paper != "000" or settings.needs_files:
+        return None
+    held, found = tuned.stored(suite) if suite in shipped() else tuned.NOTHING, {}
+    for record in held.methods:
+        one, table = Tuned.of(record, held.about), settings.variants.get(record["method"], {})
+        used = table.get("local", {}).get(one.key.removeprefix("local."))
+        found[one.method] = [replace(one, fits=one.fits and used == one.best)]
+    return found
+
+
+def _tuned_by_search(method: str, rows: Columns, seed: float) -> Tuned:
+    """Return the tuning of a method at one seed, with the best score of each step size."""
+    mine = (rows["method"] == method) & (rows["seed"] == seed)
+    best: dict[float, float] = {}
+    for setting, nll in zip(rows["setting"][mine].tolist(), rows["nll"][mine], strict=True):
+        words = dict(part.split() for part in setting.split(", ") if part)
+        lr = float(words.get("lr", "nan"))
+        best[lr] = min(best.get(lr, math.inf), float(nll))
+    return Tuned(method, "local.lr", [*best], [*best.values()])
+
+
 def claims(
     ends: Columns,
     curves: Columns,
     orders: Sequence[Order] | None = None,
     curves_of: Sequence[tuple[str, str]] = (),
+    tunings: Mapping[str, Sequence[Tuned]] | None = None,
 ) -> Sequence[Claim]:
     """Return the claims of the study.
 
     The claims say that each run stays within its ε, and that the methods have the order of the
     paper. If `curves_of` contains pairs of methods, one more claim says that the first method of
-    each pair is below the second during all of training.
+    each pair is below the second during all of training. If `tunings` is not None, comparisons of
+    methods that were not tuned equally well are inconclusive.
     """
     if orders is None:
         orders = [Order(**one) for one in ORDERS]
@@ -515,10 +555,21 @@ def claims(
         f"ε = {spent.min():.4f} to {spent.max():.4f}, target {number(float(target.max()))}; δ = "
         f"{number(ends['delta'].max(), 3)}; up to {ends['blocks'].max():.0f} blocks per step",
     )
+
+    def judged(claim: Claim, *methods: str) -> Claim:
+        return claim if tunings is None else replace(claim, untuned=objection(methods, tunings))
+
     return [
         within,
-        *(ordered(ends, one.better, one.than, one.measure) for one in orders),
-        *([throughout(curves, curves_of)] if curves_of else []),
+        *(
+            judged(ordered(ends, one.better, one.than, one.measure), one.better, one.than)
+            for one in orders
+        ),
+        *(
+            [judged(throughout(curves, curves_of), *(name for pair in curves_of for name in pair))]
+            if curves_of
+            else []
+        ),
     ]
 
 

@@ -15,11 +15,14 @@ import torch
 from networks import own_model
 from test_pitfalls import unnamed
 
+from fedmuon.analysis.report.tuning import Tuned
+from fedmuon.core import files
 from fedmuon.core.errors import InputError
 from fedmuon.data.text import corpus, prompts, tokens_of
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.studies import dp_text
 from fedmuon.experiments.studies import find as kinds
+from fedmuon.experiments.studies.tuned import Stored
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import SuiteRequest, merged
 from fedmuon.experiments.suites.suite import execute
@@ -359,6 +362,58 @@ def test_curves_are_compared_at_every_step() -> None:
     assert dp_text.throughout(late, pairs).holds is False
     short = {name: column[:-1] for name, column in losses().items()}
     assert dp_text.throughout(short, pairs).holds is None
+
+
+def tuned(**scores: list[float]) -> dict[str, list[Tuned]]:
+    """Three step sizes for every method, of which the second is the best, or other scores."""
+    every = {name: [2.0, 1.0, 2.0] for name in ("DP-SGD", "DP-Adam", "DP-Muon", "DP-MuonBC")}
+    return {
+        name: [Tuned(name, "local.lr", [0.1, 0.2, 0.4, 0.8][: len(found)], found)]
+        for name, found in (every | scores).items()
+    }
+
+
+def test_methods_that_were_not_tuned_equally_well_are_not_compared() -> None:
+    good = dp_text.claims(columns(), {}, tunings=tuned())
+    assert all(claim.verdict == "holds" for claim in good)
+    for tunings, why in (
+        ({}, "the step sizes of DP-MuonBC and DP-Muon were not tuned"),
+        (tuned(**{"DP-Muon": [1.0, 2.0, 3.0]}), "DP-Muon's best step size 0.1 is the smallest"),
+        (tuned(**{"DP-MuonBC": [2.0, 1.0, 2.0, 3.0]}), "the numbers of tuned values differ"),
+    ):
+        first, adam, *_ = found = dp_text.claims(columns(), {}, tunings=tunings)
+        assert first.verdict == "holds"  # what runs spend does not depend on step sizes
+        assert (adam.verdict == "holds") == bool(tunings)  # DP-Adam and DP-SGD
+        assert found[3].verdict == "inconclusive" and why in found[3].why
+
+
+def test_tunings_are_those_of_the_search_or_of_the_stored_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["method,seed,setting,nll,chosen"]
+    scores = {0.1: (3.0, 2.5), 0.2: (1.5, 4.0), 0.4: (2.0, 2.0)}  # without momentum, and with it
+    for lr, losses in scores.items():
+        for momentum, nll in zip((0.0, 0.9), losses, strict=True):
+            lines.append(f'DP-SGD,0,"lr {lr:g}, momentum {momentum:g}",{nll},False')
+    searched = ("\n".join(lines) + "\n").encode()
+    files.announce(tmp_path, {"searched.csv": searched})
+    (tmp_path / "searched.csv").write_bytes(searched)
+    content = contents.at(contents.read("dp-text-sweep"), "e2e", "full")
+    fields = {field.alias or name for name, field in dp_text.Settings.model_fields.items()}
+    searching = dp_text.Settings.model_validate({k: v for k, v in content.items() if k in fields})
+    ((sgd,),) = (dp_text.tunings(searching, tmp_path, "dp-text-sweep") or {}).values()
+    assert (sgd.values, sgd.scores) == ([0.1, 0.2, 0.4], [2.5, 1.5, 2.0]) and sgd.inside
+    published = searching.model_copy(update={"search": {}})
+    assert dp_text.tunings(published, tmp_path, "dp-text-gpt2") is None
+    plain = published.model_copy(update={"needs_files": False})
+    assert dp_text.tunings(plain, tmp_path, "a suite of the user's") == {}
+    record = {"method": "DP-SGD", "values": [0.016, 0.032, 0.064], "scores": [2.0, 1.0, 3.0]}
+    about = {"key": "local.lr", "measure": "test_loss"}
+    for best, fits in ((0.032, True), (0.016, False)):
+        held = {**record, "scores": [2.0, 1.0, 3.0] if fits else [1.0, 2.0, 3.0]}
+        monkeypatch.setattr(dp_text.tuned, "stored", lambda name, m=held: Stored([m], about))
+        ((one,),) = (dp_text.tunings(plain, tmp_path, "dp-text") or {}).values()
+        assert (one.best, one.fits) == (best, fits)  # dp-text-sweep has 0.032 for DP-SGD
 
 
 def test_made_text_by_its_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
