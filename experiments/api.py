@@ -23,7 +23,7 @@ from fedmuon.core.choices import GIVEN
 from fedmuon.core.errors import Guard, InputError, as_keywords, in_python
 from fedmuon.core.files import Temporary
 from fedmuon.core.threads import without_autocast
-from fedmuon.experiments import unlearning
+from fedmuon.experiments import settings, unlearning
 from fedmuon.experiments.cli.show import shown
 from fedmuon.experiments.planning import cost
 from fedmuon.experiments.results import (
@@ -293,6 +293,7 @@ def suite(
 def stability(
     config: Configured = None,
     *,
+    setting: str | None = None,
     trials: int | None = None,
     neighbours: str | None = None,
     data: Any = None,
@@ -315,6 +316,8 @@ def stability(
     Args:
         config: The settings. Pass the path of a TOML file, a dictionary of tables such as
             `{"local": {"lr": 0.1}}`, or a `fedmuon.Config`. A missing key takes its default.
+        setting: Name of a setting that takes the place of `config`: "controlled" or "certified".
+            `fedmuon list settings` describes them.
         trials: Number of neighbours, 10 by default. Leave `trials` out with `neighbours="all"`.
         neighbours: How a neighbouring data set is chosen. "own": a random sample of a random client
             is replaced by a held-out sample, whose label is drawn from the client's labels. "any":
@@ -365,6 +368,12 @@ def stability(
     """
     from fedmuon.experiments.stability import neighbours as runs  # imports scipy
 
+    if setting is not None:
+        if config is not None:
+            raise InputError(
+                f"setting={setting!r} and config both describe the run. Leave one of them out."
+            )
+        config = settings.path_of(setting)
     objects = {
         "data": data, "partition": partition, "task": task, "recipe": recipe,
         "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedmuon.core.choices import LISTS, SAME_LIST
 
 RUNS = Path("runs")  # where new run folders are created by default
-LISTED = ("suites", *LISTS, "compressors")  # what `fedmuon list` shows
+LISTED = ("suites", "settings", *LISTS, "compressors")  # what `fedmuon list` shows
 
 Completion = Callable[[str], list[str]]
 
@@ -74,6 +74,13 @@ def suites(incomplete: str) -> list[str]:
 def lists(incomplete: str) -> list[str]:
     """Complete the name of a list that `fedmuon list` can print."""
     return _begun([*LISTED, *SAME_LIST], incomplete)
+
+
+def named_settings(incomplete: str) -> list[str]:
+    """Complete the name of a setting for --setting."""
+    from fedmuon.experiments.settings import descriptions
+
+    return _begun([*descriptions()], incomplete)
 
 
 def run_folders(incomplete: str) -> list[str]:

@@ -15,6 +15,7 @@ from fedmuon.core.errors import InputError, instead, near
 from fedmuon.core.files import mendable, write_bytes
 from fedmuon.experiments.cli.options import Command
 from fedmuon.experiments.cli.output import print_path, tell
+from fedmuon.experiments.settings import descriptions
 from fedmuon.experiments.tables import columns, facts
 
 app = typer.Typer(
@@ -131,6 +132,8 @@ def names(
 
         known = {name: str(read(name)["title"]) for name in sorted(shipped())}
         use = "fedmuon suite NAME"
+    elif kind == "settings":
+        known, use = descriptions(), "fedmuon stability --setting NAME"
     else:
         key = UPLINK if kind == "compressors" else LISTS[SAME_LIST.get(kind, kind)]
         known, use = SAID[key], f"--set {key}=NAME"

@@ -14,11 +14,14 @@ from typer import Argument, Option
 import fedmuon.experiments.cli.completion as completion
 from fedmuon.core.choices import SPREAD
 from fedmuon.core.errors import InputError, Interrupted, instead, plain
+from fedmuon.core.files import require_sound, sums_of
 from fedmuon.experiments import tables
 from fedmuon.experiments.cli.options import RunFolder
 from fedmuon.experiments.cli.output import console, print_path, style, tell, warn
 from fedmuon.experiments.cli.show import run_parts, sweep_parts
 from fedmuon.runs.directory import AXES, client_records
+
+NEIGHBOURS = "neighbours.csv"  # has a checksum once all neighbours have run
 
 if TYPE_CHECKING:
     from fedmuon.experiments.inspect.status import RunStatus
@@ -63,8 +66,9 @@ def show(
         Option(
             "--figure",
             help=(
-                "Also plot the curves to this .png, .pdf or .svg file. With --clients, the file "
-                "shows the clients instead of the curves."
+                "Also plot the curves to this .png, .pdf or .svg file. For a run with neighbours, "
+                "the file shows the neighbours and their certificates instead. With --clients, "
+                "the file shows the clients instead."
             ),
         ),
     ] = None,
@@ -102,7 +106,15 @@ def show(
         from fedmuon.experiments.inspect import page  # torch, matplotlib
 
         print_path("The page is", page.write(run, html, x))
-    if figure is not None:
+    if figure is not None and x == "rounds" and NEIGHBOURS in sums_of(run.path):
+        from fedmuon.analysis.report.style import saved_as  # matplotlib
+        from fedmuon.analysis.report.tables import TRIALS, read_csv  # numpy
+        from fedmuon.experiments.stability.figure import census_figure
+
+        require_sound(run.path, [NEIGHBOURS])
+        saved_as(census_figure(read_csv(run.path / NEIGHBOURS, TRIALS)), figure)
+        print_path("The neighbours are in", figure)
+    elif figure is not None:
         from fedmuon.analysis.report.style import by_round, saved_as  # matplotlib
 
         saved_as(by_round({run.path.name: [run.rounds]}, x=x), figure)

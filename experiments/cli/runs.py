@@ -12,6 +12,7 @@ from typer import Argument, Option
 
 import fedmuon.experiments.cli.completion as completion
 import fedmuon.experiments.cli.options as options
+import fedmuon.experiments.settings as settings
 from fedmuon.core.errors import InputError, require_at_most
 from fedmuon.experiments.cli.output import live, note, print_path, style, tell, warn
 from fedmuon.experiments.cli.show import (
@@ -150,6 +151,16 @@ def stability(
     config: options.ConfigFile = None,
     out: options.OutFolder = None,
     overrides: options.Overrides = None,
+    setting: Annotated[
+        str | None,
+        Option(
+            help=(
+                "Named setting, instead of a config. `fedmuon list settings` shows the names. "
+                "`--set` changes single keys of the setting."
+            ),
+            autocompletion=completion.settings,
+        ),
+    ] = None,
     trials: Annotated[
         int | None, Option(help="Number of neighbouring data sets to train on. Default: 10.")
     ] = None,
@@ -185,10 +196,16 @@ def stability(
     Neighbouring data sets differ in one sample. The precision is float64 unless the config sets
     engine.dtype.
 
-    Example: [bold]fedmuon stability --set local.lr=0.02 --trials 20 --out runs/s[/]
+    Example: [bold]fedmuon stability --setting controlled --trials 20 --out runs/s[/]
     """
     from fedmuon.experiments.stability import certificates, neighbours  # torch, scipy
 
+    if setting is not None:
+        if config is not None:
+            raise InputError(
+                f"--setting {setting} and the config {config} both describe the run. Remove one."
+            )
+        config = settings.path_of(setting)
     for option, used in {"--worst": hardest, "--trials": trials is not None}.items():
         if every and used:
             raise InputError(
@@ -215,6 +232,11 @@ def stability(
         summary = RunDirectory(folder).summary()
         tables = neighbours.verdict_table(folder, record), *accounts(summary)
         tell({"folder": folder, "bound": record, "summary": summary}, *tables)
+        if setting is None and record["value"] is not None and record["value"] >= record["range"]:
+            note(
+                "This bound says nothing about the run. For a setting with a useful bound, run: "
+                "fedmuon stability --setting controlled"
+            )
         print_path("Results are in", folder)
 
 

@@ -29,7 +29,11 @@ def census_panels(neighbours: Columns, narrow: bool = False, width: float = 0.0)
         mean = expected_maximum(part, DRAWS)
         label = f"largest of {DRAWS} random, on average: {number(mean, 3)}"
         right.axvline(mean, color=style.ORANGE, lw=1.4, ls="--", label=label)
-    right.set_xlim(left=0)
+    if "certificate" in name:  # the axis shows how far the neighbours are from their certificates
+        right.axvline(1.0, color=style.GREY, lw=1.2, ls=":", label="certificate")
+        right.set_xlim(0, 1.05 * max(1.0, float(part.max())))
+    else:
+        right.set_xlim(left=0)
     right.set_ylim(0, 1.02)
     right.grid(axis="y", color=style.GREY, alpha=0.25, lw=0.6)
     right.set_xlabel(name)

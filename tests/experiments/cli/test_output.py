@@ -133,7 +133,7 @@ def test_tables_list_their_keys() -> None:
     ("config explain faults.options", "the keys of [faults] are"),  # a control: it has none
     ("config explain zz.zzz", "with one of the tables data"),
     ("run --set local.Lr=3", "[local] Lr: did you mean lr?"),
-    ("list nonsense", "choose one of suites, data, optimizers"),
+    ("list nonsense", "choose one of suites, settings, data"),
 ])  # fmt: skip
 def test_of_what_is_no_key_the_nearest_are_named(words: str, why: str) -> None:
     assert why in refused(*words.split())
