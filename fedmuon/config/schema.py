@@ -194,6 +194,11 @@ MUON_RECIPE = ReadIf(
     "Muon optimizers",
     "choose a Muon optimizer such as fedmuon",
 )
+RENORMALIZED = replace(
+    MUON_RECIPE,
+    holds=tuple(one for one in choices.ORTHOGONALIZED if one != "ef21-muon"),
+    readers="Muon optimizers with local steps",
+)
 ALIGNED = ReadIf("local.recipe", ("fedmuon-aligned",), "the optimizer `fedmuon-aligned`")
 FEDPROX = ReadIf("local.recipe", ("fedprox",), "the optimizer `fedprox`")
 FEDPER = ReadIf("local.recipe", ("fedper",), "the optimizer `fedper`")
@@ -629,6 +634,14 @@ class TaskTable(Table):
         read_if=DECODER_TASK,
         values="0 to `width`",
     )
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = key(
+        0.0,
+        "Label smoothing s of the cross-entropy: the target of a sample has the probability "
+        "1 − s + s/c for its label and s/c for every other class, where c is the number of "
+        "classes. All train and test losses of the run use the smoothed labels.",
+        read_if=OUR_NETWORKS,
+        values="0 to below 1",
+    )
     options: Options = ()
 
 
@@ -670,6 +683,12 @@ class Local(Table):
         0.0,
         "Decoupled weight decay: each step also subtracts `lr` · `weight-decay` · X from the "
         "parameters X.",
+    )
+    renormalize: bool = key(
+        False,
+        "Whether each step ends by scaling every matrix that Muon trains to the Frobenius norm "
+        "√m, where m is its number of rows, as in Jordan's code for CIFAR-10.",
+        read_if=(NETWORK_TASK, RENORMALIZED),
     )
     schedule: Annotated[Text, AfterValidator(_named("local.schedule"))] = key(
         "constant",

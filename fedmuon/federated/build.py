@@ -44,7 +44,7 @@ from fedmuon.optim.recipe import Recipe, initial_states
 from fedmuon.optim.recipes import aux_rate
 from fedmuon.optim.schedules import heavy_tailed
 from fedmuon.tasks import decoder as decoders
-from fedmuon.tasks.base import Batch, Params, Task, labels_as_targets
+from fedmuon.tasks.base import Batch, Loss, Params, Task, cross_entropy, labels_as_targets
 from fedmuon.tasks.decoder import (
     Form,
     add_adapters,
@@ -273,13 +273,15 @@ def build_task(
         width = math.prod(shape)
         return MatrixTask(width, classes, dtype, device, engine.kernel, table.initial)
     if table.model != "gpt":
-        return _network(table.model, shape, classes, dtype, device)
+        return _network(table.model, shape, classes, dtype, device, table.label_smoothing)
     form, tables = decoder_form(config, shape, vocabulary), config.data.name in TABLES
     classified = ()
     if config.data.name in GLUE:
         classified = (classes, len(FORMS[config.data.name].sentences))
     require_room_for_parameters(config, form.entries, dtype.itemsize, device)
-    return _decoder(form, shape, table.weights, table.lora_rank, tables, classified, dtype, device)
+    stored = table.weights, table.lora_rank
+    smoothing = table.label_smoothing
+    return _decoder(form, shape, *stored, tables, classified, dtype, device, smoothing)
 
 
 @lru_cache(maxsize=4)
@@ -303,10 +305,17 @@ def _user_task(
 
 @lru_cache(maxsize=4)
 def _network(
-    model: str, shape: tuple[int, ...], classes: int, dtype: torch.dtype, device: torch.device
-) -> NetworkTask:
+    model: str, shape: tuple[int, ...], classes: int, dtype: torch.dtype, device: torch.device,
+    smoothing: float,
+) -> NetworkTask:  # fmt: skip
     """Build a network task. The result is cached for all clients of this process."""
-    return NetworkTask(network(model, shape, classes), with_channels(shape), dtype, device)
+    loss = _loss(smoothing)
+    return NetworkTask(network(model, shape, classes), with_channels(shape), dtype, device, loss)
+
+
+def _loss(smoothing: float) -> Loss:
+    """Return the cross-entropy with smoothed labels."""
+    return partial(cross_entropy, smoothing=smoothing) if smoothing else cross_entropy
 
 
 @lru_cache(maxsize=4)
@@ -319,6 +328,7 @@ def _decoder(
     classified: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
+    smoothing: float,
 ) -> NetworkTask:
     """Build a decoder task. The result is cached for all clients of this process.
 
@@ -340,7 +350,8 @@ def _decoder(
         like = torch.empty(0, dtype=dtype, device=device)
         known = read_weights(weights)
         network, start = add_adapters(network, rank, known, like, form.padded), lora_law
-    return NetworkTask(network, shape, dtype, device, targets=targets, start=start)
+    loss = _loss(smoothing)
+    return NetworkTask(network, shape, dtype, device, loss, targets=targets, start=start)
 
 
 def decoder_form(config: Config, shape: tuple[int, ...], vocabulary: int) -> Form:

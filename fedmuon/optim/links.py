@@ -36,7 +36,7 @@ from fedmuon.tasks.base import Params, Points, concatenate
 
 __all__ = ["Chain", "Context", "Link", "Params", "adamw", "align", "block_periodic", "descend",
            "gradient", "momentum", "normalize", "normalize_rows", "only",
-           "orthogonalize", "stateless", "zeros"]  # fmt: skip
+           "orthogonalize", "renormalize", "stateless", "zeros"]  # fmt: skip
 
 LOG_BOUND = "log-bound"  # name of a state: the logarithm of the clipping bound [S]
 EQUAL = 1e-12  # a share c this close to 1 counts as 1, because gamma is a rounded quotient
@@ -415,6 +415,55 @@ def descend(lr: Number, others: Mapping[str, Number] | None = None, decay: float
         return {name: value * context.factor for name, value in moved.items()}
 
     return stateless("descend", update)
+
+
+def renormalize(routes: Mapping[str, int] | None = None) -> Link:
+    """Return a link after `descend` that scales each new matrix to the Frobenius norm sqrt(m).
+
+    Here m is the number of rows. Jordan's code for CIFAR-10 scales weights in this way before each
+    step. A matrix that is 0 does not change.
+
+    Args:
+        routes: Mapping from a parameter name to the number of matrices that Muon trains in this
+            parameter. Parameters with 0 matrices pass unchanged. By default, every parameter is
+            scaled.
+
+    Returns:
+        A link without a state. Its direction is the new model minus the old model.
+
+    Raises:
+        InputError: If a scaled parameter is a vector.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon import links
+        >>> model = {"w": torch.ones(1, 4, 1)}
+        >>> context = links.Context(model, lambda at: (torch.zeros(1), at), draws=[])
+        >>> moved, _ = links.renormalize().update({"w": torch.ones(1, 4, 1)}, {}, context)
+        >>> (model["w"] + moved["w"]).norm().item()
+        2.0
+    """
+
+    def scaled(old: Tensor, update: Tensor) -> Tensor:
+        if update.ndim < 3:
+            raise InputError(
+                "links.renormalize scales matrices, but a parameter is a vector. Add its name "
+                "with the number 0 to the argument `routes`."
+            )
+        new = old + update
+        size = new.flatten(1).norm(dim=1)
+        factor = torch.where(size > 0, math.sqrt(new.shape[1]) / size, 1.0)
+        return new * per_replica(factor, new) - old
+
+    def update(direction: Params, context: Context) -> Params:
+        return {
+            name: scaled(context.params[name], value)
+            if routes is None or routes.get(name)
+            else value
+            for name, value in direction.items()
+        }
+
+    return stateless("renormalize", update)
 
 
 # A link for some of the parameters

@@ -1402,12 +1402,21 @@ def make_recipe(
     of_map = {"orthogonalizer": link, "routes": routed}
     rate = local.lr if lr is None else lr
     if local.recipe in PRIVATE:
-        return _private(local, privacy or Privacy(), rate, of_map, joint_block, turns)
+        made = _private(local, privacy or Privacy(), rate, of_map, joint_block, turns)
+        return _renormalized(made, local, routed)
     recipe, keys = RECIPES[local.recipe]
     given = {name: getattr(local, name) for name in keys}
     given |= {"clients": clients} if local.recipe in COUNTS_CLIENTS else {}
     unchecked = inspect.unwrap(recipe)  # values of a config were checked when it was read
-    return unchecked(rate, **given, **(of_map if local.recipe in ORTHOGONALIZED else {}))
+    made = unchecked(rate, **given, **(of_map if local.recipe in ORTHOGONALIZED else {}))
+    return _renormalized(made, local, routed)
+
+
+def _renormalized(recipe: Recipe, local: Local, routed: Mapping[str, int] | None) -> Recipe:
+    """Return the recipe with the last link `renormalize`, if the config asks for it."""
+    if not local.renormalize:
+        return recipe
+    return replace(recipe, chain=Chain((*recipe.chain.links, links.renormalize(routed))))
 
 
 def _private(

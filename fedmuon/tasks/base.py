@@ -166,13 +166,19 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [n, ..., c], targets [n, .
 Targets = Callable[[Tensor, Tensor], Tensor]  # (inputs [n, d], labels [n]) -> targets [n, ...]
 
 
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+def cross_entropy(outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
     """Return the cross-entropy -log p_y of each sample, where p_y is the probability of its label.
 
-    If a sample has several targets, return the mean over the targets that are not IGNORED.
+    If a sample has several targets, return the mean over the targets that are not IGNORED. With
+    label smoothing s, the loss of one target is -(1 - s) log p_y - s times the mean of log p_k over
+    all classes k.
     """
     each = functional.cross_entropy(
-        outputs.movedim(-1, 1), targets, reduction="none", ignore_index=IGNORED
+        outputs.movedim(-1, 1),
+        targets,
+        reduction="none",
+        ignore_index=IGNORED,
+        label_smoothing=smoothing,
     )
     return mean_of(each, targets) if each.ndim > 1 else each
 
