@@ -49,6 +49,7 @@ OTHER: dict[str, Any] = {
     "task.name": "network", "task.model": "tanh-cnn", "task.width": 12, "task.depth": 1,
     "task.heads": 4, "task.initial": "zero", "task.weights": "nowhere",
     "task.lora-rank": 2, "task.head": "untied", "task.positions": 20,
+    "task.label-smoothing": 0.3, "local.renormalize": True,
     "local.recipe": "sgd", "local.steps": 3, "local.batch": 4, "local.lr": 0.02,
     "local.momentum": 0.5, "local.momentum-form": "polyak", "local.weight-decay": 0.3,
     "local.schedule": "heavy-tailed", "local.tail-index": 1.5, "local.alignment": 0.9,
