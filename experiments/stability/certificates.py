@@ -185,7 +185,9 @@ def _require_plain_steps(config: Config) -> None:
             table.row_memory > 0
         ),
         "[local] renormalize has no certificate. The recursion does not contain the scaling of "
-        "weights after each step. Set renormalize = false.": config.local.renormalize,
+        "weights after each step. Set renormalize = false.": (
+            config.local.renormalize and reads(config, "local.renormalize")
+        ),
         "[orthogonalizer] shards (MuonBP) has no certificate. The recursion orthogonalizes whole "
         "matrices in every step. Set shards = 1.": table.shards > 1,
         "[orthogonalizer] products = 'bfloat16' has no certificate. Rounding to 8 bits changes "

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedmuon.config.load import Config
+from fedmuon.config.schema import reads
 from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.stability.finished_run import FinishedRun, observe_orthogonalizations
@@ -146,7 +147,7 @@ def differences(config: Config, run: FinishedRun, shapes: int) -> tuple[str, ...
         "one client": local.recipe not in ("muon", "fedmuon"),
         "the step size changes during the run": plan.factors() is not None,
         "the run has weight decay": local.weight_decay > 0,
-        "weights are scaled after each step": local.renormalize,
+        "weights are scaled after each step": local.renormalize and reads(config, "local.renormalize"),
         f"each step is multiplied by a number ([local] adjust = '{local.adjust}')": local.adjust
         != "none",
         "matrices are cut or their rows are scaled": config.orthogonalizer.shards > 1

@@ -1413,8 +1413,12 @@ def make_recipe(
 
 
 def _renormalized(recipe: Recipe, local: Local, routed: Mapping[str, int] | None) -> Recipe:
-    """Return the recipe with the last link `renormalize`, if the config asks for it."""
-    if not local.renormalize:
+    """Return the recipe with the last link `renormalize`, if the config asks for it.
+
+    The key has no effect on the matrix task and on recipes that take no local Muon steps.
+    """
+    muon = local.recipe in ORTHOGONALIZED and local.recipe != "ef21-muon"
+    if not (local.renormalize and muon and routed):
         return recipe
     return replace(recipe, chain=Chain((*recipe.chain.links, links.renormalize(routed))))
 
