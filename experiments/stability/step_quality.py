@@ -147,7 +147,8 @@ def differences(config: Config, run: FinishedRun, shapes: int) -> tuple[str, ...
         "one client": local.recipe not in ("muon", "fedmuon"),
         "the step size changes during the run": plan.factors() is not None,
         "the run has weight decay": local.weight_decay > 0,
-        "weights are scaled after each step": local.renormalize and reads(config, "local.renormalize"),
+        "weights are scaled after each step": local.renormalize
+        and reads(config, "local.renormalize"),
         f"each step is multiplied by a number ([local] adjust = '{local.adjust}')": local.adjust
         != "none",
         "matrices are cut or their rows are scaled": config.orthogonalizer.shards > 1
