@@ -99,8 +99,9 @@ def run(
             uint8 are read as pixels and divided by 255, so convert other features to floats.
         test: Held-out samples, in the same forms as `data`. If you pass `test`, pass `data` too.
         partition: How samples are divided among clients: a name, a list with one index array per
-            client, a function `(labels, clients, rng)` that returns such a list, or a partitioner
-            of flwr-datasets.
+            client, an array with the client of each sample (its name or number), a function
+            `(labels, clients, rng)` that returns such a list or array, or a partitioner of
+            flwr-datasets.
         task: The model: a name, an `nn.Module`, a pair (module, loss), or `fedmuon.Task(module,
             loss, metrics)`.
         recipe: The optimizer: a name, a `fedmuon.Recipe`, a `fedmuon.Chain`, or a sequence of
@@ -141,7 +142,8 @@ def run(
     }  # fmt: skip
     chosen = _chosen(config, objects, test, resume, out)
     with _folder(out, resume) as (folder, kept), in_python(), _bar(progress, "rounds") as bar:
-        execute(chosen, folder, resume, *bar, callbacks=callbacks)
+        say = print if progress else lambda sentence: None
+        execute(chosen, folder, resume, *bar, callbacks=callbacks, say=say)
     return Result(folder, chosen.given, kept)
 
 
@@ -188,8 +190,9 @@ def sweep(
             uint8 are read as pixels and divided by 255, so convert other features to floats.
         test: Held-out samples, in the same forms as `data`. If you pass `test`, pass `data` too.
         partition: How samples are divided among clients: a name, a list with one index array per
-            client, a function `(labels, clients, rng)` that returns such a list, or a partitioner
-            of flwr-datasets.
+            client, an array with the client of each sample (its name or number), a function
+            `(labels, clients, rng)` that returns such a list or array, or a partitioner of
+            flwr-datasets.
         task: The model: a name, an `nn.Module`, a pair (module, loss), or `fedmuon.Task(module,
             loss, metrics)`.
         recipe: The optimizer: a name, a `fedmuon.Recipe`, a `fedmuon.Chain`, or a sequence of
@@ -331,8 +334,9 @@ def stability(
             uint8 are read as pixels and divided by 255, so convert other features to floats.
         test: Held-out samples, in the same forms as `data`. If you pass `test`, pass `data` too.
         partition: How samples are divided among clients: a name, a list with one index array per
-            client, a function `(labels, clients, rng)` that returns such a list, or a partitioner
-            of flwr-datasets.
+            client, an array with the client of each sample (its name or number), a function
+            `(labels, clients, rng)` that returns such a list or array, or a partitioner of
+            flwr-datasets.
         task: The model: a name, an `nn.Module`, a pair (module, loss), or `fedmuon.Task(module,
             loss, metrics)`.
         recipe: The optimizer: a name, a `fedmuon.Recipe`, a `fedmuon.Chain`, or a sequence of
@@ -415,8 +419,9 @@ def plan(
             uint8 are read as pixels and divided by 255, so convert other features to floats.
         test: Held-out samples, in the same forms as `data`. If you pass `test`, pass `data` too.
         partition: How samples are divided among clients: a name, a list with one index array per
-            client, a function `(labels, clients, rng)` that returns such a list, or a partitioner
-            of flwr-datasets.
+            client, an array with the client of each sample (its name or number), a function
+            `(labels, clients, rng)` that returns such a list or array, or a partitioner of
+            flwr-datasets.
         task: The model: a name, an `nn.Module`, a pair (module, loss), or `fedmuon.Task(module,
             loss, metrics)`.
         recipe: The optimizer: a name, a `fedmuon.Recipe`, a `fedmuon.Chain`, or a sequence of

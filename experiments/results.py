@@ -44,6 +44,18 @@ if TYPE_CHECKING:
     from fedmuon.analysis.report.style import Panels
 
 
+class Summary(dict[str, Any]):
+    """The content of summary.json. A missing measure of held-out samples is explained."""
+
+    def __missing__(self, name: str) -> Any:
+        if name in ("accuracy", "test_loss", "test_gap") and "test_loss" not in self:
+            raise KeyError(
+                f"{name} was not measured, because the run held out no test samples: pass test=, "
+                "or leave samples out of the partition"
+            )
+        raise KeyError(name)
+
+
 @dataclass(frozen=True)
 class Result:
     """A finished run: its folder, and the content of its files as Python objects.
@@ -76,7 +88,7 @@ class Result:
     @in_python()
     def summary(self) -> Record:
         """The final measures of the run. This is the content of summary.json."""
-        return RunDirectory(self.path).finished()
+        return Summary(RunDirectory(self.path).finished())
 
     @cached_property
     @in_python()

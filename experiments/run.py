@@ -11,6 +11,7 @@ from fedmuon.experiments.engines.ray_cluster import quiet_ray, require_cluster
 from fedmuon.federated.build import resolve
 from fedmuon.federated.rounds import Engine, run_rounds
 from fedmuon.runs.callbacks import Callback, Listener
+from fedmuon.runs.data_notes import data_notes
 from fedmuon.runs.directory import NO_FILES, Record, RunDirectory
 from fedmuon.runs.loop import OnRoundEnd, OnStart, prepare, train
 
@@ -26,6 +27,7 @@ def execute(
     verbose: bool = False,
     callbacks: Sequence[Callback | Listener] = (),
     more_files: Mapping[str, bytes] = NO_FILES,
+    say: Callable[[str], object] = lambda sentence: None,
 ) -> Record:
     """Run the experiment in a folder, or resume it, and return its summary.
 
@@ -40,6 +42,7 @@ def execute(
         callbacks: Callbacks that are called after each round.
         more_files: Files that later steps add to the run folder. The dictionary `more_files` maps
             the name of a file to its initial content.
+        say: A function that is called with each sentence about the data, before the first round.
     """
     if config is not None and config.engine.name == "deployment":  # runs in separate processes
         config = absolute_paths(config)
@@ -60,6 +63,8 @@ def execute(
         if resolved.engine.name == "ray":
             require_cluster(resolved.engine.ray_address)
         run = prepare(resolved, out, resume, callbacks, more_files=more_files)
+        for sentence in data_notes(run.config, run.data):
+            say(sentence)
         return on_engine(
             run.config, lambda engine: train(run, engine, on_round_end, on_start), verbose
         )

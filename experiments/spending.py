@@ -13,6 +13,7 @@ from fedmuon.analysis.report.numbers import number
 from fedmuon.config.load import Config, load
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import finite, require_regular
+from fedmuon.experiments.inspect.clients import client_label
 from fedmuon.experiments.tables import adjacency_of, columns, released_by
 from fedmuon.federated.accountant import client_name, delta_of, epsilons, protected
 from fedmuon.privacy.accounting.composition import loose
@@ -20,6 +21,7 @@ from fedmuon.privacy.accounting.truncated import TOO_OFTEN
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanisms.client_level import EACH, EVERYONE
 from fedmuon.privacy.noise import CAVEATS, STOPPED
+from fedmuon.runs.data_notes import read_client_names
 from fedmuon.runs.directory import AUDIT, Record, RunDirectory
 
 UNFINISHED = (
@@ -73,8 +75,12 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
     stopped = bool((summary or {}).get("stopped"))
     names = ("epsilon", "lower", "upper", "rdp")
     told = ("adjacency", "rate_from", "sampling", "unit", "trust", "honest", "shares")
+    called = dict(enumerate(read_client_names(folder)))
     clients = {
-        str(client_name(client)): {name: finite(getattr(one, name)) for name in names}
+        str(client_name(client)): (
+            {name: finite(getattr(one, name)) for name in names}
+            | ({"name": called[client]} if client in called else {})
+        )
         for client, one in answers.items()
     }
     most = max((one.upper for one in answers.values()), default=0.0)
@@ -139,7 +145,10 @@ def _delta(folder: Path, held: tuple[Config, np.ndarray] | None, public: bool) -
 def table(record: Record) -> Table:
     """Return the record as a table for printing."""
     rows = [
-        (client, *(_shown(held[name]) for name in ("upper", "lower", "rdp")))
+        (
+            client_label(client, held.get("name")),
+            *(_shown(held[name]) for name in ("upper", "lower", "rdp")),
+        )
         for client, held in record["clients"].items()
     ]
     head = ("client", "epsilon", "at least", "RDP")

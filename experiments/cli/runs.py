@@ -109,7 +109,9 @@ def run(
                         f"{local.aux_lr:g} for all other parameters{fixed}.")  # fmt: skip
                 progress.on_start(done, total)
 
-            summary = execute(chosen, folder, resume, progress.on_round_end, on_start, verbose)
+            summary = execute(
+                chosen, folder, resume, progress.on_round_end, on_start, verbose, say=note
+            )
         tell({"folder": folder, **summary}, summary_table(summary))
         note(progress.risen())
         if chosen and chosen.local.recipe in ("fedper", "ditto") and not chosen.data.client_test:

@@ -93,7 +93,11 @@ def client_tables(records: Sequence[Record], clients: int) -> list[Table | str]:
     by, worst = worst_clients(records)
     names = known_names(dict.fromkeys((by, "loss_after", "drift", "cosine", "samples")), worst)
     cells = [
-        [str(one["client"]), str(one["round"]), *(_cell(name, one.get(name)) for name in names)]
+        [
+            client_label(one["client"], one.get("name")),
+            str(one["round"]),
+            *(_cell(name, one.get(name)) for name in names),
+        ]
         for one in worst[:SHOWN]
     ]
     shown = ["client", "round", *map(word_of, names)]
@@ -105,6 +109,11 @@ def client_tables(records: Sequence[Record], clients: int) -> list[Table | str]:
 def known_names(names: Iterable[str], records: Sequence[Record]) -> list[str]:
     """Return the names that appear in at least one of the records."""
     return [name for name in names if any(name in one for one in records)]
+
+
+def client_label(client: int | str, name: str | None = None) -> str:
+    """Return the number of a client, with its name in the column of clients if there is one."""
+    return str(client) if name is None else f"{client} ({name})"
 
 
 def word_of(name: str) -> str:

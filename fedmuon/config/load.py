@@ -1,5 +1,6 @@
 """The config of an experiment as immutable tables, and its conversion to TOML and for Flower."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from fedmuon.config.schema import (
 from fedmuon.config.user_objects import NAMED, NOTHING, UserObjects
 from fedmuon.core.choices import TEXTS, is_own
 from fedmuon.core.registry import absolute_name
-from fedmuon.core.tables import Scalar, Table, override, put, read_toml, validate
+from fedmuon.core.tables import Option, Scalar, Table, override, put, read_toml, validate
 
 if TYPE_CHECKING:
     from fedmuon.config.typed import Tables
@@ -36,6 +37,7 @@ OWN_RECIPE = {"own_recipe": True}  # a recipe was passed in Python, and may have
 NAMING = (*NAMED.values(), ("task", "model"))  # (table, key) that may name a custom object
 PATHS = (("data", "folder"), ("data", "tokenizer"), ("task", "weights"),
          ("devices", "trace"), ("devices", "availability_trace"))  # fmt: skip
+LIST = "list:"  # before the JSON of a list among the options in Flower's run config
 UNFINISHED = {"unfinished": True}  # do not check combinations, because tables will change
 
 
@@ -255,7 +257,7 @@ def flatten(config: Config) -> dict[str, Scalar]:
     for table, keys in nested(config).items():
         for key, value in keys.items():
             if key == "options":
-                flat |= {f"{table}.options.{name}": one for name, one in value.items()}
+                flat |= {f"{table}.options.{name}": _scalar(one) for name, one in value.items()}
             else:
                 flat[f"{table}.{key}"] = value
     return flat
@@ -265,8 +267,15 @@ def unflatten(flat: Mapping[str, Scalar]) -> Config:
     """Convert a flat run config of Flower to a config."""
     tables: dict[str, dict[str, Any]] = {}
     for name, value in flat.items():
-        put(tables, name, value)
+        option = value if ".options." in name and isinstance(value, str) else ""
+        is_list = option.startswith(LIST)
+        put(tables, name, json.loads(option.removeprefix(LIST)) if is_list else value)
     return parse(tables)
+
+
+def _scalar(value: Option) -> Scalar:
+    """Return an option as a single value, because Flower's run config contains no lists."""
+    return LIST + json.dumps(value) if isinstance(value, tuple) else value
 
 
 def absolute_paths(config: Config, files: bool = True) -> Config:

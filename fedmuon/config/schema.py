@@ -23,7 +23,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, mo
 from fedmuon.core import choices
 from fedmuon.core.choices import GLUE, NAMES, PRIVATE, TABLES, TEXTS, is_own
 from fedmuon.core.errors import instead, shown
-from fedmuon.core.tables import Scalar, Table, attribute
+from fedmuon.core.tables import Option, Scalar, Table, attribute
 from fedmuon.orthogonalize.coefficients import COEFFICIENTS, Coefficients, with_safety
 
 Config = Any  # a `fedmuon.config.load.Config`, whose module imports this one
@@ -68,16 +68,19 @@ def _pairs(value: Any) -> Any:
     """Convert a table of options to sorted (name, value) pairs, because pairs can be hashed."""
     if not isinstance(value, Mapping):
         return value
+    found: dict[str, Any] = {}
     for name, one in value.items():
-        if not isinstance(one, Scalar):
+        found[name] = tuple(one) if isinstance(one, list | tuple) else one
+        each = found[name] if isinstance(found[name], tuple) else (one,)
+        if not all(isinstance(single, Scalar) for single in each):
             raise ValueError(
-                f"the option {name} must be a single value: a number, a string, true or false"
+                f"the option {name} must be a number, a string, true, false, or a list of them"
             )
-    return tuple(sorted(value.items()))
+    return tuple(sorted(found.items()))
 
 
 # Options of the custom object that the same table names.
-Options = Annotated[tuple[tuple[str, Scalar], ...], BeforeValidator(_pairs), PlainSerializer(dict)]
+Options = Annotated[tuple[tuple[str, Option], ...], BeforeValidator(_pairs), PlainSerializer(dict)]
 
 
 @dataclass(frozen=True)
@@ -507,6 +510,15 @@ class Data(Table):
         "Name of the label in data that you pass in Python: the column of a table, or the key "
         "in each dict. If `target` is empty, dicts are searched for common keys such as "
         "`label`. For `npz`, `csv` and `parquet` files, set `data.options.label` instead.",
+        read_if=OWN_SOURCE,
+        values="a name",
+    )
+    client: Text = key(
+        "",
+        "Name of the client in data that you pass in Python: the column of a table, or the key "
+        'in each dict. `federation.partition = "column"` gives each sample to this client. The '
+        "column is not an input. For `npz`, `csv` and `parquet` files, set "
+        "`data.options.client` instead.",
         read_if=OWN_SOURCE,
         values="a name",
     )
@@ -1638,8 +1650,10 @@ def refusal(config: Config, name: str, value: Any = None) -> str:
     elif need is CLIENT_LEVEL and config.local.recipe in PRIVATE:
         fix += " and choose an optimizer whose name does not begin with dp- or disk-"
     value = value_of(config, name) if value is None else value
-    if need is OWN_SOURCE and name == "data.target" and config.data.name in LABELLED_FILES:
-        fix = f"set [data.options] label = {shown(value)}"
+    of_file = need is OWN_SOURCE and config.data.name in LABELLED_FILES
+    if of_file and name in ("data.target", "data.client"):
+        option = "label" if name == "data.target" else "client"
+        fix = f"set [data.options] {option} = {shown(value)}"
     why = f"{need.why} " if need.why else ""
     return (
         f"{_in_file(name)} = {shown(value)} has no effect, because {_in_file(key)} = "

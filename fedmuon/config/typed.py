@@ -43,6 +43,7 @@ DataKeys = TypedDict(
         "normalize": Literal["auto", "unit", "ball", "pixels", "tokens"],
         "folder": str,
         "target": str,
+        "client": str,
         "context": int,
         "tokenizer": str,
         "pad-token": bool,

@@ -15,6 +15,7 @@ from fedmuon.core.errors import InputError, instead, shown
 from fedmuon.core.files import read_text
 
 Scalar = str | int | float | bool
+Option = Scalar | tuple[Scalar, ...]  # a value in a table of options; lists become tuples
 Model = TypeVar("Model", bound=BaseModel)
 NESTED = "arrays or tables are nested too deeply"
 RENAMED: dict[tuple[str, ...], str] = {

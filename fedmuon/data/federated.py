@@ -33,6 +33,8 @@ class FederatedData:
         train_index: Indices [n] of the train samples in the source.
         test_index: Indices [m] of the test samples in the source.
         validation_index: Indices [v] of the validation samples in the source.
+        client_names: The name of each client, if a column of the source names the clients.
+        label_names: The name of each class, if the labels of the source were words.
         source_size: Number of samples in the source, without its public samples.
         public: Number of public samples, whose mean is subtracted from all samples. In the source,
             the public samples come after all other samples.
@@ -69,11 +71,17 @@ class FederatedData:
     classes: int = 0
     source_size: int = 0
     public: int = 0
+    client_names: tuple[str, ...] = ()
+    label_names: tuple[str, ...] = ()
 
     @property
     def sizes(self) -> np.ndarray:
         """The number of samples n_i of each client, [N]."""
         return np.diff(self.offsets)
+
+    def named(self, client: int) -> dict[str, str]:
+        """Return the entry `name` of a client's record. The result is empty without names."""
+        return {"name": self.client_names[client]} if self.client_names else {}
 
     def rows_of(self, index: np.ndarray) -> np.ndarray:
         """Return the row numbers in `inputs` of train samples.
@@ -105,6 +113,7 @@ class Dealt(NamedTuple):
         validation: Validation samples [v].
         client_test: The clients' own test samples [t].
         tested: The client [t] that owns each sample of `client_test`.
+        names: The name of each client, if a column names the clients.
     """
 
     train: np.ndarray
@@ -113,6 +122,7 @@ class Dealt(NamedTuple):
     validation: np.ndarray = NONE
     client_test: np.ndarray = NONE
     tested: np.ndarray = NONE
+    names: tuple[str, ...] = ()
 
     def with_client_test(self, share: float, rng: np.random.Generator) -> "Dealt":
         """Move a share of each client's train samples to the client's own test samples.
@@ -135,7 +145,7 @@ class Dealt(NamedTuple):
         out = np.zeros(len(order), bool)
         out[order] = place < np.repeat(counts, sizes)
         parts = self.train[~out], self.client[~out], self.test, self.validation
-        return Dealt(*parts, self.train[out], self.client[out])
+        return Dealt(*parts, self.train[out], self.client[out], self.names)
 
 
 def federate(
@@ -183,6 +193,8 @@ def federate(
         classes=source.classes,
         source_size=len(source.labels),
         public=source.public,
+        client_names=dealt.names,
+        label_names=source.label_names,
     )
 
 

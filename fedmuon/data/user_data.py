@@ -1,34 +1,29 @@
-"""Your own samples as a source: arrays, tensors, torch Datasets, tables, or files."""
+"""Your own samples as a source: arrays, tensors, torch Datasets, or tables."""
 
 import contextlib
-import csv
 import hashlib
-import io
 import sys
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import replace
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedmuon.core.errors import InputError
-from fedmuon.core.files import read_text, require_regular
-from fedmuon.data.source import Source, type_of
+from fedmuon.data.source import Source, joined, type_of
+from fedmuon.data.words import Names, Place, is_missing, listed, numbered, sample_place
 
 MEND = (
     "pass (inputs, labels), a table with [data] target, or a sequence of pairs (input, label) or "
     "dicts"
 )
 LABELS = ("label", "labels", "target", "targets", "y")  # usual names of the label's entry
-MOST = 10  # maximum number of names in a message
 KNOWN = ("torch.float16", "torch.float32", "torch.float64")  # the float types that numpy has
 DENSE = "convert it with {} to a dense array, if this array fits into memory"
 
 
 def pair_of(
-    data: Any, name: str = "data", target: str = "", like: Sequence[str] = ()
+    data: Any, name: str = "data", target: str = "", like: Sequence[str] = (), client: str = ""
 ) -> tuple[np.ndarray, np.ndarray]:
     """Convert samples in any supported form to inputs and labels.
 
@@ -40,14 +35,16 @@ def pair_of(
             one key has a common name, such as label.
         like: The names that named inputs must have. The inputs are returned in the order of these
             names.
+        client: The table column or dict key that contains the client of each sample. It is not an
+            input.
 
     Raises:
         InputError: If the samples are not in one of these forms.
     """
     if _has_columns(data):
-        return _parts_of_table(data, name, target, like)
+        return _parts_of_table(data, name, target, like, client)
     if _is_sequence(data):
-        inputs, labels = _parts_of_items(data, name, target, like)
+        inputs, labels = _parts_of_items(data, name, target, like, client)
     else:
         if target and name != "test":  # a pair may also be a table
             raise InputError(
@@ -59,6 +56,10 @@ def pair_of(
     if like and _has_columns(inputs):
         columns = _in_order(dict(_columns(inputs)), like, name)
         inputs = _stacked(columns, f"the inputs of {name}")
+    if _has_columns(labels) and len(columns := _columns(labels)) == 1:
+        labels = _values(columns[0][1])  # a column of words is no table of numbers
+    if isinstance(labels, list | tuple) and any(isinstance(one, str) for one in labels):
+        labels = np.array(labels, object)  # numpy would convert numbers among words to words
     return as_array(inputs, f"the inputs of {name}"), as_array(labels, f"the labels of {name}")
 
 
@@ -70,7 +71,7 @@ def _in_order(named: Mapping[str, Any], like: Sequence[str], name: str) -> list[
         raise InputError(
             f"the samples of {name} "
             + " and ".join(
-                f"{word} {_listed(names)}"
+                f"{word} {listed(names)}"
                 for word, names in (("lack the input", lost), ("have the unexpected input", more))
                 if names
             )
@@ -79,17 +80,17 @@ def _in_order(named: Mapping[str, Any], like: Sequence[str], name: str) -> list[
     return [(one, named[one]) for one in like]
 
 
-def _names_of(data: Any, target: str) -> list[str]:
+def _names_of(data: Any, target: str, client: str = "") -> list[str]:
     """Return the names of the inputs of valid samples.
 
     The result is empty if the inputs have no names.
     """
     if _has_columns(data):
-        return [name for name, _ in _columns(data) if name != target]
+        return [name for name, _ in _columns(data) if name not in (target, client)]
     if _is_sequence(data):
         first = data[0]
         return (
-            [str(one) for one in _entries(first, "data", target)[0]]
+            [str(one) for one in _entries(first, "data", target, client)[0]]
             if isinstance(first, Mapping)
             else []
         )
@@ -107,7 +108,7 @@ def _parts(data: Any, name: str) -> tuple[Any, Any]:
     if isinstance(data, Mapping):
         if not {"data", "target"} <= data.keys():  # the keys of a scikit-learn Bunch
             raise InputError(
-                f"{name} is a {type(data).__name__} with the entries {_listed(data)}, but "
+                f"{name} is a {type(data).__name__} with the entries {listed(data)}, but "
                 f"without the entries 'data' and 'target': pass {name}=(inputs, labels), or pass "
                 f"one entry of {name} if this entry contains samples with labels"
             )
@@ -141,7 +142,7 @@ def _is_sequence(data: Any) -> bool:
 
 
 def _parts_of_items(
-    data: Any, name: str, target: str, like: Sequence[str] = ()
+    data: Any, name: str, target: str, like: Sequence[str] = (), client: str = ""
 ) -> tuple[list[Any], list[Any]]:
     """Return the inputs and the labels of a sequence of pairs or dicts."""
     items = [data[number] for number in range(len(data))]
@@ -151,13 +152,13 @@ def _parts_of_items(
             f"[data] target = '{target}' has no effect, because the samples of {name} are not "
             "dicts: leave target out"
         )
-    keys, label = _entries(items[0], name, target) if dicts else ([], "")
+    keys, label = _entries(items[0], name, target, client) if dicts else ([], "")
     if dicts and like:
         keys = [key for _, key in _in_order({str(key): key for key in keys}, like, name)]
     for number, one in enumerate(items):
         if dicts:
             sound = isinstance(one, Mapping) and {*keys, label} <= one.keys()
-            wanted = f"a dict with the entries {_listed([*keys, label])}, like sample 0"
+            wanted = f"a dict with the entries {listed([*keys, label])}, like sample 0"
         else:
             sound = _is_pair(one)
             wanted = "a pair: let the dataset return (input, label), or a dict"
@@ -173,35 +174,33 @@ def _parts_of_items(
     return inputs, [one[label] for one in items]
 
 
-def _entries(item: Mapping[Any, Any], name: str, target: str) -> tuple[list[Any], Any]:
+def _entries(
+    item: Mapping[Any, Any], name: str, target: str, client: str = ""
+) -> tuple[list[Any], Any]:
     """Return the keys of the inputs and the key of the label in a sample that is a dict."""
+    item = {key: value for key, value in item.items() if not client or key != client}
     usual = [target] if target else [one for one in LABELS if one in item]
     if target and target not in item:
         raise InputError(
             f"[data] target = '{target}' does not exist, because the samples of {name} contain "
-            f"only {_listed(item)}. Set target to the key of the label."
+            f"only {listed(item)}. Set target to the key of the label."
         )
     if len(usual) != 1:
         raise InputError(
-            f"the samples of {name} have the entries {_listed(item)}, and it is unclear which "
+            f"the samples of {name} have the entries {listed(item)}, and it is unclear which "
             "entry is the label: set [data] target to the name of the label entry"
         )
     others = [one for one in item if one != usual[0]]
-    numbers = all(isinstance(one, Real) or getattr(one, "ndim", 1) == 0 for one in item.values())
+    numbers = all(
+        isinstance(item[one], Real) or getattr(item[one], "ndim", 1) == 0 for one in others
+    )
     if len(others) != 1 and not (others and numbers):
         raise InputError(
             f"besides the label '{usual[0]}', the samples of {name} have the entries "
-            f"{_listed(others) or 'none'}. Keep one entry as the input, or several entries that "
+            f"{listed(others) or 'none'}. Keep one entry as the input, or several entries that "
             "are single numbers."
         )
     return others, usual[0]
-
-
-def _listed(names: Iterable[Any]) -> str:
-    """Format names for a message: the first ten names, and the number of further names."""
-    every = [str(one) for one in names]
-    more = f" and {len(every) - MOST} more" if len(every) > MOST else ""
-    return f"{', '.join(every[:MOST])}{more}"
 
 
 def as_array(part: Any, what: str) -> np.ndarray:
@@ -342,68 +341,114 @@ def _columns(frame: Any) -> list[tuple[str, Any]]:
     return [(str(name), column) for name, column in named]
 
 
-def _stacked(
-    columns: list[tuple[str, Any]],
-    what: str,
-    mend: str = "encode this column as numbers, or drop it",
-) -> np.ndarray:
-    """Join numeric columns to one array [rows, columns].
-
-    `mend` is the advice in the error for a column that is not numeric.
-    """
+def _stacked(columns: list[tuple[str, Any]], what: str) -> np.ndarray:
+    """Join numeric columns to one array [rows, columns]."""
     if not columns:
         raise InputError(f"{what} are a table without columns: pass at least one column")
     found = []
     for name, column in columns:
-        values = np.asarray(column if hasattr(column, "__array__") else column.to_numpy())
-        if values.dtype == object and all(isinstance(one, Real) for one in values):
-            values = values.astype(np.float64)
+        values = _values(column)
+        if values.dtype == object and values.ndim == 1:
+            gaps = [number for number, one in enumerate(values) if is_missing(one)]
+            if all(isinstance(one, Real) or is_missing(one) for one in values):
+                if gaps:
+                    raise InputError(
+                        f"{what} have no value in column {name!r} of sample {gaps[0]}: fill in a "
+                        "number, or remove this sample"
+                    )
+                values = values.astype(np.float64)
         if values.dtype.kind not in "iufb" or values.ndim != 1:
             held = getattr(column, "dtype", values.dtype)
             raise InputError(
-                f"{what} have a column {name!r} of type {held}, which is not numeric: {mend}"
+                f"{what} have a column {name!r} of type {held}, which is not numeric: encode "
+                "this column as numbers, or drop it"
             )
         found.append(values)
     return np.stack(found, axis=1)
 
 
+def _values(column: Any) -> np.ndarray:
+    """Return the values of one column of a table."""
+    return np.asarray(column if hasattr(column, "__array__") else column.to_numpy())
+
+
+def owners_of(data: Any, client: str) -> np.ndarray:
+    """Return the values of the table column or dict entry that contains the client of each sample.
+
+    Raises:
+        InputError: If the samples are neither a table nor dicts, or lack this column or entry.
+    """
+    if _has_columns(data):
+        columns = [(name, column) for name, column in _columns(data) if name == client]
+        if len(columns) == 1:
+            return _values(columns[0][1])
+        names: Iterable[Any] = (name for name, _ in _columns(data))
+    elif _is_sequence(data) and isinstance(data[0], Mapping):
+        items = [data[number] for number in range(len(data))]
+        if all(client in one for one in items):
+            return np.array([one[client] for one in items], object)
+        names = next(one for one in items if client not in one)
+    else:
+        raise InputError(
+            f"[data] client = '{client}' has no effect, because data is a {type(data).__name__}, "
+            "which has neither columns nor dict items: pass partition=, an array with the client "
+            "of each sample, instead"
+        )
+    raise InputError(
+        f"[data] client = '{client}' does not name one column of data, which has "
+        f"{listed(names)}: set client to the column of clients"
+    )
+
+
 def _parts_of_table(
-    frame: Any, name: str, target: str, like: Sequence[str] = ()
+    frame: Any, name: str, target: str, like: Sequence[str] = (), client: str = ""
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the inputs and the label column of a table."""
     columns = _columns(frame)
     names = [one for one, _ in columns]
     if not target:
         raise InputError(
-            f"{name} is a {type(frame).__name__} with the columns {_listed(names)}, and it is "
+            f"{name} is a {type(frame).__name__} with the columns {listed(names)}, and it is "
             "unclear which column is the label: set [data] target to the name of the label "
             f"column, or pass {name}=(inputs, labels)"
         )
     if names.count(target) != 1:
         many = "several columns" if target in names else "no column"
         raise InputError(
-            f"[data] target = '{target}' matches {many} of {name}, which has {_listed(names)}: "
+            f"[data] target = '{target}' matches {many} of {name}, which has {listed(names)}: "
             "set target to the column of labels"
         )
-    others = [one for one in columns if one[0] != target]
-    labels = [one for one in columns if one[0] == target]
+    others = [one for one in columns if one[0] not in (target, client)]
+    labels = next(column for one, column in columns if one == target)
     others = _in_order(dict(others), like, name) if like else others
-    inputs = _stacked(others, f"the inputs of {name}")
-    mend = "number the classes from 0"
-    return inputs, _stacked(labels, f"the labels of {name}", mend)[:, 0]
+    return _stacked(others, f"the inputs of {name}"), _values(labels)
 
 
 # Sources
 
 
-def as_source(data: Any, test: Any = None, where: str = "given", target: str = "") -> Source:
+def as_source(
+    data: Any,
+    test: Any = None,
+    where: str = "given",
+    target: str = "",
+    client: str = "",
+    what: str = "the label",
+    place: Place = sample_place,
+) -> Source:
     """Convert the arguments `data` and `test` to a source.
+
+    Labels that are words are numbered in alphabetical order. If `data` contains uint8 images and
+    `test` contains the same images in another type, `test` is converted, see `joined`.
 
     Args:
         data: A Source, or samples in any form that `pair_of` accepts.
         test: Samples that become the official test part. Do not set this if `data` is a Source.
         where: The place of the samples, for messages.
         target: The table column or dict key that contains the labels, see `pair_of`.
+        client: The table column or dict key that contains the client of each sample.
+        what: The label of a sample, for messages.
+        place: The place of a sample, for messages.
 
     Raises:
         InputError: If the samples are not in a supported form, or contain invalid values.
@@ -414,46 +459,90 @@ def as_source(data: Any, test: Any = None, where: str = "given", target: str = "
                 "test was passed together with a Source, but a Source contains its own test "
                 "samples: set official_test in the Source, and leave test out"
             )
-        if target:
-            raise InputError(
-                f"[data] target = '{target}' has no effect, because a Source already has labels: "
-                "leave target out"
-            )
+        for key, name in (("target", target), ("client", client)):
+            if name:
+                raise InputError(
+                    f"[data] {key} = '{name}' has no effect, because a Source already has labels "
+                    f"and owners: leave {key} out"
+                )
         return data
-    inputs, labels = _arrays(data, target=target)
+    owner, owners = None, ()
+    if client:
+        owner, owners = numbered(owners_of(data, client), f"the client {client!r}", place)
+    inputs, labels, words = _arrays(data, "data", target, client=client, what=what, place=place)
     official = None
     if test is not None:
-        names = _names_of(data, target)
+        names = _names_of(data, target, client)
         like = names if len({*names}) == len(names) else []  # a name may occur twice
-        more, answers = _arrays(test, "test", target, like)
+        more, answers, _ = _arrays(
+            test, "test", target, like, client, "the label of test", known=words
+        )
         if more.shape[1:] != inputs.shape[1:] or answers.shape[1:] != labels.shape[1:]:
             raise InputError(
                 f"test samples have shape {more.shape[1:]}, but the samples of data have shape "
                 f"{inputs.shape[1:]}: pass samples of the same shape"
             )
         official = len(labels)
-        inputs, labels = np.concatenate([inputs, more]), np.concatenate([labels, answers])
+        inputs, labels = joined(inputs, more), np.concatenate([labels, answers])
     classes = 0 if labels.dtype.kind == "f" else int(labels.max(initial=0)) + 1
-    return Source("given", inputs, labels, classes, official, where)
+    return Source(
+        "given", inputs, labels, classes, official, where,
+        owner=owner, owner_names=owners, label_names=words,
+    )  # fmt: skip
 
 
 def _arrays(
-    data: Any, name: str = "data", target: str = "", like: Sequence[str] = ()
-) -> tuple[np.ndarray, np.ndarray]:
-    inputs, labels = pair_of(data, name, target, like)
-    if labels.ndim == 2 and labels.shape[1] == 1 and labels.dtype.kind in "iub":
+    data: Any,
+    name: str = "data",
+    target: str = "",
+    like: Sequence[str] = (),
+    client: str = "",
+    what: str = "the label",
+    place: Place = sample_place,
+    known: Names = (),
+) -> tuple[np.ndarray, np.ndarray, Names]:
+    """Return inputs, labels, and the names of the classes if labels are words.
+
+    `known` are the names of classes that are numbered already.
+    """
+    inputs, labels = pair_of(data, name, target, like, client)
+    words: Names = ()
+    if labels.ndim == 2 and labels.shape[1] == 1 and labels.dtype.kind != "f":
         labels = labels[:, 0]
+    if labels.dtype == object and len(labels):
+        labels = _of_objects(labels, what, place)
+    if known and labels.dtype.kind not in "USO":
+        raise InputError(
+            f"{what} is a number, of type {type_of(labels)}, but the labels of data are words, "
+            f"such as '{known[0]}': use the same labels in data and test"
+        )
     if labels.dtype.kind in "iub":
         labels = labels.astype(np.int64)
     elif labels.dtype.kind == "f":
         labels = labels.astype(np.float64)
+    elif labels.dtype.kind in "USO" and len(labels):
+        labels, words = numbered(labels, what, place, known)
     else:
         raise InputError(
-            f"labels have type {type_of(labels)}, but must be numbers: number the classes from 0"
+            f"labels have type {type_of(labels)}, but must be numbers or words: number the classes "
+            "from 0"
         )
     if inputs.ndim == 1:
         inputs = inputs[:, None]
-    return inputs.astype(np.float32) if inputs.dtype == bool else inputs, labels
+    return inputs.astype(np.float32) if inputs.dtype == bool else inputs, labels, words
+
+
+def _of_objects(labels: np.ndarray, what: str, place: Place) -> np.ndarray:
+    """Return labels that are Python objects as numbers if all of them are numbers."""
+    values = labels.reshape(-1).tolist()
+    if not all(isinstance(one, Real) or is_missing(one) for one in values):
+        return labels
+    for number, value in enumerate(values):
+        if is_missing(value):
+            raise InputError(
+                f"{what} is empty in {place(number)}: fill it in, or remove this sample"
+            )
+    return np.array(values).reshape(labels.shape)
 
 
 def digest(source: Source) -> str:
@@ -466,147 +555,3 @@ def digest(source: Source) -> str:
         found.update(f"{array.dtype} {array.shape}".encode())
         found.update(np.ascontiguousarray(array).data)
     return found.hexdigest()[:16]
-
-
-def npz(
-    folder: str = "", inputs: str = "inputs", label: str = "labels", client: str = ""
-) -> Source:
-    """Read an .npz file with an array of inputs and an array of labels.
-
-    `client`, if set, is the name of an array with the owner of each sample. The partition `column`
-    uses this array.
-    """
-    path = _file(folder, "npz")
-    try:
-        with np.load(require_regular(path), allow_pickle=False) as held:
-            arrays = {name: held[name] for name in held.files}
-    except Exception as error:  # numpy and zipfile raise many kinds of errors
-        # Only the system's reasons are shown, because numpy's errors advise to unpickle the file.
-        cause = getattr(error, "strerror", None)
-        why = f" ({cause})" if cause else ""
-        raise InputError(
-            f"{path} is not a readable .npz file{why}: check that [data] folder is the path of a "
-            "file that numpy.savez wrote, and that its arrays contain numbers or text"
-        ) from None
-    return _from_columns(path, arrays, label, client, inputs)
-
-
-def comma_separated(folder: str = "", label: str = "label", client: str = "") -> Source:
-    """Read a .csv file with a column of labels and columns of inputs, named in the first line.
-
-    `client`, if set, is the name of the column with the owner of each sample.
-    """
-    path = _file(folder, "csv")
-    try:
-        reader = csv.reader(io.StringIO(read_text(path)))
-        rows = [(reader.line_num, row) for row in reader if row]  # a value can span lines
-    except (OSError, ValueError, csv.Error) as error:
-        raise InputError(
-            f"{path} is not a readable CSV table ({error}): check [data] folder"
-        ) from None
-    if len(rows) < 2:
-        many = "is empty" if not rows else "has a header, but no samples"
-        raise InputError(
-            f"{path} {many}: write the names of the columns in the first line, and one sample in "
-            "each further line"
-        )
-    (_, head), *body = rows
-    for line, row in body:
-        if len(row) != len(head):
-            values = "value" if len(row) == 1 else "values"
-            raise InputError(
-                f"line {line} of {path} has {len(row)} {values}, but the header has {len(head)}: "
-                "write one value for each column"
-            )
-    found = zip(head, zip(*(row for _, row in body), strict=True), strict=True)
-    columns = {name: _numbers(column) for name, column in found}
-    return _from_columns(path, columns, label, client)
-
-
-def parquet(folder: str = "", label: str = "label", client: str = "") -> Source:
-    """Read a .parquet file with the same columns as a .csv file. The reader requires pyarrow."""
-    path = _file(folder, "parquet")
-    try:
-        # Imported here: pyarrow is optional.
-        from pyarrow import parquet as reader  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise InputError(
-            "Parquet files need pyarrow, which is not installed: pip install pyarrow"
-        ) from None
-    try:
-        table = reader.read_table(require_regular(path))
-        columns = {name: np.asarray(table[name].to_numpy()) for name in table.column_names}
-    except Exception as error:  # pyarrow raises its own errors
-        raise InputError(
-            f"{path} is not a readable Parquet file ({error}): check [data] folder"
-        ) from None
-    return _from_columns(path, columns, label, client)
-
-
-def _from_columns(
-    path: Path,
-    columns: Mapping[str, np.ndarray],
-    label: str,
-    client: str,
-    inputs: str | None = None,
-) -> Source:
-    """Make a source from the columns of a file, or from its array `inputs`.
-
-    `label` and `client` are the names of the columns of labels and owners.
-    """
-    kind = "column" if inputs is None else "array"
-    if len(columns) < 2:
-        raise InputError(
-            f"{path} needs a {kind} of labels and at least one {kind} of inputs, but it contains "
-            f"{_listed(columns) or f'no {kind}s'}."
-        )
-    for option, name in (("label", label), ("inputs", inputs), ("client", client)):
-        if name is None or (option == "client" and not name):  # not set
-            continue
-        if name not in columns:
-            raise InputError(
-                f"{path} has no {kind} {name!r}: set [data.options] {option} to one of "
-                f"{_listed(columns)}"
-            )
-    labels, owners = columns[label], _codes(columns[client]) if client else None
-    if labels.dtype.kind not in "iuf":  # number words in alphabetical order
-        labels = _codes(labels)
-    if inputs is not None:
-        held = columns[inputs]
-    else:
-        others = [name for name in columns if name not in (label, client)]
-        for name in others:
-            if columns[name].dtype.kind not in "iufb":
-                raise InputError(
-                    f"column {name!r} of {path} contains words, but inputs must be numbers: "
-                    "convert the words to numbers, or leave the column out"
-                )
-        held = np.stack([columns[name].astype(np.float64) for name in others], 1)
-    return replace(as_source((held, labels), where=str(path)), name=path.stem, owner=owners)
-
-
-def _file(folder: str, suffix: str) -> Path:
-    path = Path(folder).expanduser()
-    if not folder or not path.is_file():
-        why = f"is not a .{suffix} file" if path.exists() else "does not exist"
-        if not folder:
-            why = f"is empty, but [data] name = '{suffix}' needs a file"
-        raise InputError(
-            f"[data] folder = '{folder}' {why}: set [data] folder to the path of a .{suffix} file"
-        )
-    return path
-
-
-def _numbers(column: tuple[str, ...]) -> np.ndarray:
-    """Convert a column of text to integers or floats, or keep the text if this is not possible."""
-    for kind in (np.int64, np.float64):
-        try:
-            return np.array(column).astype(kind)
-        except (ValueError, OverflowError):
-            continue
-    return np.array(column)
-
-
-def _codes(column: np.ndarray) -> np.ndarray:
-    """Replace each value by its number, from 0, in the sorted list of distinct values."""
-    return np.unique(column, return_inverse=True)[1].astype(np.int64)

@@ -33,7 +33,7 @@ from fedmuon.core.device import to_device
 from fedmuon.core.errors import Guard, InputError
 from fedmuon.core.registry import absolute_name, make, require_callable, takes
 from fedmuon.core.rng import Draw, generator
-from fedmuon.core.tables import Scalar
+from fedmuon.core.tables import Option
 from fedmuon.data.federated import Dealt, FederatedData, federate, first_of, split
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.data.partition import (
@@ -45,15 +45,18 @@ from fedmuon.data.partition import (
     is_partitioner,
     one_line,
     partitioner_clients,
+    require_class_labels,
     require_samples,
 )
 from fedmuon.data.readers import Stamp, read, read_mapped, stamp
 from fedmuon.data.source import Source
-from fedmuon.data.user_data import as_source, digest
+from fedmuon.data.user_data import as_array, as_source, digest
+from fedmuon.data.words import Names, numbered
 from fedmuon.federated.size_limits import require_room
 from fedmuon.tasks.base import Batch, Replaced
 
 Facts = tuple[tuple[str, Any], ...]
+BY_CLASS = ("dirichlet", "shards")  # partitions that divide the samples of each class
 TEST = 5  # by default, one fifth of a small source is held out
 _shared: ContextVar[bool] = ContextVar("shared", default=False)
 
@@ -91,17 +94,17 @@ def one_copy() -> Iterator[None]:
 
 
 @lru_cache(maxsize=1)
-def _read(name: str, options: tuple[tuple[str, Scalar], ...], files: Stamp) -> Source:
+def _read(name: str, options: tuple[tuple[str, Option], ...], files: Stamp) -> Source:
     return read(name, **dict(options))
 
 
 forget_source = _read.cache_clear
 
 
-def reader_options(config: Config) -> tuple[tuple[str, Scalar], ...]:
+def reader_options(config: Config) -> tuple[tuple[str, Option], ...]:
     """Return the options of [data] that the reader of this source needs, sorted by name."""
     table = config.data
-    found: dict[str, Scalar] = dict(object_options(config, "data"))
+    found: dict[str, Option] = dict(object_options(config, "data"))
     if table.folder:
         found["folder"] = table.folder
     if table.name in TEXTS:
@@ -120,21 +123,26 @@ def reader_options(config: Config) -> tuple[tuple[str, Scalar], ...]:
     return tuple(sorted(found.items()))
 
 
-def _user_data(config: Config) -> tuple[UserObjects, Facts, str, str]:
-    """Return the user's data, their arguments, their name, and the name of the target."""
+UserData = tuple[UserObjects, Facts, str, str, str]
+
+
+def _user_data(config: Config) -> UserData:
+    """Return the user's data, their arguments, their name, and the names of target and client."""
     own = user_objects(config)
     facts = takes(own.data, facts_for(config, "data")) if callable(own.data) else {}
     facts.pop("digest", None)  # the run writes this entry; it is not an option
-    return own, tuple(sorted(facts.items())), absolute_name(config.data.name), config.data.target
+    table = config.data
+    name = absolute_name(table.name)
+    return own, tuple(sorted(facts.items())), name, table.target, table.client
 
 
 @lru_cache(maxsize=2)
-def _read_user_data(own: UserObjects, facts: Facts, name: str, target: str) -> Source:
+def _read_user_data(own: UserObjects, facts: Facts, name: str, target: str, client: str) -> Source:
     """Read or create the user's data. The result is cached for calls with equal arguments."""
     named = f"[data] name = '{name}'" if name != GIVEN else ""
     with Guard("data", own.data, named):
         made = make(own.data, dict(facts), (Source, tuple, list))
-        return as_source(made, own.test, name, target)
+        return as_source(made, own.test, name, target, client)
 
 
 def user_data_digest(config: Config) -> str:
@@ -143,8 +151,8 @@ def user_data_digest(config: Config) -> str:
 
 
 @lru_cache(maxsize=2)
-def _digest(own: UserObjects, facts: Facts, name: str, target: str) -> str:
-    found = _read_user_data(own, facts, name, target)
+def _digest(own: UserObjects, facts: Facts, name: str, target: str, client: str) -> str:
+    found = _read_user_data(own, facts, name, target, client)
     with Guard("data", own.data):
         return digest(found)
 
@@ -186,27 +194,52 @@ def _dealt(config: Config, source: Source) -> Dealt:
         return Dealt(train, client, drawn[: table.test], held)
     train, test, held = split(source.labels, official, table.train, table.test, seed, validation)
     rng = generator(seed, Draw.PARTITION)
-    if federation.partition == "column":
-        if source.owner is None:
-            raise InputError(
-                "[federation] partition = 'column' needs data with a column of client numbers, "
-                "but [data] names no such column. Use npz, csv or parquet data, and set "
-                "[data.options] client = 'NAME OF THE COLUMN'."
-            )
-        client = source.owner[train]
-        if client.max() >= federation.clients:
-            raise InputError(
-                f"[federation] clients is {federation.clients}, but the client column of the "
-                f"data names {int(source.owner.max()) + 1} clients. Set clients = "
-                f"{int(source.owner.max()) + 1}."
-            )
-    else:
-        with _partition_guard(config):
-            found = _partition(config)(source.labels[train], federation.clients, rng)
-            client = clients_of_samples(found, len(train), federation.clients)
+    owners = _owners(config, source)
+    if owners is not None:
+        client, names = owners[0][train], owners[1]
+        require_samples(client, federation.clients, table.minimum, names)
+        return Dealt(train, client, test, held, names=names)
+    with _partition_guard(config):
+        if federation.partition in BY_CLASS:
+            require_class_labels(source.labels, federation.partition)
+        found = _partition(config)(source.labels[train], federation.clients, rng)
+        client = clients_of_samples(found, len(train), federation.clients)
     filled = federation.partition in ("dirichlet", "quantity")  # they ensure the minimum
     require_samples(client, federation.clients, 1 if filled else table.minimum)
     return Dealt(train, client, test, held)
+
+
+def _owners(config: Config, source: Source) -> tuple[np.ndarray, Names] | None:
+    """Return the client of each sample and the clients' names, if a column names the clients.
+
+    The column belongs to the source, or is an array that the user passed as the partition. For any
+    other partition, the result is None.
+    """
+    federation = config.federation
+    if (column := user_objects(config).partition) is not None:
+        if isinstance(column, tuple | list | type) or not hasattr(column, "__array__"):
+            return None
+        with _partition_guard(config):
+            values = as_array(column, "the clients in partition")
+            codes, names = numbered(values, "the client in partition")
+            n = len(source.labels)
+            if len(codes) not in (n, source.official_test):
+                raise InputError(
+                    f"partition names the clients of {len(codes)} samples, but data has "
+                    f"{source.official_test or n} samples: pass one client for each sample"
+                )
+        return codes, names
+    if federation.partition != "column":
+        return None
+    if source.owner is None:
+        raise InputError(
+            "[federation] partition = 'column' needs data with a column of clients, but [data] "
+            "names no such column. Use npz, csv or parquet data, and set [data.options] client = "
+            "'NAME OF THE COLUMN'. For a table that you pass in Python, set [data] client. For "
+            "arrays, pass partition=, an array with the client of each sample."
+        )
+    count = int(source.owner.max()) + 1
+    return source.owner, source.owner_names or tuple(map(str, range(count)))
 
 
 def _partition_guard(config: Config) -> AbstractContextManager[None]:
@@ -251,9 +284,13 @@ def partition_digest(train: np.ndarray, client: np.ndarray) -> str:
 def with_user_sizes(config: Config) -> Config:
     """Set the numbers of samples and clients that follow from the user's data and partition."""
     own, parts = user_objects(config), _index_arrays(config)
+    owners = None
     with _partition_guard(config):
         count = partitioner_clients(own.partition) if parts is None else len(parts)
     of_user = own.data is not None or config.data.name in OWN_FILES
+    if parts is None and (of_user or own.partition is not None):
+        owners = _owners(config, read_source(config))
+        count = len(owners[1]) if owners else count
     if not of_user and count is None:
         return config
     data: dict[str, Any] = {}
@@ -262,25 +299,37 @@ def with_user_sizes(config: Config) -> Config:
     given = federation.model_fields_set
     if count is not None:
         if "clients" in given and federation.clients != count:
+            by = "the column of clients" if owners else "your partition"
             raise InputError(
-                f"[federation] clients is {federation.clients}, but your partition has {count} "
-                "clients. Remove the key clients from [federation]."
+                f"[federation] clients is {federation.clients}, but {by} has {count} clients. "
+                f"Remove the key clients from [federation], or set clients = {count}."
             )
         changed["clients"] = count
     if parts is not None:
         data = _sizes_of_parts(config, parts)
     if of_user and not {"train", "test", "minimum"} <= config.data.model_fields_set:
-        data = _sizes_of_source(config, read_source(config)) | data
+        clients = changed.get("clients", federation.clients)
+        data = _sizes_of_source(config, read_source(config), clients) | data
     if own.data is not None:
         data["options"] = {**dict(config.data.options), "digest": user_data_digest(config)}
-        if not read_source(config).classes and "partition" not in given:
-            changed["partition"] = "iid"
+    if of_user and "partition" not in given and _without_classes(config):
+        changed["partition"] = "iid"
     if "per_round" not in given:
         clients = changed.get("clients", federation.clients)
         changed["per-round"] = min(federation.per_round, clients)
     tables = nested(config)
     tables |= {"data": tables["data"] | data, "federation": tables["federation"] | changed}
     return parse(tables).with_objects(config.given)
+
+
+def _without_classes(config: Config) -> bool:
+    """Return whether samples cannot be divided by class, because labels are real numbers.
+
+    Labels of a file are divided by their distinct values, unless they are vectors.
+    """
+    source = read_source(config)
+    in_file = user_objects(config).data is None
+    return not source.classes and (source.labels.ndim > 1 or not in_file)
 
 
 def _sizes_of_parts(config: Config, parts: Any) -> dict[str, int]:
@@ -300,7 +349,7 @@ def _sizes_of_parts(config: Config, parts: Any) -> dict[str, int]:
     return found
 
 
-def _sizes_of_source(config: Config, source: Source) -> dict[str, Any]:
+def _sizes_of_source(config: Config, source: Source, clients: int) -> dict[str, Any]:
     """Return the sizes that follow from the user's data."""
     table, n = config.data, len(source.labels)
     given = table.model_fields_set
@@ -317,7 +366,7 @@ def _sizes_of_source(config: Config, source: Source) -> dict[str, Any]:
         train = table.train if "train" in given else _beside_validation(table, n - test)
     found: dict[str, Any] = {"train": train, "test": test}
     if "minimum" not in given and not is_own(config.federation.partition):
-        found["minimum"] = min(table.minimum, max(1, found["train"] // config.federation.clients))
+        found["minimum"] = min(table.minimum, max(1, found["train"] // clients))
     return found
 
 

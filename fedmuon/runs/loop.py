@@ -51,6 +51,7 @@ from fedmuon.optim.chain import PERSONAL
 from fedmuon.optim.routing import RoutingTable
 from fedmuon.runs import fingerprints
 from fedmuon.runs.callbacks import CALLBACKS, Callback, Listener, as_callback
+from fedmuon.runs.data_notes import names_of_clients
 from fedmuon.runs.directory import (
     CLIENT_STATES,
     CLOCK,
@@ -140,6 +141,7 @@ def prepare(
         "schedule.npy": npy_bytes(plan.schedule() if uniform else unknown),
         "initial.safetensors": tensor_bytes(fresh.params),
     }
+    fixed |= names_of_clients(data)
     if plan.timetable is not None:
         fixed[CLOCK] = array_bytes(**plan.timetable.arrays())
     if isinstance(experiment.task, NetworkTask):
@@ -218,7 +220,7 @@ def train(
         for result in rounds:
             trained += time.monotonic() - asked  # excludes evaluation and writing
             record = _record(run, result, trained, time.monotonic() - start)
-            directory.append(record, _of_clients(result, seen))
+            directory.append(record, _of_clients(result, seen, run.data))
             state = result.state  # after its record is written: a signal may come at any time
             with _saving(save, Exception, SystemExit):  # a callback may raise any error
                 on_round_end(record)
@@ -249,7 +251,7 @@ def _config_bytes(config: Config, held: Path) -> bytes:
     return text
 
 
-def _of_clients(result: Round, seen: Counter[int]) -> list[Record]:
+def _of_clients(result: Round, seen: Counter[int], data: FederatedData) -> list[Record]:
     """Return the records of a round's clients for clients.jsonl.
 
     `seen` counts each client's rounds.
@@ -257,7 +259,8 @@ def _of_clients(result: Round, seen: Counter[int]) -> list[Record]:
     found: list[Record] = []
     for one in result.clients:
         seen[one["client"]] += 1
-        about = {"round": result.state.round, "client": one["client"], "samples": one["samples"]}
+        about = {"round": result.state.round, "client": one["client"]}
+        about |= {**data.named(one["client"]), "samples": one["samples"]}
         found.append({**about, "participations": seen[one["client"]], **one})
     return found
 

@@ -37,7 +37,7 @@ NAMES = [f"{table}.{key}" for table, keys in NEEDS.items() for key in keys]
 OTHER: dict[str, Any] = {
     "data.name": "digits", "data.train": 60, "data.test": 30, "data.alpha": 5.0,
     "data.validation": 10.0, "data.client-test": 0.3,
-    "data.target": "y", "data.center": "public", "data.center-samples": 7,
+    "data.target": "y", "data.client": "y", "data.center": "public", "data.center-samples": 7,
     "data.minimum": 12, "data.normalize": "ball", "data.folder": "nowhere", "data.context": 8,
     "data.tokenizer": "nowhere", "data.pad-token": True, "data.dimension": 9, "data.classes": 4,
     "data.options": (("odd", 1),), "federation.options": (("odd", 1),),
@@ -202,7 +202,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
 # that `fedmuon stability` runs, by what keeps a run's progress, and by what refuses combinations.
 ELSEWHERE = {
     "data.center-samples",  # tests/fedmuon/data/test_given_data.py
-    "data.folder", "data.target", "data.tokenizer", "data.pad-token", "task.weights",
+    "data.folder", "data.target", "data.client", "data.tokenizer", "data.pad-token", "task.weights",
     "task.lora-rank", "engine.name",
     "engine.cpus-per-client",
     "engine.gpus-per-client", "engine.ray-address", "faults.policy", "faults.retries",

@@ -422,7 +422,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no-data": ({"data": 3}, "pass .inputs, labels."),
     "no-labels": ({"data": (X,)}, "pass .inputs, labels."),
     "lengths": ({"data": (X, Y[:-1])}, "one label for each sample"),
-    "words": ({"data": (X, ["a"] * 60)}, "number the classes from 0"),
+    "words": ({"data": (X, ["a", 1] * 30)}, "of type str, in sample 0|of type int, in sample 1"),
     "below-0": ({"data": (X, CLASSES - 1)}, "renumber the labels from 0 to 1"),
     "not-finite": ({"data": (X * np.nan, Y)}, "correct or remove this sample"),
     "ragged": ({"data": ([[1, 2], [3]], [1.0, 2.0])}, "sample 1 has shape .1,.*one shape"),
