@@ -40,7 +40,7 @@ CITED: dict[str, dict[str, tuple[str, ...]]] = {
         "randomized-polar": ("nesterov-muon",),
     },
     "orthogonalizer.coefficients": {
-        "polar-express": ("polar-express",), "turbo": ("turbo-muon",),
+        "polar-express": ("polar-express",), "turbo-scaled": ("turbo-muon",),
         "polar-express-e2": ("polar-express", "nesterov-muon"),
         "polar-express-e3": ("polar-express", "nesterov-muon"),
     },

@@ -63,8 +63,13 @@ The proofs assume exact arithmetic. The proofs do not cover rounding in float32 
 The tests recompute this page, and compare each number with a dense sample of p_T and p_T′.
 """
 SIGN = """
-`turbo` has an error above 1: p_T is negative from 0.884 on. So for the largest singular values, the
-step has the wrong sign. The set is designed for matrices whose singular values stay below 0.884.
+`turbo` has an error above 1: p_T is negative from 0.884 on, so a step would reverse the largest
+singular values. Turbo-Muon tunes this set to the singular values of random matrices after its
+preconditioning, `normalization = "aol"`, which stay below 0.884 for large square matrices. They
+reach 1 for matrices with few rows. fedmuon rejects `turbo` with every normalization, because
+every normalization yields singular values up to 1. Use `turbo-scaled`: its first step replaces x
+by 0.84 x, so p_T is positive on (0, 1]. The tests prove this sign for every other set, for 1 to 12
+steps.
 """
 
 

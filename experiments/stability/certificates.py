@@ -42,7 +42,7 @@ from fedmuon.data.source import Source
 from fedmuon.experiments.tables import BALL_NAMES, BOUND_NAMES, facts, listed
 from fedmuon.federated.plan import BIASED, RandomnessPlan, schedule_of
 from fedmuon.orthogonalize import Uncertified, lipschitz
-from fedmuon.orthogonalize.lipschitz_constants import Growth, growth
+from fedmuon.orthogonalize.lipschitz_constants import Growth, growth, require_positive
 from fedmuon.tasks.constants import Constants, constants
 
 MUON = ("fedmuon", "muon", "local-muon", "fedmuon-aligned")  # muon is the same update as fedmuon
@@ -408,6 +408,8 @@ def map_constant(case: CertifiedSetting) -> float:
         return case.l_map
     if table.name == "exact-sign":
         raise Uncertified(JUMPS)
+    if table.name == "newton-schulz":
+        require_positive(table.polynomials, table.steps)
     if table.name == "gaussian-smoothed-sign" and case.shape is None:
         raise InputError(
             "The Lipschitz constant of the smoothed sign depends on the shape of the model, but "

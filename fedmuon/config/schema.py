@@ -829,8 +829,8 @@ class OrthogonalizerTable(Table):
         "cubic",
         "Name of the set of coefficients for the polynomial steps.",
         read_if=POLYNOMIAL_MAPS,
-        values="cubic, quintic, jordan, you, cans, turbo, cubic5, deepseek-v4, polar-express, "
-        "polar-express-e2, polar-express-e3, taylor-1 to taylor-6",
+        values="cubic, quintic, jordan, you, cans, turbo-scaled, cubic5, deepseek-v4, "
+        "polar-express, polar-express-e2, polar-express-e3, taylor-1 to taylor-6",
     )
     safety: Annotated[float, Field(ge=1, le=2)] = key(
         1.0,

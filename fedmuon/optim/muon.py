@@ -35,8 +35,8 @@ from fedmuon.core.errors import Guard, InputError, shown
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.threads import without_autocast
 from fedmuon.optim.links import ADJUSTMENTS, POLARGRAD, even_rows
-from fedmuon.orthogonalize import schedule
 from fedmuon.orthogonalize.coefficients import Coefficients, divisor_floor
+from fedmuon.orthogonalize.lipschitz_constants import positive_schedule
 
 __all__ = ["NAMED", "Muon", "MuonWithAux", "Orthogonalizer"]
 
@@ -262,7 +262,7 @@ class Muon(PortableOptimizer):
         with Guard("ns_steps", group["ns_steps"]):
             int(group["ns_steps"])
         with Guard("ns_coefficients", group["ns_coefficients"]):
-            schedule(group["ns_coefficients"], group["ns_steps"])
+            positive_schedule(group["ns_coefficients"], group["ns_steps"])
         with Guard("ns_normalization", group["ns_normalization"]):
             divisor_floor(1.0, group["ns_normalization"])
         with Guard("orthogonalizer", group["orthogonalizer"]):

@@ -25,6 +25,7 @@ from fedmuon.core.rng import Draw
 from fedmuon.optim.chain import Context, Number, gaussian_like, per_client
 from fedmuon.orthogonalize import lipschitz
 from fedmuon.orthogonalize.coefficients import AOL, Coefficients
+from fedmuon.orthogonalize.lipschitz_constants import positive_schedule, require_positive
 
 __all__ = ["Orthogonalizer", "clipped_sign", "newton_schulz", "smoothed_polar"]
 
@@ -132,7 +133,8 @@ def newton_schulz(
             normalization "aol", no Lipschitz constant is known.
 
     Raises:
-        InputError: If an option is out of range or a name is unknown.
+        InputError: If an option is out of range, a name is unknown, or the polynomial of a named
+            set reverses singular values.
 
     Example:
         >>> from fedmuon import orthogonalizers
@@ -145,6 +147,7 @@ def newton_schulz(
         "eps": eps,
         "normalization": normalization,
     }
+    positive_schedule(coefficients, steps)
     unknown = normalization == AOL or products is not None
     constant = None if unknown else lipschitz("newton-schulz", "sharp", **given)
     return Orthogonalizer(partial(maps.newton_schulz, **given, products=products), constant)
@@ -191,6 +194,8 @@ def map_of_table(
     lam = table.lambda_ if regularization is None else regularization
     steps, eps, kind = table.steps, table.eps, table.normalization
     coefficients, products = table.polynomials, DTYPES[table.products]
+    if table.name in ("newton-schulz", "randomized-polar"):
+        require_positive(coefficients, steps)
 
     def sketched(m: Tensor, context: Context, block: int) -> Tensor:
         parts = zip(m.chunk(len(context.draws)), context.draws, strict=True)

@@ -506,6 +506,65 @@ def _maximize(enclose: Enclose, first: float, last: float, least: float) -> floa
 
 
 @lru_cache(maxsize=256)
+def sign_change(polynomials: Schedule) -> float | None:
+    """Return a point of (0, 1] near which p_T may not be positive, or None if p_T > 0 is proved.
+
+    The steps are checked one after the other. If a step f is positive on (0, u], it maps (0, u]
+    into (0, u'], where u' is the maximum of f on [0, u], and the next step is checked on (0, u'].
+    As f(x) = x g(x^2), interval arithmetic bounds g from below on boxes of [0, u^2]. A box is split
+    until the bound is positive, g is not positive at the middle of the box, or the box is narrow.
+
+    The point is the input of the step that fails. For the first step, it is the smallest such point
+    up to the width of a box.
+    """
+    top = 1.0
+    for step in polynomials:
+        edges = np.linspace(0.0, np.nextafter(top * top, np.inf), _START + 1)
+        low, high = edges[:-1], edges[1:]
+        while len(low):
+            lower, _ = _horner(list(step), (low, high))
+            open_ = ~(lower > 0)
+            low, high = low[open_], high[open_]
+            middle = low + (high - low) / 2
+            _, upper = _horner(list(step), (middle, middle))
+            lost = ~(upper > 0) | (high - low < _NARROW * np.spacing(high))
+            if lost.any():
+                return float(np.sqrt(low[lost].min()))
+            cuts = low[:, None] + (high - low)[:, None] * np.linspace(0.0, 1.0, _SPLIT + 1)
+            cuts[:, -1] = high
+            low, high = cuts[:, :-1].ravel(), cuts[:, 1:].ravel()
+        scaled = tuple(float(c * top ** (2 * k + 1)) for k, c in enumerate(step))
+        top = float(_enclosed_maxima((scaled,)).max()) * (1 + 1e-12)
+    return None
+
+
+def positive_schedule(coefficients: Coefficients, steps: int) -> Schedule:
+    """Return the coefficients of every step, and reject a named set that reverses directions.
+
+    Numbers are not checked, because they may be meant for another normalization.
+    """
+    if isinstance(coefficients, str):
+        require_positive(coefficients, steps)
+    return schedule(coefficients, steps)
+
+
+def require_positive(coefficients: Coefficients, steps: int) -> None:
+    """Raise InputError if p_T of a set of coefficients reverses singular values in (0, 1].
+
+    Every normalization yields singular values up to 1, for example for a matrix of rank 1.
+    """
+    at = sign_change(schedule(coefficients, steps))
+    if at is not None:
+        named = f"{coefficients!r} " if isinstance(coefficients, str) else ""
+        raise InputError(
+            f"The coefficients {named}with {steps} steps reverse singular values above {at:.4g}, "
+            "because their polynomial is negative there, but a normalized matrix has singular "
+            "values up to 1. Use 'turbo-scaled', 'you' or another set whose polynomial is "
+            "positive on (0, 1]."
+        )
+
+
+@lru_cache(maxsize=256)
 def running_maxima(polynomials: Schedule) -> Array:
     """Return upper bounds of max |p_T| on the intervals [0, k / BOXES] for k = 1 .. BOXES.
 

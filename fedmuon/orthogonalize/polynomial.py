@@ -22,6 +22,7 @@ from fedmuon.orthogonalize.coefficients import (
     divisor_floor,
     schedule,
 )
+from fedmuon.orthogonalize.lipschitz_constants import positive_schedule
 from fedmuon.orthogonalize.spectral import (
     WORK_DTYPES,
     apply,
@@ -79,7 +80,8 @@ def newton_schulz(
         Z after the last step `[..., m, n]`, with the dtype and device of M.
 
     Raises:
-        InputError: If an option is out of range or a name is unknown.
+        InputError: If an option is out of range, a name is unknown, or the polynomial of a named
+            set reverses singular values, as that of `turbo`.
         NonFinite: If M contains NaN or infinity.
 
     Example:
@@ -89,7 +91,7 @@ def newton_schulz(
         tensor([[1., 0.],
                 [0., 1.]])
     """
-    polynomials = schedule(coefficients, steps)
+    polynomials = positive_schedule(coefficients, steps)
     floor = divisor_floor(eps, normalization)
     if normalization == AOL:
         started = precondition(matrix, floor)

@@ -20,7 +20,7 @@ from fedmuon.orthogonalize import COEFFICIENTS, lipschitz, newton_schulz, schedu
 from fedmuon.orthogonalize.coefficients import Schedule
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "coefficients.md"
-QUICK = "cubic", "jordan", "cans", "turbo"
+QUICK = "cubic", "jordan", "cans", "turbo", "turbo-scaled"
 SETS = [
     name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in COEFFICIENTS
 ]
