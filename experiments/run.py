@@ -1,5 +1,6 @@
 """`fedmuon run`: run one experiment on the engine that its config names."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -13,9 +14,10 @@ from fedmuon.federated.rounds import Engine, run_rounds
 from fedmuon.runs.callbacks import Callback, Listener
 from fedmuon.runs.data_notes import data_notes
 from fedmuon.runs.directory import NO_FILES, Record, RunDirectory
-from fedmuon.runs.loop import OnRoundEnd, OnStart, prepare, train
+from fedmuon.runs.loop import OnRoundEnd, OnStart, Run, prepare, train
 
 Result = TypeVar("Result")
+logger = logging.getLogger(__name__)
 
 
 def execute(
@@ -28,6 +30,7 @@ def execute(
     callbacks: Sequence[Callback | Listener] = (),
     more_files: Mapping[str, bytes] = NO_FILES,
     say: Callable[[str], object] = lambda sentence: None,
+    warn: Callable[[str], object] = lambda words: logger.warning("fedmuon: %s", words),
 ) -> Record:
     """Run the experiment in a folder, or resume it, and return its summary.
 
@@ -43,6 +46,7 @@ def execute(
         more_files: Files that later steps add to the run folder. The dictionary `more_files` maps
             the name of a file to its initial content.
         say: A function that is called with each sentence about the data, before the first round.
+        warn: A function that is called with a note on the config, if there is one.
     """
     if config is not None and config.engine.name == "deployment":  # runs in separate processes
         config = absolute_paths(config)
@@ -59,15 +63,36 @@ def execute(
 
         return deploy(config, out, True, on_round_end, on_start, resume)
     with held(out):
+        fresh = not (out / "config.toml").exists()
         resolved = resolve(config, resumed=config if resume else None)
         if resolved.engine.name == "ray":
             require_cluster(resolved.engine.ray_address)
         run = prepare(resolved, out, resume, callbacks, more_files=more_files)
         for sentence in data_notes(run.config, run.data):
             say(sentence)
+        if fresh and (words := uneven_sizes(run)):
+            warn(words)
         return on_engine(
             run.config, lambda engine: train(run, engine, on_round_end, on_start), verbose
         )
+
+
+def uneven_sizes(run: Run) -> str:
+    """Return a note if a plain mean averages clients whose sizes differ by more than a factor of 2.
+
+    The note is empty for private runs, whose sizes are protected.
+    """
+    sizes = run.data.sizes
+    small, large = int(sizes.min()), int(sizes.max())
+    if run.experiment.recipe.private or not run.experiment.recipe.aggregate.averages:
+        return ""
+    if large <= 2 * small or run.config.federation.aggregate != "mean":
+        return ""
+    return (
+        f"The clients have {small} to {large} samples, but the server takes the plain mean, so "
+        "each client of a round has the same weight. To weight clients by their samples, set "
+        "federation.aggregate = 'by-samples'."
+    )
 
 
 def on_engine(config: Config, work: Callable[[Engine], Result], verbose: bool = False) -> Result:

@@ -301,7 +301,7 @@ def certificate(run: Run, l_orth: float, participation: Participation) -> np.nda
     clients, top = len(run.sizes), run.constants.gradient_bound
     if isinstance(participation, Uniform):
         a = recursion.of_rounds(steps)
-        if not run.by_samples:
+        if not run.by_samples or np.all(run.sizes == run.sizes[0]):  # then each weight is 1/K
             psi = recursion.psi(a, clients, participation.per_round, participation.rho)
             return recursion.perturbation(sensitivity(run), np.full(clients, psi))
         if participation.per_round < clients:

@@ -11,7 +11,7 @@ from docs.making.papers import table
 from fedmuon.config.describe import keys
 from fedmuon.config.load import parse
 from fedmuon.config.schema import Local, OrthogonalizerTable, reads
-from fedmuon.core.choices import NAMES, ORTHOGONALIZED, PRIVATE
+from fedmuon.core.choices import BY_SAMPLES, NAMES, ORTHOGONALIZED, PRIVATE
 from fedmuon.experiments.stability.certificates import MAPLESS, MUON
 from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.recipes import make_recipe
@@ -38,7 +38,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "fedper": {"personal": "head.*"},
     "disk-sgd": {}, "disk-adam": {}, "disk-muon": {}, "disk-muonbc": {},
 }  # fmt: skip
-HEAD = ("method", "in short", "certificate", "private use", "bytes per round")
+HEAD = ("method", "in short", "average", "certificate", "private use", "bytes per round")
 
 
 def methods() -> str:
@@ -49,6 +49,7 @@ def methods() -> str:
             [
                 f"[{WORDS[name]['title']}](methods/{name}.md)<br>`{name}`",
                 NAMES["local.recipe"][name],
+                "by samples" if name in BY_SAMPLES else "plain",
                 "yes" if name in MUON + MAPLESS else "no",
                 private_use(name, made(name)).partition(":")[0],
                 bytes_per_round(made(name)),
@@ -75,6 +76,7 @@ def method(name: str) -> str:
         ("Sent to a client", messages(recipe, recipe.sent)),
         ("Sent back", "the direction" if recipe.direction else messages(recipe, recipe.returned)),
         ("Bytes per round", bytes_per_round(recipe)),
+        ("Average", average(name)),
         ("Stored by the server", listed(recipe.kept)),
         ("Stored by each client", listed(own)),
         ("Certificate", certificate(name)),
@@ -136,6 +138,13 @@ def certificate(name: str) -> str:
     if name in PRIVATE:
         return "no: the theory does not cover clipping and random lots"
     return "no certificate is known, but you can measure neighbours"
+
+
+def average(name: str) -> str:
+    """Return which average of the replies the method takes by default, and the source."""
+    if name in BY_SAMPLES:
+        return f"weighted by samples, nᵢ / Σ nⱼ over the clients of a round ({BY_SAMPLES[name]})"
+    return "plain mean, weight 1/K per client"
 
 
 def messages(recipe: Recipe, states: tuple[str, ...]) -> str:

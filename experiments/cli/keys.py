@@ -10,7 +10,15 @@ from rich.table import Table
 from typer import Argument
 
 import fedmuon.experiments.cli.completion as completion
-from fedmuon.core.choices import COMPRESSORS, LISTS, NAMES, OPTIONS, SAME_LIST
+from fedmuon.core.choices import (
+    COMPRESSORS,
+    LISTS,
+    MEANS,
+    NAMES,
+    OPTIONS,
+    SAME_LIST,
+    average_of,
+)
 from fedmuon.core.errors import InputError, instead, near
 from fedmuon.core.files import mendable, write_bytes
 from fedmuon.experiments.cli.options import Command
@@ -137,6 +145,8 @@ def names(
     else:
         key = UPLINK if kind == "compressors" else LISTS[SAME_LIST.get(kind, kind)]
         known, use = SAID[key], f"--set {key}=NAME"
+        if key == "local.recipe":
+            known = {name: f"{words}; {MEANS[average_of(name)]}" for name, words in known.items()}
     shown = _table(f"{kind}: {use}", ("name", "description"), [*known.items()])
     tell({"list": kind, "use": use, "names": known}, shown)
 

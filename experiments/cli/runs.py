@@ -110,7 +110,14 @@ def run(
                 progress.on_start(done, total)
 
             summary = execute(
-                chosen, folder, resume, progress.on_round_end, on_start, verbose, say=note
+                chosen,
+                folder,
+                resume,
+                progress.on_round_end,
+                on_start,
+                verbose,
+                say=note,
+                warn=warn,
             )
         tell({"folder": folder, **summary}, summary_table(summary))
         note(progress.risen())

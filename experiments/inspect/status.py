@@ -35,7 +35,8 @@ Changed = tuple[tuple[int, int], ...]  # time of the last change and size of eac
 # Line of the card -> the keys that it shows if the run uses them.
 LINES = {
     "data": ("data.name", "data.train", "data.test", "data.alpha"),
-    "clients": ("federation.clients", "federation.per-round", "federation.rounds", "local.steps"),
+    "clients": ("federation.clients", "federation.per-round", "federation.rounds", "local.steps",
+                "federation.aggregate"),
     "task": ("task.name", "task.model"),
     "recipe": ("local.recipe", "local.lr", "local.momentum", "local.batch", "local.schedule"),
     "map": ("orthogonalizer.name", "orthogonalizer.lambda", "orthogonalizer.steps",
@@ -50,6 +51,7 @@ LINES = {
     "computed": ("engine.name", "engine.dtype", "engine.device", "federation.seed"),
 }  # fmt: skip
 SHORT = SYMBOLS | {
+    "federation.aggregate": "average",
     "data.test": "test", "local.batch": "batch", "local.schedule": "schedule", "privacy.lot": "lot",
     "privacy.epsilon": "ε asked", "federation.seed": "seed",
     "compression.uplink": "up", "compression.downlink": "down", "compression.share": "share",

@@ -26,7 +26,7 @@ from fedmuon.config.schema import (
     unread,
 )
 from fedmuon.config.user_objects import NAMED, NOTHING, UserObjects
-from fedmuon.core.choices import TEXTS, is_own
+from fedmuon.core.choices import TEXTS, average_of, is_own
 from fedmuon.core.registry import absolute_name
 from fedmuon.core.tables import Option, Scalar, Table, override, put, read_toml, validate
 
@@ -152,18 +152,25 @@ class Config(Table):
     def _normalized(cls, tables: Any) -> Any:
         """Set the defaults that depend on other keys.
 
-        `normalize = auto` is replaced by the scaling that the task needs. If there are fewer
+        `normalize = auto` is replaced by the scaling that the task needs, and `aggregate = auto` by
+        the average that the paper of the recipe uses. If there are fewer
         clients than the default of `per-round`, all clients take part in each round.
         """
         if not isinstance(tables, Mapping):
             return tables
-        held = {name: tables.get(name, {}) for name in ("data", "task", "federation")}
+        named = ("data", "task", "federation", "local", "privacy", "compression")
+        held = {name: tables.get(name, {}) for name in named}
         if not all(isinstance(one, Mapping) for one in held.values()):
             return tables
         data, federation = dict(held["data"]), dict(held["federation"])
         if data.get("normalize", "auto") == "auto":
             found = "unit" if held["task"].get("name", "matrix") == "matrix" else "pixels"
             data["normalize"] = "tokens" if data.get("name") in TEXTS else found
+        if federation.get("aggregate", "auto") == "auto":
+            recipe = held["local"].get("recipe", Local.model_fields["recipe"].default)
+            plain = held["privacy"].get("level") == "client"
+            plain |= held["compression"].get("feedback") == "ef21"
+            federation["aggregate"] = average_of(recipe, plain)
         clients = federation.get("clients")
         if isinstance(clients, int) and "per-round" not in federation:
             most = Federation.model_fields["per_round"].default

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from fedmuon.core import choices
-from fedmuon.core.choices import GLUE, NAMES, PRIVATE, TABLES, TEXTS, is_own
+from fedmuon.core.choices import BY_SAMPLES, GLUE, NAMES, PRIVATE, TABLES, TEXTS, is_own
 from fedmuon.core.errors import instead, shown
 from fedmuon.core.tables import Option, Scalar, Table, attribute
 from fedmuon.orthogonalize.coefficients import COEFFICIENTS, Coefficients, with_safety
@@ -573,8 +573,11 @@ class Federation(Table):
         "is 1 / N. The weights do not change how the server averages models (see `aggregate`).",
     )
     aggregate: Annotated[Text, AfterValidator(_named("federation.aggregate"))] = key(
-        "mean",
+        "auto",
         "How the server combines the models and states that the clients of a round return. "
+        f"`auto` follows the paper of the optimizer: `by-samples` for {', '.join(BY_SAMPLES)}, "
+        "and `mean` for all other optimizers. `auto` is also `mean` with `[privacy] level = "
+        "'client'` and with `[compression] feedback = 'ef21'`, which need the plain mean. "
         "Stability bounds and optimizers whose names end in `-muonbc` require `mean` or "
         "`by-samples`.",
     )

@@ -90,7 +90,7 @@ NAMES: dict[str, dict[str, str]] = {
         "gpt": "decoder with GPT-2's architecture, for text; needs the extra [lm]",
     },
     "local.recipe": {
-        "fedavg": "local SGD; the server averages models",
+        "fedavg": "local SGD; the server averages models (McMahan et al. 2017)",
         "fedavgm": "local SGD; the server applies momentum to the average update",
         "local-muon": "local Muon with a new momentum in each round; the server averages models",
         "fedmuon": "local Muon; the server averages models and momenta (Stability note)",
@@ -223,6 +223,29 @@ OPTIONS: dict[str, dict[str, dict[str, tuple[str, str]]]] = {
         },
     },
 }
+# Recipes whose paper weights the clients of a round by their numbers of samples n_i. All other
+# recipes take the plain mean, 1/K per client, as in the Stability note.
+BY_SAMPLES = {
+    "fedavg": "McMahan et al. 2017, Algorithm 1",
+    "fedavgm": "Hsu et al. 2019: the update of FedAvg, with momentum",
+    "fedprox": "Li et al. 2020: Algorithm 2 draws clients with probability p_i = n_i / n and takes "
+    "the plain mean; clients drawn uniformly need the weights n_i instead",
+    "fedper": "Arivazhagan et al. 2019: FedAvg for the shared part",
+    "fednova": "Wang et al. 2020: weights p_i = n_i / n, scaled to the participants",
+}
+
+
+MEANS = {"mean": "plain mean", "by-samples": "mean by samples"}  # of `federation.aggregate`
+
+
+def average_of(recipe: str, private: bool = False) -> str:
+    """Return the aggregate of a recipe's paper: "mean", or "by-samples".
+
+    A private run takes the plain mean, because weights by size would depend on protected data.
+    """
+    return "by-samples" if recipe in BY_SAMPLES and not private else "mean"
+
+
 LISTS = {  # what `fedmuon list` shows -> its key
     "data": "data.name",
     "optimizers": "local.recipe",

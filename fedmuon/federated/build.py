@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedmuon.config.load import Config, absolute_paths
 from fedmuon.config.schema import biased_participation, reads
 from fedmuon.config.user_objects import guard, make_named, user_objects, with_defaults
-from fedmuon.core.choices import GLUE, TABLES, is_own
+from fedmuon.core.choices import GLUE, TABLES, average_of, is_own
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.federated import FederatedData
@@ -109,6 +109,10 @@ def resolve(config: Config, resumed: Config | None = None) -> ResolvedConfig:
             local = local.model_copy(update={"aux_lr": 0.0})
         if privacy.epsilon and not privacy.noise:
             privacy = privacy.model_copy(update={"noise": resumed.privacy.noise})
+        averages = config.federation.aggregate, resumed.federation.aggregate
+        if averages == (average_of(local.recipe), "mean"):  # "mean" was the default in version 1.0
+            federation = config.federation.model_copy(update={"aggregate": "mean"})
+            config = config.model_copy(update={"federation": federation})
     return ResolvedConfig(config.model_copy(update={"local": local, "privacy": privacy}))
 
 

@@ -19,7 +19,7 @@ from fedmuon.config.incompatible import missing_noise, private_recipe_problems
 from fedmuon.config.load import Config
 from fedmuon.config.schema import NEEDS, is_default, reads, unread_by_own_recipe
 from fedmuon.config.user_objects import guard, make_named, user_objects
-from fedmuon.core.choices import PRIVATE
+from fedmuon.core.choices import PRIVATE, average_of
 from fedmuon.core.errors import InputError, plain
 from fedmuon.core.registry import required_parameters, takes
 from fedmuon.core.rng import Draw, generator
@@ -55,7 +55,6 @@ from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.networks import NetworkTask
 
 MOST_TURNS = 10**5  # optimize buffers for at most this number of steps, which takes seconds
-AGGREGATE = "federation.aggregate"
 UNWEIGHTED = ("median", "trimmed-mean", "krum")  # these ignore the numbers of samples
 LINK = (
     "The update function of a link must take (direction, state, context) and return (direction, "
@@ -96,9 +95,10 @@ def build_recipe(
         found = replace(_user_recipe(config, task), thread_safe=False)
     if isinstance(task, NetworkTask) and (found.mechanism is not None or privacy.level == "client"):
         task.require_unmixed()
-    # The config's plain mean is the default, so it does not replace the aggregate of a custom
-    # recipe.
-    if brought.recipe is None or not is_default(AGGREGATE, federation.aggregate):
+    # The default of the config does not replace the aggregate of a custom recipe. A config of
+    # version 1.0 contains "mean" as its default.
+    usual = ("mean", average_of(config.local.recipe))
+    if brought.recipe is None or federation.aggregate not in usual:
         average = make_named(config, "aggregate", AGGREGATORS, (Aggregator,))
         within = None if brought.aggregate is None else guard(config, "aggregate")
         found = replace(found, aggregate=as_aggregator(average, within))
