@@ -111,6 +111,16 @@ class Result:
 
     @cached_property
     @in_python()
+    def routes(self) -> str:
+        """The optimizer of each parameter and the reason, as a table: the content of routes.txt.
+
+        The text is empty for the matrix task, whose model is one matrix.
+        """
+        file = self.path / "routes.txt"
+        return file.read_text(encoding="utf-8") if file.exists() else ""
+
+    @cached_property
+    @in_python()
     def config(self) -> Config:
         """The resolved config of the run.
 

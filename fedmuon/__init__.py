@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fedmuon.config.load import Config
     from fedmuon.config.typed import Tables
     from fedmuon.core.errors import InputError
+    from fedmuon.core.trial import in_trial
     from fedmuon.experiments.accounts import (
         AuditResult,
         NoiseResult,
@@ -71,6 +72,7 @@ _PLACES = {
     "SweepResult": "experiments.results",
     "Tables": "config.typed",
     "Task": "tasks.user_task",
+    "in_trial": "core.trial",
     **dict.fromkeys(("audit", "audit_run", "epsilon", "sigma"), "experiments.accounts"),
     **dict.fromkeys(
         ("bound", "compare", "plan", "run", "stability", "suite", "sweep", "unlearn"),
@@ -149,6 +151,7 @@ __all__ = [
     "compare",
     "epsilon",
     "flower",
+    "in_trial",
     "links",
     "optim",
     "orthogonalize",

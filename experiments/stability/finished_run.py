@@ -447,7 +447,7 @@ def _constant_of_step(case: CertifiedSetting, task: Task) -> dict[str, Any]:
         return {"l_orth": 1.0}
     assert isinstance(task, NetworkTask)
     local = case.config.local
-    table = build_recipe.routes(task.module, local.route, local.qkv)
+    table = build_recipe.routes(task.module, *build_recipe.routing_of(case.config))
     scales = [ADJUSTMENTS[local.adjust](*one.matrices[1:]) for one in table if one.matrices]
     if local.aux == "adamw" and len(scales) < len(table):
         return {

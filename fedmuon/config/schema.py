@@ -644,8 +644,8 @@ class TaskTable(Table):
         "r, the rank of the LoRA adapters of the query, key and value projections. Only the "
         "adapters are trained. The parameters in `weights` stay fixed and are treated as "
         "public. A resumed run needs the same `weights`. With 0, there are no adapters, and "
-        "all parameters are trained. To let Muon train all adapters, set `local.route = "
-        '"all-matrices"`.',
+        "all parameters are trained. Muon trains all adapters. To let "
+        "Muon train other matrices, set `local.muon`.",
         read_if=DECODER_TASK,
         values="0 to `width`",
     )
@@ -774,9 +774,18 @@ class Local(Table):
         "hidden",
         "Parameters that Muon orthogonalizes. `hidden` selects all matrices except embeddings, "
         "norms, and the first and the last layer. If no hidden matrix exists, `hidden` selects "
-        "the largest matrix. `all-matrices` selects every matrix. The file `routes.txt` of a "
+        "the largest matrix. Adapters such as LoRA are hidden matrices, and frozen layers count "
+        "as the first or the last layer. `all-matrices` selects every matrix. The file `routes.txt` of a "
         "run lists the selected parameters.",
         read_if=(NETWORK_TASK, MUON_RECIPE),
+    )
+    muon: Text = key(
+        "",
+        "Name patterns of the matrices that Muon orthogonalizes, separated by commas, such as "
+        "`*lora*`. All other parameters take the auxiliary step. If `muon` is set, it replaces "
+        "`route`. The file `routes.txt` of a run lists the names of all parameters.",
+        read_if=(NETWORK_TASK, MUON_RECIPE),
+        values="patterns, separated by commas",
     )
     qkv: Literal["split", "whole"] = key(
         "split",

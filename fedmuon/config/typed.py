@@ -145,6 +145,7 @@ LocalKeys = TypedDict(
         "rank": int,
         "personal-weight": float,
         "route": Literal["hidden", "all-matrices"],
+        "muon": str,
         "qkv": Literal["split", "whole"],
         "aux": Literal["sgd", "adamw"],
         "aux-lr": float,

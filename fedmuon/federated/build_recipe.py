@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
+from glob import escape
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from fedmuon.core.errors import InputError, plain
 from fedmuon.core.registry import required_parameters, takes
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import attribute
+from fedmuon.core.trial import trial
 from fedmuon.federated.rounds import Reply
 from fedmuon.optim.aggregators import AGGREGATORS, Aggregator, as_aggregator
 from fedmuon.optim.chain import (
@@ -35,6 +37,7 @@ from fedmuon.optim.chain import (
     State,
     States,
     forbidden_gradient,
+    visible,
 )
 from fedmuon.optim.compression import Compression, compressor
 from fedmuon.optim.orthogonalizers import (
@@ -45,7 +48,14 @@ from fedmuon.optim.orthogonalizers import (
     same,
     value_of_table,
 )
-from fedmuon.optim.recipe import Recipe, aggregate_state, as_recipe, initial_states, shared_part
+from fedmuon.optim.recipe import (
+    Recipe,
+    aggregate_state,
+    as_recipe,
+    first_state,
+    initial_states,
+    shared_part,
+)
 from fedmuon.optim.recipes import make_recipe
 from fedmuon.optim.routing import FUSED, RoutingTable, routing_table
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
@@ -56,6 +66,7 @@ from fedmuon.tasks.networks import NetworkTask
 
 MOST_TURNS = 10**5  # optimize buffers for at most this number of steps, which takes seconds
 UNWEIGHTED = ("median", "trimmed-mean", "krum")  # these ignore the numbers of samples
+STORED = (torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16)
 LINK = (
     "The update function of a link must take (direction, state, context) and return (direction, "
     "state). With links.stateless, it must take (direction, context) and return a direction. "
@@ -79,7 +90,7 @@ def build_recipe(
     if brought.recipe is None:
         routed, mine, centred = None, user_map(config), is_centred(config, task)
         if isinstance(task, NetworkTask) and reads(config, "orthogonalizer.name"):
-            routed = matrix_counts(task.module, config.local.route, config.local.qkv)
+            routed = matrix_counts(task.module, *routing_of(config))
         table, local = config.orthogonalizer, config.local
         # Correlated noise allows only one client. The account counts the lots that this client
         # draws.
@@ -217,28 +228,47 @@ def user_map(config: Config) -> Orthogonalizer | None:
     return None if found is None else as_orthogonalizer(found, guard(config, "orthogonalizer"))
 
 
-def routes(network: nn.Module, rule: str, qkv: str = "split") -> RoutingTable:
+def routes(network: nn.Module, rule: str, qkv: str = "split", muon: str = "") -> RoutingTable:
     """List every parameter with its shape, its shape as a matrix [out, -1] and its optimizer.
 
     You can print the result. The rule `hidden` assigns vectors, embeddings, norms, and the first
     and last layer to the auxiliary optimizer. If no matrix is left for Muon, Muon updates the
     largest matrix (see `fedmuon.optim.routing`). The rule `all-matrices` assigns only parameters
     with fewer than two axes to the auxiliary optimizer. Fused projections are split into their
-    matrices, unless `qkv` is `whole`.
+    matrices, unless `qkv` is `whole`. If `muon` contains name patterns, separated by commas, these
+    patterns replace the rule.
     """
     learned = [one for one in network.named_parameters() if one[1].requires_grad]
     every = [name for name, param in learned if param.ndim >= 2]
     fused = FUSED if qkv == "split" else {}
+    if patterns := [one.strip() for one in muon.split(",") if one.strip()]:
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in every):
+                some = ", ".join(every[:6]) + (", ..." if len(every) > 6 else "")
+                raise InputError(
+                    f"the pattern {pattern!r} in [local] muon matches no matrix of the model. The "
+                    f"matrices are {some or 'none'}. Use patterns that match some of these names."
+                )
+        named = [name for name in every if any(fnmatchcase(name, one) for one in patterns)]
+        others = [escape(name) for name, _ in learned if name not in named]
+        return routing_table(network, to_muon=[*map(escape, named)], to_aux=others, fused=fused)
     return routing_table(network, to_muon=every if rule == "all-matrices" else (), fused=fused)
 
 
-def matrix_counts(network: nn.Module, rule: str, qkv: str = "split") -> dict[str, int]:
+def routing_of(config: Config) -> tuple[str, str, str]:
+    """Return the keys of [local] that select the parameters of Muon."""
+    return config.local.route, config.local.qkv, config.local.muon
+
+
+def matrix_counts(
+    network: nn.Module, rule: str, qkv: str = "split", muon: str = ""
+) -> dict[str, int]:
     """Return the number of matrices into which each parameter is split for orthogonalization.
 
     The number is 0 if the auxiliary optimizer updates the parameter. The number is 1 for an
     ordinary matrix, and larger for a fused projection. Raise an error if the rule finds no matrix.
     """
-    table = routes(network, rule, qkv)
+    table = routes(network, rule, qkv, muon)
     found = {one.name: one.matrices[0] if one.matrices else 0 for one in table}
     if not any(found.values()):
         vectors = "" if rule == "all-matrices" else "route = 'all-matrices', or "
@@ -381,7 +411,7 @@ def _user_recipe(config: Config, task: Task) -> Recipe:
     mine, local = user_objects(config).recipe, config.local
     facts: dict[str, Any] = {"task": task} | _map_for(config, mine)
     if isinstance(task, NetworkTask) and "routes" in takes(mine, {"routes": 0}):
-        facts["routes"] = matrix_counts(task.module, local.route, local.qkv)
+        facts["routes"] = matrix_counts(task.module, *routing_of(config))
     made = make_named(config, "recipe", None, (Recipe, Chain, tuple, list), facts)
     within = guard(config, "recipe")
     found = as_recipe(made, within)
@@ -416,10 +446,22 @@ def _user_recipe(config: Config, task: Task) -> Recipe:
                 f"clients={config.federation.clients}, or set clients = {found.clients}."
             )
         entries = sum(one.numel() for one in start.values())
-        require_round(found, start)
+        states = require_round(found, start)
         if not private and 2 * entries <= task.stack_limit:  # larger models are not batched
-            _require_apart(found.chain, start)
-    return found
+            _require_apart(found, start)
+    fixed = {
+        name: partial(_zeros_like, {key: one[0] for key, one in states[name].items()})
+        for name in found.returned
+        if name not in found.kept
+    }
+    return replace(found, initial={**found.initial, **fixed}) if fixed else found
+
+
+def _zeros_like(shapes: State, params: Params) -> State:
+    """Return zeros with these shapes behind the replica axis of the parameters."""
+    some = next(iter(params.values()))
+    return {name: one.new_zeros((len(some), *one.shape), device=some.device)
+            for name, one in shapes.items()}  # fmt: skip
 
 
 def _map_for(config: Config, mine: Any) -> dict[str, Orthogonalizer]:
@@ -452,13 +494,16 @@ def _map_for(config: Config, mine: Any) -> dict[str, Orthogonalizer]:
 # centres.
 
 
-def _require_apart(chain: Chain, start: Params) -> None:
+@trial()
+def _require_apart(recipe: Recipe, start: Params) -> None:
     """Raise an error if a client's result changes when another client is in the same batch.
 
     Some engines train several clients in one batch, and other engines train clients one by one.
     `start` contains parameters with the shapes [1, ...].
     """
+    chain = recipe.chain
     together = _trial_steps(chain, start, (0, 1))
+    _require_stacked(recipe, _trial_states(recipe, start, (0, 1)), 2)
     for client in (0, 1):
         alone = _trial_steps(chain, start, (client,))
         if any(differ(alone[name], together[name][client : client + 1]) for name in start):
@@ -468,6 +513,52 @@ def _require_apart(chain: Chain, start: Params) -> None:
                 "over the last axes, separately for each replica, and draw random numbers only "
                 "from context.draws."
             )
+
+
+def _trial_states(recipe: Recipe, start: Params, clients: Sequence[int]) -> States:
+    """Return the states of these clients after two trial steps and the clients' rule."""
+    first = params = {name: torch.cat([value] * len(clients)) for name, value in start.items()}
+    states = recipe.chain.init(params, {})
+    for step in range(2):
+        params, states = recipe.chain.step(params, states, _context(params, clients, step))
+    if recipe.client is None:
+        return states
+    return recipe.client(first, params, states, 2, **_for_client(recipe, params))[1]
+
+
+def _for_client(recipe: Recipe, params: Params) -> dict[str, Any]:
+    """Return the optional arguments of the clients' rule in a trial."""
+    given: dict[str, Any] = {"factor": 1.0} if recipe.scaled else {}
+    return given | ({"samples": _trial_samples(params)} if recipe.knows_samples else {})
+
+
+def _trial_samples(params: Params) -> Tensor:
+    some = next(iter(params.values()))
+    return torch.full_like(some.flatten(1)[:, 0], 10.0) if some.ndim > 1 else some.new_full(
+        (len(some),), 10.0
+    )  # fmt: skip
+
+
+def _require_stacked(recipe: Recipe, states: States, replicas: int) -> None:
+    """Raise an error if a state that leaves the link has tensors that no engine could send.
+
+    Each tensor needs the replica axis first. Messages and files store only numpy's dtypes.
+    """
+    for name in (*recipe.returned, *recipe.persistent):
+        for key, one in states[name].items():
+            if not isinstance(key, str) or not isinstance(one, Tensor):
+                raise InputError(
+                    f"the state {name!r} contains a {type(one).__name__} under {plain(key, 60)}, "
+                    "but it must map strings to tensors. Store a number as a tensor [replicas, 1]."
+                )
+            if one.dtype not in STORED or not one.ndim or len(one) != replicas:
+                raise InputError(
+                    f"the tensor {key!r} of the state {name!r} has shape {tuple(one.shape)} and "
+                    f"dtype {one.dtype} for {replicas} replica{'s' * (replicas > 1)}. The first "
+                    "axis must be the replicas, as in the model, and the dtype a real number of "
+                    "16, 32 or 64 bits. Use a shape such as [replicas, 1], and the dtype of the "
+                    "model."
+                )
 
 
 def _trial_steps(
@@ -507,7 +598,10 @@ def _context(
         return Context(
             params, forbidden_gradient, draws, released, factor, tuple(clients), received=params
         )
-    return Context(params, gradient, draws, factor=factor, clients=tuple(clients), received=params)
+    return Context(
+        *(params, gradient, draws), factor=factor, clients=tuple(clients), received=params,
+        samples=_trial_samples(params),
+    )  # fmt: skip
 
 
 # The first round of a custom recipe
@@ -543,7 +637,21 @@ def _require_held(recipe: Recipe) -> None:
 
 
 def _require_resumable(recipe: Recipe, start: Params, states: States) -> None:
-    """Raise an error if a persistent state has other tensors after a round than after `init`."""
+    """Raise an error if a stored state has other tensors after a round than at its start."""
+    for name in recipe.returned:
+        if name not in recipe.kept:
+            continue
+        fresh, after = (
+            {key: (one.shape, one.dtype) for key, one in state.items()}
+            for state in (first_state(recipe, name, start), states[name])
+        )
+        if fresh != after:
+            raise InputError(
+                f"the tensors of the state {name!r} change their names, shapes or dtypes during a "
+                "round, so the server could not store the state. Create all tensors with their "
+                "final names, shapes and dtypes in `init` of the link, or in `initial` of the "
+                "recipe."
+            )
     for link in recipe.chain.links:
         if link.name in recipe.persistent:
             fresh, after = (
@@ -558,10 +666,14 @@ def _require_resumable(recipe: Recipe, start: Params, states: States) -> None:
                 )
 
 
-def require_round(recipe: Recipe, start: Params) -> None:
+@trial()
+def require_round(recipe: Recipe, start: Params) -> States:
     """Run a trial round from the parameters `start` [1, ...]. Raise an error if the recipe fails.
 
     Also raise an error if the recipe names states that do not exist.
+
+    Returns:
+        The client's states after the trial round.
     """
     _require_held(recipe)
     states = {
@@ -581,7 +693,7 @@ def require_round(recipe: Recipe, start: Params) -> None:
         params = {name: one + direction[name] for name, one in params.items()}
     factor = {"factor": 1.0} if recipe.scaled else {}
     if recipe.client is not None:
-        rule = partial(recipe.client, **factor)
+        rule = partial(recipe.client, **_for_client(recipe, params))
         made = _tried("the clients' rule", CLIENT_RULE, rule, start, params, states, 2)
         if not _are_mappings(made):
             raise InputError(
@@ -594,6 +706,7 @@ def require_round(recipe: Recipe, start: Params) -> None:
             raise InputError(
                 f"the clients' rule does not return the state {lost[0]}. {CLIENT_RULE}"
             )
+    _require_stacked(recipe, states, 1)
     _require_resumable(recipe, start, states)
     given = initial_states(recipe, start) | {name: states[name] for name in recipe.returned}
     counted = {"answered": [(1.0, 2)]} if recipe.counted else {}
@@ -612,6 +725,7 @@ def require_round(recipe: Recipe, start: Params) -> None:
             f"the server's rule does not return the state {lost[0]}, which the server must "
             f"store. {RULE}"
         )
+    return states
 
 
 def _require_alike(what: str, rule: str, start: Params, made: Mapping[str, Any]) -> None:
@@ -630,7 +744,7 @@ def _updated(link: Link, direction: Params, state: State, context: Context) -> t
     Raise an error if the link changes its input in place.
     """
     given = (direction, state, context.params)
-    context = context if link.knows_client else replace(context, clients=())
+    context = visible(link, context)
     before = [_copied(one) for one in given]
     what = f"update of the link {link.name}"
     found = _tried(what, LINK, link.update, direction, state, context)
@@ -663,6 +777,7 @@ def _tried(what: str, mend: str, function: Callable[..., Any], *given: Any) -> A
         raise InputError(f"{what} failed with {why}. {mend}") from error
 
 
+@trial()
 def require_memoryless(config: Config, recipe: Recipe, task: Task) -> None:
     """Raise an error if a custom aggregate's result depends on earlier calls."""
     brought, count = user_objects(config), config.federation.per_round

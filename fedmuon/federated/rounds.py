@@ -35,6 +35,7 @@ from fedmuon.optim.recipe import (
     Recipe,
     aggregate_state,
     aggregate_states,
+    first_state,
     initial_states,
     personal_part,
     shared_part,
@@ -88,7 +89,8 @@ class Reply:
     `loss` [S] is the client's loss at the start of the last local step. `samples` is the number n_i
     of the client's samples, and `steps` is the number of local steps. `own` contains the client's
     persistent states, which are not sent. `metrics` contains the client's measurements, if they
-    were requested.
+    were requested. `part` says what `params` contains when an aggregator receives the reply:
+    "model", or the name of a returned state.
     """
 
     client: int
@@ -99,6 +101,7 @@ class Reply:
     steps: int = 1
     own: States = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    part: str = MODEL
 
 
 @dataclass(frozen=True)
@@ -324,18 +327,22 @@ def client_update(
             first = _repeated(first_model(task, plan.seed, stack), count)
         start = _received(recipe, _repeated(sent.params, count), first, numbers, own)
         (params, statistics), (first, _) = map(split_statistics, (start, first))
-        received = params
+        received, samples = params, _samples(recipe, clients, params)
         states = recipe.chain.init(params, states | _resumed(recipe, params, first, numbers, own))
         for step in range(steps):
             after: Params = {}  # running statistics after the first gradient of a step
             now = (sent.round, step)
             context = _context(recipe, task, plan, clients, params, now, statistics, after)
-            context = replace(context, received=received)
+            context = replace(context, received=received, samples=samples)
             params, states = recipe.chain.step(params, states, context)
             statistics = after or statistics
         local = {**params, **statistics}
         if recipe.client is not None:
-            given = {"factor": plan.factor_at(sent.round)} if recipe.scaled else {}
+            given: dict[str, Any] = {}
+            if recipe.scaled:
+                given["factor"] = plan.factor_at(sent.round)
+            if recipe.knows_samples:
+                given["samples"] = samples
             params, states = recipe.client(received, params, states, steps, **given)
     whole = {**params, **statistics}
     models = blocks(shared_part(recipe, whole), count)
@@ -617,7 +624,11 @@ def read_broadcast(recipe: Recipe, sent: Broadcast, model: Params) -> Broadcast:
 def joint(recipe: Recipe, params: Params, states: States) -> dict[str, Params]:
     """Return the model and the states that a client returns, by name."""
     learned, _ = split_statistics(params)
-    return {"model": params, **{name: states.get(name, learned) for name in recipe.returned}}
+    returned = {
+        name: states[name] if name in states else first_state(recipe, name, learned)
+        for name in recipe.returned
+    }
+    return {"model": params, **returned}
 
 
 def sent_like(recipe: Recipe, params: Params, states: States) -> tuple[Params, States]:
@@ -649,6 +660,15 @@ def returned_like(recipe: Recipe, params: Params, states: States) -> tuple[Param
 
 
 # The context of a local step, and the first state of a client
+
+
+def _samples(recipe: Recipe, clients: Sequence[Client], params: Params) -> Tensor | None:
+    """Return n_i for each replica [K S], or None if neither a link nor the client rule asks."""
+    if not recipe.knows_samples and not any(one.knows_samples for one in recipe.chain.links):
+        return None
+    some = next(iter(params.values()))
+    sizes = some.new_tensor([shard.size for _, shard in clients])
+    return sizes.repeat_interleave(len(some) // len(clients))
 
 
 def _context(
@@ -805,7 +825,8 @@ def _combined(
 
     states = {
         name: combine(
-            aggregate_state(name), [replace(one, params=one.states[name]) for one in replies]
+            aggregate_state(name),
+            [replace(one, params=one.states[name], part=name) for one in replies],
         )
         for name in recipe.returned
     }

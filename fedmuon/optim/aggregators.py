@@ -3,7 +3,8 @@
 A custom function receives the replies of one replica at a time. Each reply has `.client`, `.params`
 and `.states` (name -> tensor), `.samples` (n_i) and `.loss`. Replies are in the order of the
 clients. The function returns a mapping of names to tensors like `.params`, and must not store
-anything between calls. The same function also combines the states that clients return.
+anything between calls. The same function also combines the states that clients return. `.part`
+says what `.params` contains: "model", or the name of the state.
 
 If an aggregator needs a state that lasts from round to round, declare the state: `Aggregator(apply,
 init=init)`, with `init(params) -> state` and `apply(replies, state) -> (params, state)`. States are
@@ -107,6 +108,8 @@ class Aggregator:
             return {name: value[s] for name, value in tree.items()}
 
         like = replies[0].params
+        if not like:  # a state without tensors
+            return {}, dict(state or {})
         if self.stacked:
             return applied(replies, state, like)
         found, after = [], []

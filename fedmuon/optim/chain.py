@@ -9,6 +9,7 @@ optimizer, you write a link or a chain of links; the training loop stays the sam
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,6 +53,8 @@ class Context:
         factor: Factor that multiplies all step sizes in this round.
         clients: Numbers of the K clients, only for links with `knows_client`.
         received: The model that the client received at the start of the round.
+        samples: The number n_i of each client's samples as a tensor `[K S]`, only for links with
+            `knows_samples`.
 
     Example:
         >>> import torch
@@ -70,6 +73,7 @@ class Context:
     factor: float = 1.0
     clients: tuple[int, ...] = ()
     received: Params = field(default_factory=dict)
+    samples: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class Link:
             mean of the clients' states and the sum of the clients' squared weights, and returns the
             server's state.
         knows_client: Whether the link receives `context.clients`.
+        knows_samples: Whether the link receives `context.samples`.
 
     Raises:
         InputError: If an attribute has the wrong type, or the name is empty or contains a dot.
@@ -105,6 +110,7 @@ class Link:
     lasting: bool = False
     averaged: Callable[[State, float], State] | None = None
     knows_client: bool = False
+    knows_samples: bool = False
 
     def __post_init__(self) -> None:
         wanted = {
@@ -198,11 +204,20 @@ class Chain:
         """
         direction: Params = {}
         after: States = {}
-        anonymous = replace(context, clients=()) if context.clients else context
         for link in self.links:
-            seen = context if link.knows_client else anonymous
+            seen = visible(link, context)
             direction, after[link.name] = link.update(direction, states[link.name], seen)
         return {name: value + direction[name] for name, value in params.items()}, after
+
+
+def visible(link: Link, context: Context) -> Context:
+    """Return the context without the values that the link does not ask for."""
+    hidden: dict[str, Any] = {}
+    if context.clients and not link.knows_client:
+        hidden["clients"] = ()
+    if context.samples is not None and not link.knows_samples:
+        hidden["samples"] = None
+    return replace(context, **hidden) if hidden else context
 
 
 def stateless(name: str, update: Callable[[Params, Context], Params]) -> Link:

@@ -22,6 +22,7 @@ from fedmuon.config.schema import OrthogonalizerTable
 from fedmuon.core.errors import Guard, InputError
 from fedmuon.core.registry import require_callable
 from fedmuon.core.rng import Draw
+from fedmuon.core.trial import trial
 from fedmuon.optim.chain import Context, Number, gaussian_like, per_client
 from fedmuon.orthogonalize import lipschitz
 from fedmuon.orthogonalize.coefficients import AOL, Coefficients
@@ -299,6 +300,7 @@ def map_of_value(value: Orthogonalizer) -> Map:
     return apply
 
 
+@trial()
 def require_sound(value: Orthogonalizer, like: Tensor) -> None:
     """Reject an orthogonalizer that draws random numbers, mixes matrices or exceeds its constant.
 

@@ -51,7 +51,8 @@ class Recipe:
             returns `(next model, next states)`.
         sent: Names of the states that clients receive.
         returned: Names of the states that clients return, and that the server averages. A state
-            that belongs to no link comes from the rule `client`, and has the shapes of the model.
+            that belongs to no link comes from the rule `client`. Its tensors have the shapes
+            `[replicas, ...]`, which may differ from those of the model but never change.
         kept: Names of the states that the server stores between rounds.
         mechanism: The privacy mechanism, through which a private chain reads the data.
         aggregate: The aggregator, which combines the replies.
@@ -69,7 +70,7 @@ class Recipe:
         counted: Whether the server's rule also accepts `answered`, a list of each reply's weight in
             the mean and number of local steps.
         initial: Mapping from a state name to a function that receives the model and returns the
-            server's first state, in place of zeros.
+            server's first state, in place of zeros. It also defines the shapes of the state.
         personal: Name patterns, such as `head.*`, of parameters that never leave the client.
         codecs: Mapping from a state name to the codec that compresses this state in messages.
         clients: The total number N of clients that the server's rule assumes, or 0 if any number is
@@ -77,6 +78,8 @@ class Recipe:
         compression: The compression of messages, from the table `[compression]`.
         direction: Whether clients return a direction, with the shapes of the model, instead of a
             model.
+        knows_samples: Whether the rule `client` also accepts `samples`, a tensor `[replicas]` with
+            the number n_i of the client's samples.
 
     Raises:
         InputError: If an attribute has the wrong type, or attributes contradict each other.
@@ -110,6 +113,7 @@ class Recipe:
     clients: int = 0
     compression: Compression | None = None
     direction: bool = False
+    knows_samples: bool = False
 
     def encoded(self, states: States) -> States:
         """Encode the states for a message.
@@ -188,7 +192,7 @@ class Recipe:
                 self.client is None or callable(self.client),
                 "a function (received, params, states, steps)",
             )
-            for name in ("counted", "direction"):
+            for name in ("counted", "direction", "knows_samples"):
                 wanted[name] = isinstance(getattr(self, name), bool), "True or False"
             for name in ("sent", "returned", "kept", "persistent", "personal"):
                 held, of = getattr(self, name), "patterns" if name == "personal" else "state names"
@@ -223,6 +227,13 @@ class Recipe:
                     f"has {clash_with}. Personal parameters must stay on the client, so this "
                     "combination is not allowed. Remove `personal`, or remove `sent`, `returned` "
                     "and the link `personal`."
+                )
+            knowing = [f"the link {one.name}" for one in self.chain.links if one.knows_samples]
+            if self.private and (knowing or self.knows_samples):
+                raise InputError(
+                    f"{[*knowing, 'the rule `client`'][0]} has knows_samples=True, but the recipe "
+                    "is private, and a client's number of samples is protected. Set "
+                    "knows_samples=False."
                 )
         for link in self.chain.links:
             lost = [key for key in ("sent", "kept") if link.name not in getattr(self, key)]
@@ -364,20 +375,24 @@ def initial_states(recipe: Recipe, params: Params) -> States:
     """
     params = shared_part(recipe, params)
     learned, _ = split_statistics(params)
-    made = {link.name: link.init for link in recipe.chain.links}
-    made |= recipe.initial
-    states = {name: made.get(name, zeros)(learned) for name in recipe.kept}
+    states = {name: first_state(recipe, name, learned) for name in recipe.kept}
     if recipe.compression is not None and recipe.compression.estimates:
         states |= {f"{ESTIMATE}{tree}": zeros(learned) for tree in (MODEL, *recipe.returned)}
     if recipe.aggregate.init is None:
         return states
     first = _declared_state(recipe.aggregate, params)
     others = {
-        one: _declared_state(recipe.aggregate, made.get(one, zeros)(learned))
+        one: _declared_state(recipe.aggregate, first_state(recipe, one, learned))
         for one in recipe.returned
     }
     named = {aggregate_state(name): state for name, state in others.items()}
     return states | {aggregate_state(): first} | named
+
+
+def first_state(recipe: Recipe, name: str, learned: Params) -> State:
+    """Return the first value of a state, whose names and shapes all later values have."""
+    made = {link.name: link.init for link in recipe.chain.links} | dict(recipe.initial)
+    return made.get(name, zeros)(learned)
 
 
 def _declared_state(aggregator: Aggregator, like: Params) -> Params:

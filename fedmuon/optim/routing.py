@@ -3,7 +3,8 @@
 A tensor [out, ...] counts as the matrix [out, -1]. Muon updates the hidden matrices. The auxiliary
 optimizer updates vectors and scalars (biases, norms, and tensors with one row or one column),
 embeddings, normalizations, and the first and the last layer. The first and the last layer are the
-first and the last registered module with a matrix. A tensor [1, ..., n] outside a convolution
+first and the last registered module with a matrix. Frozen layers count, and adapters such as LoRA
+do not, so the matrices of adapters are hidden matrices. A tensor [1, ..., n] outside a convolution
 counts as an embedding of tokens or positions. If a model has no hidden matrix, such as a network
 with two layers, Muon updates the largest matrix. A parameter with several names (tied weights) must
 be a hidden matrix under every name.
@@ -23,6 +24,7 @@ from fedmuon.tasks.models import owned_parameters
 
 FUSED = {"in_proj_weight": 3, "c_attn": 3, "qkv": 3}  # part of a name -> number of fused matrices
 GATES = {nn.LSTM: 4, nn.LSTMCell: 4, nn.GRU: 3, nn.GRUCell: 3}  # matrices per recurrent weight
+BASES = ("base", "base_layer", "original")  # usual names of the layer that LoRA adapts
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -144,14 +146,17 @@ def routing_table(
                 f"No parameter name matches the pattern {pattern!r}. To see all names, run "
                 "print(routing_table(model))."
             )
-    layers = [layer for _, layer, param in found if _is_matrix(param)]
+    layers = _layers(model)
     outer = {id(layers[0]): "first layer", id(layers[-1]): "last layer"} if layers and ends else {}
     uses: dict[Tensor, list[tuple[str, nn.Module]]] = {}
     for name, layer, param in found:
         uses.setdefault(param, []).append((name, layer))
     reasons: dict[Tensor, str] = {}
     for param, own in uses.items():
-        each = (_reason(param, name, layer, outer.get(id(layer))) for name, layer in own)
+        each = (
+            _reason(param, name, layer, None if "lora" in name else outer.get(id(layer)))
+            for name, layer in own
+        )
         reasons[param] = next(filter(None, each), "")
         for patterns, forced in ((to_muon, ""), (to_aux, "named")):
             if any(fnmatchcase(name, pattern) for name, _ in own for pattern in patterns):
@@ -272,6 +277,50 @@ def _groups_of(table: RoutingTable) -> list[dict[str, Any]]:
 def _is_matrix(param: Tensor) -> bool:
     """Return whether the tensor, as a matrix [out, -1], has several rows and several columns."""
     return param.ndim >= 2 and param.shape[0] > 1 and param[0].numel() > 1
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """Return the layers with a matrix, in the order of the model.
+
+    Frozen layers count, and adapters do not. The first and the last layer are therefore those of
+    the model to which the adapters belong.
+    """
+    adapters = _adapters(model)
+    return [
+        layer
+        for layer in model.modules()
+        if id(layer) not in adapters and any(_is_matrix(one) for one in _weights(layer))
+    ]
+
+
+def _weights(layer: nn.Module) -> list[Tensor]:
+    """Return the parameters of a layer, and its weight if the weight is a buffer."""
+    stored = layer._buffers.get("weight")  # a pretrained weight that is never trained
+    return [*layer.parameters(recurse=False), *([] if stored is None else [stored])]
+
+
+def _is_frozen(layer: nn.Module) -> bool:
+    """Return whether the layer itself has matrices, none of which is trained."""
+    own = [one for one in _weights(layer) if _is_matrix(one)]
+    return bool(own) and not any(one.requires_grad for one in own)
+
+
+def _adapters(model: nn.Module) -> set[int]:
+    """Return the ids of the modules that adapt a frozen layer, such as those of LoRA.
+
+    An adapter is next to a frozen layer with a name in `BASES`, or its name contains "lora".
+    """
+    found: set[int] = set()
+    for name, parent in model.named_modules():
+        if "lora" in name.lower():
+            found.add(id(parent))
+        children = dict(parent.named_children())
+        if parent is not model and any(
+            _is_frozen(child) for key, child in children.items() if key in BASES
+        ):
+            others = [child for key, child in children.items() if key not in BASES]
+            found |= {id(one) for child in others for one in child.modules()}
+    return found
 
 
 def _reason(param: Tensor, name: str, module: nn.Module, end: str | None) -> str:

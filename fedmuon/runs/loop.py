@@ -31,7 +31,7 @@ from fedmuon.data.federated import FederatedData
 from fedmuon.data.partition import weights
 from fedmuon.federated.accountant import RunAccountant, require_accountable, with_noise
 from fedmuon.federated.build import ResolvedConfig, build_experiment
-from fedmuon.federated.build_recipe import build_recipe, routes
+from fedmuon.federated.build_recipe import build_recipe, routes, routing_of
 from fedmuon.federated.client_data import build_data, forget_source, read_source
 from fedmuon.federated.client_states import ClientStates
 from fedmuon.federated.clock import Timetable
@@ -426,7 +426,7 @@ def _routes_bytes(config: Config, task: NetworkTask, file: Path) -> bytes:
     In run folders of older versions, routes.txt names Muon for every optimizer. This function keeps
     the content of such a file.
     """
-    table = routes(task.module, config.local.route, config.local.qkv)
+    table = routes(task.module, *routing_of(config))
     found = f"{table}\n".encode()
     known = user_objects(config).recipe is None and not reads(config, "local.route")
     if not known or (file.exists() and read_bytes(file) == found):

@@ -1,6 +1,8 @@
 """Each method averages as its paper says, unless the config names another aggregate."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,7 +64,7 @@ def test_auto_is_the_default_and_a_name_is_kept() -> None:
 
 
 def test_fedavg_weights_by_samples_and_writes_it() -> None:
-    given = {"partition": parts()}
+    given: dict[str, Any] = {"partition": parts()}
     runs = {name: fedmuon.run(tables(federation={"aggregate": name}), **given)
             for name in ("auto", "by-samples", "mean")}  # fmt: skip
     found = {name: one.summary["train_loss"] for name, one in runs.items()}
@@ -77,7 +79,7 @@ def test_a_folder_of_version_1_0_keeps_the_plain_mean(tmp_path: Path) -> None:
     whole = fedmuon.run(config, out=tmp_path / "whole").summary["train_loss"]
     folder = tmp_path / "run"
 
-    def stop(record: dict, state: object) -> None:
+    def stop(record: Mapping[str, Any], state: object) -> None:
         if record["round"] == 1:
             raise KeyboardInterrupt
 

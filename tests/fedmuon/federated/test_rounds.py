@@ -115,7 +115,9 @@ def algorithm_one(config: Config) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("batch", [0, 4])
 def test_every_recipe_is_the_naive_loop(recipe: str, batch: int) -> None:
-    config = small(local={"recipe": recipe, "steps": 3, "batch": batch})
+    config = small(
+        local={"recipe": recipe, "steps": 3, "batch": batch}, federation={"aggregate": "mean"}
+    )
     state, (X, M) = trained(config), algorithm_one(config)
     np.testing.assert_allclose(state.params["weight"][0].numpy(), X, rtol=1e-10, atol=1e-13)
     if "momentum" in state.states:
