@@ -775,8 +775,8 @@ class Local(Table):
         "Parameters that Muon orthogonalizes. `hidden` selects all matrices except embeddings, "
         "norms, and the first and the last layer. If no hidden matrix exists, `hidden` selects "
         "the largest matrix. Adapters such as LoRA are hidden matrices, and frozen layers count "
-        "as the first or the last layer. `all-matrices` selects every matrix. The file `routes.txt` of a "
-        "run lists the selected parameters.",
+        "as the first or the last layer. `all-matrices` selects every matrix. The file "
+        "`routes.txt` of a run lists the selected parameters.",
         read_if=(NETWORK_TASK, MUON_RECIPE),
     )
     muon: Text = key(

@@ -32,8 +32,8 @@ class InPlace(nn.Linear):
         self.lora_A = nn.Parameter(torch.randn(2, inner))
         self.lora_B = nn.Parameter(torch.zeros(outer, 2))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + x @ self.lora_A.T @ self.lora_B.T
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + input @ self.lora_A.T @ self.lora_B.T
 
 
 def mlp(first: nn.Module, middle: nn.Module) -> nn.Sequential:
