@@ -86,10 +86,8 @@ def ran(made: fedmuon.Recipe, engine: str) -> float | str:
         "data": {"name": "digits", "train": 60, "test": 20, "minimum": 1},
         "federation": {"clients": 3, "per-round": 2, "rounds": 2},
         "local": {"steps": 2},
-        "engine": {"name": engine, "dtype": "float64"} | (
-            {"workers": 2} if engine == "ray" else {}
-        ),
-    }  # fmt: skip
+        "engine": {"name": engine, "dtype": "float64"},
+    }
     try:
         return fedmuon.run(tables, recipe=made).summary["train_loss"]
     except InputError as error:
