@@ -588,7 +588,7 @@ def compare(
         >>> runs = [fedmuon.run(small, recipe=name) for name in ("fedavg", "fedmuon")]
         >>> found = fedmuon.compare(runs)
         >>> [row["run"] for row in found.rows]
-        ['recipe=fedavg', 'recipe=fedmuon']
+        ['aggregate=by-samples, recipe=fedavg', 'aggregate=mean, recipe=fedmuon']
     """
     if more:
         raise InputError("compare takes its runs in one list: compare([first, second])")

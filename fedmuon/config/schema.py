@@ -44,11 +44,14 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Chance = Annotated[float, Field(gt=0, lt=1)]
 
 
-def _named(key: str) -> Callable[[str], str]:
-    """Return a check that accepts the built-in names for a key, and the names of custom objects."""
+def _named(key: str, *more: str) -> Callable[[str], str]:
+    """Return a check that accepts the built-in names for a key, and the names of custom objects.
+
+    The check also accepts the values in `more`.
+    """
 
     def check(value: str) -> str:
-        if value in NAMES[key] or is_own(value):
+        if value in NAMES[key] or value in more or is_own(value):
             return value
         raise ValueError(
             f"{instead(value, NAMES[key])} (for your own object, write package.module:object)"
@@ -572,7 +575,7 @@ class Federation(Table):
         "With `size`, p_i is n_i / n, the client's share of all samples. With `uniform`, p_i "
         "is 1 / N. The weights do not change how the server averages models (see `aggregate`).",
     )
-    aggregate: Annotated[Text, AfterValidator(_named("federation.aggregate"))] = key(
+    aggregate: Annotated[Text, AfterValidator(_named("federation.aggregate", "auto"))] = key(
         "auto",
         "How the server combines the models and states that the clients of a round return. "
         f"`auto` follows the paper of the optimizer: `by-samples` for {', '.join(BY_SAMPLES)}, "
@@ -580,6 +583,7 @@ class Federation(Table):
         "'client'` and with `[compression] feedback = 'ef21'`, which need the plain mean. "
         "Stability bounds and optimizers whose names end in `-muonbc` require `mean` or "
         "`by-samples`.",
+        values=f"auto, {', '.join(NAMES['federation.aggregate'])}, or your own",
     )
     partition: Annotated[Text, AfterValidator(_named("federation.partition"))] = key(
         "dirichlet", "How samples are divided among the clients."
