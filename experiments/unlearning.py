@@ -142,6 +142,11 @@ def _uncertified(case: certificates.CertifiedSetting, status: str) -> str:
     if status == "estimated":
         also = f" and {exact}" if exact else ""
         advice = f"Its constants are estimated. Repeat the run with [task] name = 'matrix'{also}."
+    elif status == "claimed":
+        advice = (
+            "It relies on the Lipschitz constant of your own orthogonalizer, which nobody checked. "
+            "Repeat the run with a built-in orthogonalizer."
+        )
     elif exact:
         advice = f"Repeat the run with {exact}."
     else:

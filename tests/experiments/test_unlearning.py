@@ -11,9 +11,11 @@ import pytest
 from conftest import small
 from typer.testing import CliRunner
 
+from fedmuon.analysis import Uniform
 from fedmuon.analysis.theory.corollaries import indistinguishable, noise_multiplier, removal
 from fedmuon.core.arrays import read_tensors
 from fedmuon.core.errors import InputError
+from fedmuon.experiments import unlearning
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute as run
 from fedmuon.experiments.stability import certificates, finished_run
@@ -223,6 +225,17 @@ def test_tiny_steps_are_refused(tmp_path: Path) -> None:
     run(small(tables, local={"lr": 1e-13}), tmp_path / "run")
     with pytest.raises(InputError, match=r"a larger \[local\] lr"):
         execute(tmp_path / "run", [first_sample(tmp_path / "run")], 1.0, 1e-5, tmp_path / "out")
+
+
+def test_a_constant_that_nobody_checked_is_refused() -> None:
+    config = small(local={"lr": 0.01}, orthogonalizer={"name": "maps:half"})
+    case = certificates.CertifiedSetting(
+        config, np.full(6, 15), Uniform(3, 0.01), shape=(7, 3), l_map=0.5
+    )
+    found = certificates.certify(case).bound
+    assert found and found.status == "claimed"
+    why = unlearning._uncertified(case, found.status)
+    assert "removal needs `certified`" in why and "your own orthogonalizer" in why
 
 
 def test_strangers_are_refused(tmp_path: Path) -> None:
