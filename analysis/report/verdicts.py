@@ -521,7 +521,12 @@ class Claim:
 
     @property
     def chances(self) -> dict[str, float]:
-        """The p-values of the verdicts `refuted` and `holds`, as in the module docstring."""
+        """The p-values of the verdicts `refuted` and `holds`, as in the module docstring.
+
+        They are 1 for a comparison of methods that were not tuned equally well.
+        """
+        if self.untuned:
+            return {REFUTED: 1.0, HOLDS: 1.0}
         effect, (low, high) = self.effect, (self.rule.low, self.rule.high)
         exact = effect.low == effect.high
         below, value, above = (

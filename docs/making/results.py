@@ -2,6 +2,7 @@
 
 python -m docs.making.results runs/dp-bias        stores the results in that folder
 python -m docs.making.results runs/A3=A3-mnist5k  stores them beside those of A3 on other data
+python -m docs.making.results --rule lm rank      applies the rule for tuning to stored claims
 """
 
 import io
@@ -17,8 +18,12 @@ from PIL import Image
 
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Picture
-from fedmuon.analysis.report.verdicts import current, with_command
+from fedmuon.analysis.report.verdicts import HOLDS, INCONCLUSIVE, REFUTED, current, with_command
+from fedmuon.core.errors import InputError
 from fedmuon.experiments.report import of_suite
+from fedmuon.experiments.studies.find import find
+from fedmuon.experiments.studies.training import Training
+from fedmuon.experiments.studies.training_findings import tuning_note, untuned
 
 FOLDER = Path(__file__).resolve().parent.parent / "results"
 FACTS = (
@@ -104,7 +109,45 @@ def read(suite: str, folder: Path = FOLDER) -> dict[str, Any] | None:
     return held
 
 
+def ruled(held: Mapping[str, Any]) -> dict[str, Any]:
+    """Apply the rule for tuned methods to the stored claims of a suite of kind `training`.
+
+    No run is computed again. The claims of the suite's file are the first stored claims.
+
+    Args:
+        held: The stored result.
+    """
+    work = find(held["suite"], held["data"], held["scale"], {})
+    if not isinstance(work, Training):
+        raise InputError(f"the suite {held['suite']} is not of kind training")
+    about = {
+        "tuning": work.tuning(), "again": held["again"], "scale": held["scale"],
+        "sweep": work.suite.sweep and work.suite.sweep.model_dump(),
+    }  # fmt: skip
+    claims = [dict(one) for one in held["claims"]]
+    for stored, asked in zip(claims, work.suite.claims.values(), strict=False):
+        claim = asked.model_dump()
+        why, note = untuned(claim, about), tuning_note(claim, about)
+        if why or note not in stored["also"]:
+            before = work.suite.also if why else stored["also"]
+            stored["also"] = " ".join(filter(None, (before, note)))
+        if why and current(stored["verdict"]) in (HOLDS, REFUTED, INCONCLUSIVE):
+            stored |= {"verdict": INCONCLUSIVE, "why": why}
+            if "p" in stored:
+                stored["p"] = {REFUTED: 1.0, HOLDS: 1.0}
+            stored["command"] = f"fedmuon tune {held['suite']}" if not claim["untuned"] else ""
+    return {**held, "claims": claims}
+
+
 if __name__ == "__main__":
-    for one in sys.argv[1:]:
-        source, _, name = one.partition("=")
-        print(keep(Path(source), name=name))
+    if sys.argv[1:2] == ["--rule"]:
+        for name in sys.argv[2:]:
+            file = FOLDER / f"{name}.json"
+            text = json.dumps(ruled(json.loads(file.read_text("utf-8"))), indent=1,
+                              ensure_ascii=False)  # fmt: skip
+            file.write_text(text + "\n", encoding="utf-8")
+            print(file)
+    else:
+        for one in sys.argv[1:]:
+            source, _, name = one.partition("=")
+            print(keep(Path(source), name=name))

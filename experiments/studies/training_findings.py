@@ -65,7 +65,7 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
     claims = [
         replace(
             judge(one, runs, curves, label, chance),
-            also=" ".join(filter(None, (one.get("also", ""), _said(one, about)))),
+            also=" ".join(filter(None, (one.get("also", ""), tuning_note(one, about)))),
             untuned=untuned(one, about),
         )
         for one in about["claims"]
@@ -132,7 +132,7 @@ def _stated(about: Mapping[str, Any]) -> str:
     return str((about.get("tuning") or {}).get("stated", ""))
 
 
-def _said(claim: Mapping[str, Any], about: Mapping[str, Any]) -> str:
+def tuning_note(claim: Mapping[str, Any], about: Mapping[str, Any]) -> str:
     """Return the note on the step sizes of a claim that the rule does not judge."""
     return "" if claim.get("untuned") or claim["measure"] in COSTS else _stated(about)
 

@@ -15,6 +15,7 @@ from scipy.stats import norm
 
 from docs.making import papers
 from fedmuon.analysis.report.claims import spearman
+from fedmuon.analysis.report.tuning import Tuned, objection
 from fedmuon.analysis.report.verdicts import (
     FEWEST,
     HOLDS,
@@ -226,8 +227,56 @@ def test_gaps_at_their_bounds_are_seldom_refuted() -> None:
     assert fails / tries <= PROMISED + 3 * math.sqrt(PROMISED * (1 - PROMISED) / tries)
 
 
+# Tuned comparisons: both methods are equally good at their best step size.
+
+FULL = 2.0 ** np.arange(-3, 4)  # the best step size is 1
+GRIDS = {
+    "equal grids": (FULL, FULL),
+    "one grid ends before the best value": (FULL, FULL[:3]),
+    "as before, with equal numbers of values": (FULL[2:5], FULL[:3]),
+    "one method has a single guess": (FULL, FULL[5:6]),
+}
+
+
+def score(lr: float, rng: np.random.Generator, seeds: int) -> np.ndarray:
+    """Losses of runs with this step size. The loss is quadratic in log lr."""
+    return 0.3 * math.log2(lr) ** 2 + 0.1 * rng.normal(size=seeds)
+
+
+def decided(grids: tuple[np.ndarray, np.ndarray], tries: int, seeds: int = 5) -> np.ndarray:
+    """How often `better` is refuted and how often it holds, without and with the rule."""
+    rng, found = np.random.default_rng(len(grids[1])), np.zeros(4)
+    for _ in range(tries):
+        tuned = {
+            name: Tuned(name, "local.lr", list(grid), [float(score(lr, rng, 1)[0]) for lr in grid])
+            for name, grid in zip(("than", "better"), grids, strict=True)
+        }
+        one, other = (score(tuned[name].best, rng, seeds) for name in ("better", "than"))
+        value, half = paired(list(zip(one, other, strict=True)))
+        effect = Effect.around("", [value], [half], free=seeds - 1)
+        why = objection(["better", "than"], {name: [one] for name, one in tuned.items()})
+        for at, text in enumerate(("", why)):
+            verdict = Claim("", effect, Rule(high=0.0), untuned=text).verdict
+            found[2 * at : 2 * at + 2] += verdict == REFUTED, verdict == HOLDS
+    return found / tries
+
+
+@pytest.mark.parametrize("case", GRIDS)
+def test_the_rule_forbids_verdicts_that_tuning_made(case: str) -> None:
+    """Without the rule, a truncated grid refutes a true claim nearly always."""
+    refuted, _, with_rule, held = decided(GRIDS[case], 300)
+    assert with_rule <= PROMISED
+    if case == "equal grids":
+        assert 0.0 < refuted + held <= 3 * PROMISED  # the rule still permits a decision
+    else:
+        assert refuted > 0.5 and with_rule < 0.05
+
+
 if __name__ == "__main__":
     print("rule, seeds, places: fails; by one interval alone; by a normal's ratio")
     for draw, rule, seeds, places, suite in SIZES:
         shown = ", ".join(f"{one:.1%}" for one in rates(draw, rule, seeds, places, 10_000))
         print(f"{draw.__name__} {rule}, {seeds}, {places} ({suite}): {shown}")
+    print("tuning: refuted and holds without the rule; refuted and holds with the rule")
+    for case, grids in GRIDS.items():
+        print(f"{case}: {', '.join(f'{one:.1%}' for one in decided(grids, 10_000))}")

@@ -200,7 +200,7 @@ def marked(name: str) -> Any:
     return pytest.param(name, marks=FASHION) if fashion else name
 
 
-@pytest.mark.parametrize("name", map(marked, NAMES))
+@pytest.mark.parametrize("name", [marked(name) for name in NAMES])
 def test_a_tuned_file_fits_its_suite(name: str) -> None:
     """A stored file that no longer fits would make each comparison inconclusive."""
     work = find(name, None, "full", {})

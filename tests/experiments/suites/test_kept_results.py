@@ -337,3 +337,22 @@ def test_headlines_are_of_suites_and_of_claims() -> None:
         if (found := results.read(name)) and found["claims"]:
             assert all(any(part in one["claim"] for one in found["claims"]) for part in fragments)
     assert "Run `fedmuon suite A1`." in kept.headline("Bounds", {"A1": []}, Path("nowhere"))
+
+
+TUNED = [pytest.param(name, marks=pytest.mark.needs_fashion_mnist)
+         if (results.read(name) or {})["data"] == "fashion-mnist" else name
+         for name in sorted(contents.shipped())
+         if (results.read(name) or {}).get("kind") == "training"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_stored_verdicts_follow_the_rule_for_tuned_methods(name: str) -> None:
+    stored = results.read(name)
+    assert stored and results.ruled(stored) == stored
+
+
+def test_the_rule_changes_a_stored_verdict_only_to_inconclusive() -> None:
+    stored = results.read("lm")
+    assert stored
+    wrong = {**stored, "claims": [dict(one, verdict=HOLDS, why="") for one in stored["claims"]]}
+    assert {one["verdict"] for one in results.ruled(wrong)["claims"]} == {INCONCLUSIVE}
