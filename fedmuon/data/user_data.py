@@ -11,7 +11,7 @@ import numpy as np
 
 from fedmuon.core.errors import InputError
 from fedmuon.data.source import Source, joined, type_of
-from fedmuon.data.words import Names, Place, is_missing, listed, numbered, sample_place
+from fedmuon.data.words import Names, Place, is_missing, is_number, listed, numbered, sample_place
 
 MEND = (
     "pass (inputs, labels), a table with [data] target, or a sequence of pairs (input, label) or "
@@ -359,8 +359,11 @@ def _stacked(columns: list[tuple[str, Any]], what: str) -> np.ndarray:
                 values = values.astype(np.float64)
         if values.dtype.kind not in "iufb" or values.ndim != 1:
             held = getattr(column, "dtype", values.dtype)
+            texts = [pair for pair in enumerate(values) if isinstance(pair[1], str)]
+            words = [pair for pair in texts if not is_number(pair[1])] or texts
+            told = f" (such as {words[0][1]!r} in sample {words[0][0]})" if words else ""
             raise InputError(
-                f"{what} have a column {name!r} of type {held}, which is not numeric: encode "
+                f"{what} have a column {name!r} of type {held}{told}, which is not numeric: encode "
                 "this column as numbers, or drop it"
             )
         found.append(values)
