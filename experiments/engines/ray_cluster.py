@@ -42,6 +42,7 @@ QUIET = {
 THREADS = "FEDMUON_CLIENT_THREADS"  # number of torch threads of a worker
 LOCAL = "local"  # this address starts a local Ray, and so does an empty address
 CONNECT = 3.0  # seconds within which a cluster's address must accept a connection
+ANSWER = 20.0  # seconds for the first bytes of a Ray that may be busy
 LEAST = 1 << 18  # free bytes on the disk of Ray's folder without which Ray does not start
 _driving = threading.Lock()
 TAKEN = (
@@ -224,7 +225,7 @@ def require_cluster(address: str) -> None:
 
 
 def _require_listener(address: str) -> None:
-    """Raise an error if no program listens at the address.
+    """Raise an error if no program listens at the address, or a program that cannot be Ray.
 
     Without this check, Ray would wait for minutes.
     """
@@ -236,9 +237,30 @@ def _require_listener(address: str) -> None:
             place = services.canonicalize_bootstrap_address(address) or ""
         if place and "://" not in place:
             host, _, port = place.rpartition(":")
-            socket.create_connection((host.strip("[]"), int(port)), CONNECT).close()
+            with socket.create_connection((host.strip("[]"), int(port)), CONNECT) as link:
+                if os.environ.get("RAY_USE_TLS", "0") == "0":  # TLS would not understand HTTP/2
+                    _require_http2(link)
     except (OSError, ValueError) as error:
         raise InputError(_unreachable(error, address)) from error
+
+
+def _require_http2(link: socket.socket) -> None:
+    """Raise an OSError if the other side does not begin like a gRPC server, which Ray's head is.
+
+    The first frame of every HTTP/2 server has the type SETTINGS (RFC 9113, section 3.4).
+    """
+    settings = 4
+    link.settimeout(ANSWER)
+    try:
+        link.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, settings]) + bytes(5))
+        header = b""
+        while len(header) < 9 and (more := link.recv(9 - len(header))):
+            header += more
+    except TimeoutError as error:
+        message = f"the program on this port did not answer within {ANSWER:g} s"
+        raise OSError(message) from error
+    if len(header) < 9 or header[3] != settings:
+        raise OSError("the program on this port is not Ray")
 
 
 def _unreachable(error: Exception, address: str) -> str:

@@ -5,10 +5,12 @@ import socket
 import stat
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from conftest import small
@@ -192,12 +194,44 @@ def test_a_run_whose_cluster_does_not_answer_leaves_no_folder(
 
 
 @pytest.mark.parametrize("form", ["{}", "ray://{}"])
-def test_an_address_where_something_listens_is_left_to_ray(
+def test_an_address_where_grpc_answers_is_left_to_ray(
     form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ray._private.services.get_node_ip_address", lambda: "127.0.0.1")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        ray_cluster._require_listener(form.format(f"127.0.0.1:{server.getsockname()[1]}"))
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        ray_cluster._require_listener(form.format(f"127.0.0.1:{port}"))
+    finally:
+        server.stop(None).wait()
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (None, "did not answer within 0.2 s"),
+        (b"", "is not Ray"),
+        (b"220 mail\r\n" * 2, "is not Ray"),
+    ],
+)
+def test_a_program_that_is_not_ray_is_rejected_at_once(
+    answer: bytes | None, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray._private.services.get_node_ip_address", lambda: "127.0.0.1")
+    monkeypatch.setattr(ray_cluster, "ANSWER", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as other:
+
+        def speak() -> None:
+            link, _ = server.accept()
+            with link:
+                link.recv(64)
+                link.sendall(answer or b"")
+
+        if answer is not None:  # without it, the connection stays open and silent
+            other.submit(speak)
+        with pytest.raises(InputError, match=why):
+            ray_cluster._require_listener(f"127.0.0.1:{server.getsockname()[1]}")
 
 
 @pytest.mark.usefixtures("no_ray")
