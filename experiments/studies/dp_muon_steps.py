@@ -213,7 +213,9 @@ def evener(rows: Columns) -> Claim:
     return Claim(
         "With Jordan's coefficients, the two lengths differ by a smaller factor than with any "
         "Taylor polynomial.",
-        Effect.around("|log(length ratio)|, Jordan − Taylor", values - least, reach, names),
+        Effect.around(
+            "|log(length ratio)|, Jordan − Taylor", values - least, reach, names, unit="ratio"
+        ),
         Rule(high=0.0, strict=True),
         f"DP-MuonBC / DP-Muon: {number(ratio[~taylor].min(), 2)} to "
         f"{number(ratio[~taylor].max(), 2)} with Jordan's coefficients, "
@@ -258,7 +260,9 @@ def vacuous(rows: Columns) -> Claim:
     return Claim(
         "The noise term of Theorem 3.4 alone exceeds √r C, the largest nuclear norm of a mean of "
         "clipped gradients.",
-        Effect.exact("noise term / (√r C)", least, [", ".join(one) for one in places], "ratio"),
+        Effect.exact(
+            "noise term / (√r C)", least, [", ".join(one) for one in places], unit="ratio"
+        ),
         Rule(low=1.0, strict=True),
         f"χ_q is at least {number(min(slowest), 2)} to {number(max(slowest), 2)}; noise term / "
         f"(√r C) is at least {number(min(least), 2)} to {number(max(least), 2)}",

@@ -165,8 +165,9 @@ def test_captions_say_what_was_drawn() -> None:
     assert "Dotted lines with hollow marks" in added and "(SGD + DiSK). Dash" in added
     assert "Dash-dotted lines are train losses of the dotted variants" in added
     alone = of_curves(curves("a", "b", "c", "d", "e"))
-    assert "Train losses are not drawn" in alone and "ashed" not in alone and "ands" not in alone
+    assert "Train losses are not drawn" in alone and "ashed" not in alone and "Bands" in alone
     assert "the gap grows" not in alone
+    assert "ands" not in of_curves(curves(*"abcdefg"))
 
 
 def of_curves(rows: Columns) -> str:

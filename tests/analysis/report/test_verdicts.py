@@ -147,7 +147,7 @@ def test_effects_are_shown_in_their_unit() -> None:
 
 # effects without a unit
 PURE = {"", "Spearman's ρ", "Spearman's ρ of gap and bound", "mean ρ over test samples",
-        "lead in ρ"}  # fmt: skip
+        "lead in ρ", "‖M_t/s_t‖_F"}  # fmt: skip
 
 
 def test_every_effect_of_the_product_has_a_unit() -> None:

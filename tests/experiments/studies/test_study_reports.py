@@ -272,7 +272,7 @@ def tails(bend: float = 0.0, sgd: float = 1.0) -> Columns:
         return {"method": method, "schedule": schedule, "factor": 1.0, "mean_gradient": size}
 
     found = rows_of(value, pair=schedules, alpha=(1.2, 1.6, 2.0), steps=(64, 256, 1024),
-                    seed=(0, 1, 2))  # fmt: skip
+                    seed=(0, 1, 2, 3))  # fmt: skip
     return {name: column for name, column in found.items() if name != "pair"}
 
 
@@ -281,7 +281,7 @@ def ranks(**slopes: float) -> Columns:
         lambda method, rank, seed, **_: {
             "mean_nuclear": rank ** slopes.get(method.replace("-", "_"), 0.0) * (1 + 0.001 * seed)
         },
-        method=rank_dependence.NAMES, rank=(2, 4, 8), steps=(16, 64), seed=(0, 1, 2),
+        method=rank_dependence.NAMES, rank=(2, 4, 8), steps=(16, 64), seed=(0, 1, 2, 3),
     )  # fmt: skip
 
 
@@ -384,7 +384,7 @@ def test_curves_pick_their_rows_and_have_the_promised_rates() -> None:
     assert [promised(alpha, FREE) for alpha in (1.2, 2.0)] == pytest.approx([-1 / 12, -0.25])
     one = curve(tails(), "steps", "mean_gradient", method="muon-ns", schedule=THEOREM, alpha=1.6)
     assert one.sizes.tolist() == [64, 256, 1024]
-    assert [len(values) for values in one.runs] == [3, 3, 3]
+    assert [len(values) for values in one.runs] == [4, 4, 4]
     assert one.slope.value == pytest.approx(promised(1.6, THEOREM))
 
 
