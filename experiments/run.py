@@ -5,16 +5,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import torch
+
 from fedmuon.config.load import Config, absolute_paths, flatten, load
+from fedmuon.core.cores import few_free_cores
 from fedmuon.core.errors import InputError, shown
 from fedmuon.core.locks import held
 from fedmuon.experiments.engines.ray_cluster import quiet_ray, require_cluster
 from fedmuon.federated.build import resolve
-from fedmuon.federated.rounds import Engine, run_rounds
+from fedmuon.federated.rounds import Engine, begin, joint, run_rounds
+from fedmuon.privacy.mechanisms.client_level import leaves
 from fedmuon.runs.callbacks import Callback, Listener
 from fedmuon.runs.data_notes import data_notes
 from fedmuon.runs.directory import NO_FILES, Record, RunDirectory
 from fedmuon.runs.loop import OnRoundEnd, OnStart, Run, prepare, train
+from fedmuon.runs.provenance import Others
 
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
@@ -46,7 +51,7 @@ def execute(
         more_files: Files that later steps add to the run folder. The dictionary `more_files` maps
             the name of a file to its initial content.
         say: A function that is called with each sentence about the data, before the first round.
-        warn: A function that is called with a note on the config, if there is one.
+        warn: A function that is called with each note on the config or the machine.
     """
     if config is not None and config.engine.name == "deployment":  # runs in separate processes
         config = absolute_paths(config)
@@ -62,6 +67,7 @@ def execute(
         from fedmuon.experiments.engines.deployment import deploy
 
         return deploy(config, out, True, on_round_end, on_start, resume)
+    others = Others()
     with held(out):
         fresh = not (out / "config.toml").exists()
         resolved = resolve(config, resumed=config if resume else None)
@@ -70,7 +76,10 @@ def execute(
         run = prepare(resolved, out, resume, callbacks, more_files=more_files)
         for sentence in data_notes(run.config, run.data):
             say(sentence)
-        if fresh and (words := uneven_sizes(run)):
+        notes = [uneven_sizes(run), swamping_noise(run)] if fresh else []
+        if run.config.engine.name == "inline":
+            notes.append(few_free_cores(torch.get_num_threads(), others.cores()))
+        for words in filter(None, notes):
             warn(words)
         return on_engine(
             run.config, lambda engine: train(run, engine, on_round_end, on_start), verbose
@@ -93,6 +102,16 @@ def uneven_sizes(run: Run) -> str:
         "each client of a round has the same weight. To weight clients by their samples, set "
         "federation.aggregate = 'by-samples'."
     )
+
+
+def swamping_noise(run: Run) -> str:
+    """Return a note if the noise of client-level privacy is longer than a mean update can be."""
+    recipe = run.experiment.recipe
+    if recipe.client_level is None:
+        return ""
+    fresh = begin(recipe, run.experiment.task, run.config.federation.seed)
+    released = leaves(joint(recipe, fresh.params, fresh.states))
+    return recipe.client_level.swamped(sum(one[0].numel() for one in released))
 
 
 def on_engine(config: Config, work: Callable[[Engine], Result], verbose: bool = False) -> Result:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from fedmuon.core.cores import allowed_cores, usable_cores
 from fedmuon.core.errors import NOTHING_SAVED  # imports no libraries
 
 LEAST, MOST = 20, 1000  # columns, or lines, of a terminal that output is laid out for
@@ -90,8 +91,11 @@ def set_thread_defaults() -> None:
 
     On AMD processors with AVX-512, OpenBLAS uses AVX-512 instead of a narrower kernel. Threads of
     torch that wait for each other sleep after about 20 us. By default, they would spin for
-    milliseconds. On a busy machine, they would then block the thread for which they wait.
+    milliseconds. On a busy machine, they would then block the thread for which they wait. By
+    default, both libraries start one thread per core, even if a container may use fewer cores.
     """
+    if "torch" not in sys.modules and (cores := usable_cores()) < allowed_cores():
+        os.environ.setdefault("OMP_NUM_THREADS", str(cores))
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     with contextlib.suppress(OSError):

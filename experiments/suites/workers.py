@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from fedmuon.core.cores import usable_cores
 from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.core.signals import interruptible
 from fedmuon.experiments.engines.processes import importable
@@ -50,9 +51,8 @@ class Workers:
     _nursery: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def __enter__(self) -> Self:
-        there = hasattr(os, "sched_getaffinity")
-        cores = len(os.sched_getaffinity(0)) if there else os.cpu_count() or 1
-        said, threads = os.environ.get("OMP_NUM_THREADS", ""), max(1, cores // self.count)
+        said = os.environ.get("OMP_NUM_THREADS", "")
+        threads = max(1, usable_cores() // self.count)
         threads = min(threads, int(said)) if said.isdigit() and int(said) else threads
         pairs = [Pipe() for _ in range(self.count)]
         theirs = [end.fileno() for _, end in pairs]

@@ -13,8 +13,8 @@ from fedmuon.core.files import read_text
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.source import PIXELS
 from fedmuon.data.words import listed
+from fedmuon.runs.directory import CLIENT_NAMES
 
-CLIENT_NAMES = "client-names.json"
 RATIO = 100.0  # the largest spread of an input over the smallest spread, above which a note is due
 SHIFT = 10.0  # the mean of an input over its spread, above which a note is due
 ROWS = 10_000  # number of samples from which means and spreads are computed

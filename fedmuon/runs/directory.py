@@ -32,12 +32,13 @@ __all__ = ["Record", "RunDirectory"]
 FIXED = ("config.toml", "partition.npz", "schedule.npy", "initial.safetensors")
 ENDS = ("model.safetensors", "momentum.safetensors", "rounds.jsonl", "summary.json")
 CLIENTS = "clients.jsonl"  # records of clients, if they are requested
+CLIENT_NAMES = "client-names.json"  # the names of clients, if a column or the user names them
 CLOCK = "clock.npz"  # the timetable of simulated devices
 LEDGERS = ("ledger.jsonl", "ledger.heads")  # of a private run; see fedmuon.privacy.ledger
 RUN_ID = "run-id.txt"  # identifies the run to nodes that store client states
 PERSONAL_MODELS = "personal.safetensors"
-MAYBE = ("routes.txt", "objects.json", CLOCK, RUN_ID, *LEDGERS, CLIENTS, "personal.csv",
-         PERSONAL_MODELS)  # fmt: skip
+MAYBE = ("routes.txt", "objects.json", CLIENT_NAMES, CLOCK, RUN_ID, *LEDGERS, CLIENTS,
+         "personal.csv", PERSONAL_MODELS)  # fmt: skip
 # The files in MAYBE that have a checksum only in finished runs.
 LATE = (*LEDGERS, CLIENTS, "personal.csv", PERSONAL_MODELS)
 # Files with samples or tensors, and files that may be as large.

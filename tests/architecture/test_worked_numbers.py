@@ -15,7 +15,7 @@ import torch
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = [
     *sorted((DOCS / "concepts").glob("*.md")), *sorted((DOCS / "choose").glob("*.md")),
-    DOCS / "faq.md", DOCS / "troubleshooting.md",
+    DOCS / "faq.md", DOCS / "troubleshooting.md", DOCS / "how-to" / "client-privacy.md",
 ]  # fmt: skip
 WORD = re.compile(r"[-−]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?|[A-Za-z-]+")
 BLOCKS = [

@@ -151,6 +151,38 @@ class ClientLevel:
         """The spacing g of the lattice: the smallest power of two with 2^53 g >= N C."""
         return math.ldexp(1.0, math.frexp(self.clients * self.bound)[1] - 53)
 
+    def noise_ratio(self, entries: int) -> float:
+        """Return the norm of the noise in a round's mean update, divided by the bound.
+
+        The norm is the root mean square sigma C sqrt(d) / K, in the weighted norm of (1). The mean
+        of K clipped updates has at most norm C. With local trust, the noise contains one draw per
+        client, so it is sqrt(K) times as large.
+
+        Args:
+            entries: The number d of entries that are released, in the model and the states.
+        """
+        draws = self.cohort if self.trust == "local" else 1
+        return self.noise * math.sqrt(draws * entries) / self.cohort
+
+    def cohort_for_ratio_1(self, entries: int) -> int:
+        """Return the smallest expected size of a cohort for which `noise_ratio` is at most 1."""
+        alone = self.noise * math.sqrt(entries)
+        return math.ceil(alone**2 if self.trust == "local" else alone)
+
+    def swamped(self, entries: int) -> str:
+        """Return a note if the noise is longer than the mean update can be, else ""."""
+        if (ratio := self.noise_ratio(entries)) <= 1:
+            return ""
+        formula = "noise · √(d / K)" if self.trust == "local" else "noise · √d / K"
+        return (
+            f"In each round, the noise is {ratio:.3g} times as long as the clients' mean update "
+            f"can be ({formula}, with noise = {self.noise:.4g}, d = {entries:,} released entries "
+            f"and K = {self.cohort:,} clients per round). The ratio is at most 1 with "
+            f"{self.cohort_for_ratio_1(entries):,} or more clients per round. Raise "
+            "federation.per-round and federation.clients, lower privacy.noise, or train fewer "
+            "parameters."
+        )
+
     def clipped(self, held: Tree, returned: Tree) -> Clipped:
         """Return a client's clipped update v_k of eq. (1), separately for each replica."""
         moved = self._weighted(_apart(returned, held), self.weight)

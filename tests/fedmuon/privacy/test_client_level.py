@@ -1,6 +1,7 @@
 """Client level: whole updates clipped to C, their sum with noise once, an account of clients."""
 
 import math
+import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -65,6 +66,7 @@ def clients(recipe: str = "fedmuon", rounds: int = 4, **privacy: Any) -> Config:
 
 
 LOCAL = {"cohorts": "fixed", "trust": "local"}
+OTHER = {"central": "local", "local": "central", "distributed": "local"}  # another ratio
 REPEATABLE = {"insecure-reproducible-noise": True}
 
 
@@ -99,6 +101,60 @@ def test_no_clipped_update_is_longer_than_the_bound_in_exact_arithmetic(
         for one, naive in zip(leaves(v), moved, strict=True):
             naive = naive * min(1.0, bound / norm)
             assert (one[s] - naive).abs().max() <= level.spacing + 1e-13 * bound
+
+
+@pytest.mark.parametrize(("trust", "noise"), [("central", 1.3), ("local", 0.8), ("distributed", 2)])
+def test_noise_has_the_stated_ratio_to_the_bound(trust: str, noise: float) -> None:
+    """Monte Carlo over the release itself: clients without an update, so only noise is added.
+
+    The ratio with a wrong number of clients, or with the noise of one client only, is rejected.
+    """
+    bound, cohort = 0.3, 7
+    level = ClientLevel(bound, noise, cohort, 50, trust, poisson=False, seed=3, weight=0.5)
+    zeros = {"model": {"a": torch.zeros(1, 40, 30), "b": torch.zeros(1, 9)},
+             "momentum": {"a": torch.zeros(1, 40, 30)}}  # fmt: skip
+    entries, squares = 2 * 1200 + 9, []
+    for round in range(6):
+        replies = [zeros] * cohort
+        if trust != "central":
+            replies = [level.perturbed(zeros, zeros, round, client) for client in range(cohort)]
+        moved = level.released(zeros, replies, round)
+        parts = [*moved["model"].values(), level.weight * moved["momentum"]["a"]]
+        squares.append(sum(float(one.square().sum()) for one in parts))
+    ratio = math.sqrt(np.mean(squares)) / bound
+    near = 4 / math.sqrt(2 * entries * len(squares))  # four relative standard errors
+    assert abs(level.noise_ratio(entries) / ratio - 1) < near
+    for wrong in (replace(level, cohort=cohort - 1), replace(level, trust=OTHER[trust])):
+        assert abs(wrong.noise_ratio(entries) / ratio - 1) > near
+    enough = level.cohort_for_ratio_1(entries)
+    assert replace(level, cohort=enough).noise_ratio(entries) <= 1
+    assert replace(level, cohort=enough - 1).noise_ratio(entries) > 1
+    assert f"d = {entries:,}" in level.swamped(entries) and f"{ratio:.2g}" in level.swamped(entries)
+    assert not replace(level, cohort=enough).swamped(entries)
+
+
+def test_the_page_has_the_number_of_clients_for_a_ratio_of_1() -> None:
+    """Each number of the table is the smallest with which the formula of the page is at most 1."""
+    page = Path(__file__).parents[3] / "docs" / "how-to" / "client-privacy.md"
+    rows = re.findall(r"^\| ([\d,]+(?: \| [\d,]+){4}) \|$", page.read_text("utf-8"), re.MULTILINE)
+    assert len(rows) == 3
+    for row in rows:
+        d, *needed = (int(cell.replace(",", "")) for cell in row.split(" | "))
+        for noise, k in zip((0.5, 1.0, 2.0), needed, strict=False):
+            assert noise * math.sqrt(d) / k <= 1 < noise * math.sqrt(d) / (k - 1)
+        assert math.sqrt(d / needed[3]) <= 1 < math.sqrt(d / (needed[3] - 1))
+
+
+def test_a_run_says_before_training_that_noise_swamps_its_clients(tmp_path: Path) -> None:
+    said: list[str] = []
+    config = clients("fedmuon", rounds=1, noise=1.0)
+    execute(config, tmp_path / "run", warn=said.append)
+    summary = load_file(tmp_path / "run" / "model.safetensors")
+    entries = 2 * sum(one.size for one in summary.values())  # the model and the momentum
+    assert f"noise · √d / K, with noise = 1, d = {entries:,}" in " ".join(said)
+    quiet: list[str] = []
+    execute(clients("fedavg", rounds=1, noise=0.0), tmp_path / "none", warn=quiet.append)
+    assert "noise" not in " ".join(quiet)
 
 
 def test_clipping_part_by_part_is_too_long() -> None:

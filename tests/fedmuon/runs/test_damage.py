@@ -13,12 +13,13 @@ import pytest
 from conftest import quick, small
 from cut_off import run_until
 
+import fedmuon
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import sealed, unsealed
 from fedmuon.experiments import spending
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import certificates, finished_run, neighbours
-from fedmuon.runs.directory import CHECKPOINTS, RunDirectory
+from fedmuon.runs.directory import CHECKPOINTS, CLIENT_NAMES, RunDirectory
 
 
 def flipped(file: Path, place: int) -> None:
@@ -174,6 +175,19 @@ def test_a_lost_file_is_refused_or_made_again(name: str, whole: Path, tmp_path: 
     assert finished(tmp_path / "x", whole) == (
         name == "partition.npz"
     )  # it follows from the config
+
+
+def test_changed_names_of_clients_are_seen(tmp_path: Path) -> None:
+    """A run that is resumed would print another client's name."""
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(60, 5)).astype(np.float32), rng.integers(0, 2, 60)
+    config = {"federation": {"rounds": 1, "per-round": 2}}
+    sites = np.array(["ab", "cd", "ef"])[np.arange(60) % 3]
+    run = fedmuon.run(config, data=data, partition=sites, out=tmp_path / "run")
+    RunDirectory(run.path).require_sound()
+    (run.path / CLIENT_NAMES).write_text('["cd", "ab", "ef"]\n', encoding="utf-8")
+    with pytest.raises(InputError, match=r"client-names\.json"):
+        RunDirectory(run.path).require_sound()
 
 
 @pytest.mark.slow
