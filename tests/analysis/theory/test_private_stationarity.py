@@ -284,7 +284,7 @@ def test_no_output_is_larger_and_one_is_nearly_as_large() -> None:
 # the study
 
 TINY: dict[str, Any] = {
-    "noises": [4.0, 16.0], "steps": [8, 16], "seeds": 3, "rows": 2, "columns": 3, "people": 40,
+    "noises": [4.0, 16.0], "steps": [8, 16], "seeds": 4, "rows": 2, "columns": 3, "people": 40,
     "lot": 10.0, "least": 2.0, "tail": 2.5, "distance": 3.0, "spread": 1.0, "iterations": 5,
 }  # fmt: skip
 

@@ -105,7 +105,7 @@ def made(sgd: float, muon: float) -> Any:
         lambda method, rank, seed, steps: {
             "mean_nuclear": rank ** (sgd if method == "sgd-m" else muon) * (1 + 1e-4 * seed)
         },
-        method=layer_rank.NAMES, rank=(16.0, 32.0, 64.0), seed=(0, 1, 2), steps=(4, 8),
+        method=layer_rank.NAMES, rank=(16.0, 32.0, 64.0), seed=(0, 1, 2, 3), steps=(4, 8),
     )  # fmt: skip
 
 
