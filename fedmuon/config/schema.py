@@ -1581,14 +1581,14 @@ LATER = tuple(
     (table, key)
     for table, keys in {
         "local": ("epochs", "proximal", "server-lr", "server-memory", "tau", "personal",
-                  "personal-weight", "rank", "qkv"),
-        "task": ("head", "positions"),
+                  "personal-weight", "rank", "qkv", "muon", "renormalize"),
+        "task": ("head", "positions", "label-smoothing"),
         "privacy": ("blocks", "buffers", "max-lot"),
         "output": ("fine-tune", "clients"),
         "compression": ("uplink", "downlink", "share", "levels", "rank", "iterations",
                         "feedback"),
         "orthogonalizer": ("safety", "products", "row-memory", "shards", "full-every"),
-        "data": ("validation", "client-test", "target", "center", "center-samples",
+        "data": ("validation", "client-test", "target", "client", "center", "center-samples",
                  "pad-token"),
         "devices": tuple(FIELDS["devices"]),
     }.items()
