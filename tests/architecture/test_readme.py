@@ -28,7 +28,7 @@ ELSEWHERE = {
 LONG = (
     "fedmuon suite", "fedmuon doctor", "privacy audit", "--worst", "--all", "name=network",
     "level=client", "runs/k", "runs/s ", "privacy sigma", "--one-run", "fedmuon sweep", "--seeds",
-    "--max-lot", "balls-in-bins", "compression.", "runs/whole",
+    "--max-lot", "balls-in-bins", "compression.", "runs/whole", "fedmuon tune",
 )  # fmt: skip
 
 
