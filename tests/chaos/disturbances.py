@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .folders import LISTED, digests, ledger_lines
 from .jobs import Job
-from .laboratory import OTHER, REFUSED, SAME, Laboratory, Trial, Verdict, improper
+from .laboratory import OTHER, REFUSED, SAME, Laboratory, Trial, Verdict, improper, without_notes
 from .nursery import Child, Ended
 
 # kill -9 at random moments of every job that runs in one process; then it is resumed
@@ -75,11 +75,13 @@ def interrupted(
     ended = child.wait()
     if ended.code == 0:  # it was done
         return trial.compare(job)
-    if ended.code == -sign and not ended.err:  # before its first line or behind its last one
+    if ended.code == -sign and not without_notes(
+        ended.err
+    ):  # before its first line or behind its last one
         return trial.go_on(job)
     if ended.code != 128 + sign:
         return OTHER, f"exit code {ended.code}: {ended.err[-1500:]}"
-    said = ended.err.strip()
+    said = without_notes(ended.err)
     if not said.startswith("fedmuon: ") or len(said.splitlines()) != 1:
         return OTHER, f"not one sentence: {said[-1500:]}"
     if AFRESH in said:  # then nothing may be there, and the job can begin anew

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import random
+import re
 import shutil
 import signal
 import sys
@@ -198,9 +199,21 @@ def _line(name: str, counts: Counter[str]) -> str:
     return f"{name:<{WIDE}}{numbers[0]:>8}{numbers[1]:>12}{numbers[2]:>10}{numbers[3]:>8}"
 
 
+# Notes that a run may print before its end: on the sizes of its clients, and on other programs.
+NOTE = re.compile(
+    r"fedmuon: (The clients have \d+ to \d+ samples, but the server takes the plain mean, |"
+    r"(Other programs use about|This process may use only) \d+ of \d+ cores, but torch uses ).*"
+)
+
+
+def without_notes(said: str) -> str:
+    """What a command said beside the notes, each of which is a line."""
+    return "\n".join(one for one in said.strip().splitlines() if not NOTE.fullmatch(one))
+
+
 def improper(ended: Ended, before: dict[str, str], after: dict[str, str]) -> str:
     """What is wrong with a refusal: nothing, if it is one sentence and touches nothing."""
-    said = ended.err.strip()
+    said = without_notes(ended.err)
     if ended.code == HUNG:
         return "it hung"
     if ended.code != 2 or "Traceback" in said:

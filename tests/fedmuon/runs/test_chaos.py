@@ -1,5 +1,6 @@
 """The short form of `python -m tests.chaos`, and that it would see what it looks for."""
 
+import math
 import os
 import random
 import shutil
@@ -15,6 +16,8 @@ from chaos.folders import contents, difference
 from chaos.jobs import run
 from chaos.laboratory import OTHER, SAME, Laboratory, Trial, improper
 from chaos.nursery import ROOT, Ended, Nursery
+
+from fedmuon.core.cores import few_free_cores
 
 SEED = 1
 pytestmark = pytest.mark.timeout(240)
@@ -111,12 +114,18 @@ def test_a_lost_round_is_seen(lab: Laboratory) -> None:
     assert len(found["rounds.jsonl"]) == 7 and difference(found, lab.reference(job).held)
 
 
+NOTE = few_free_cores(threads=8, others=math.inf, load=2.0)
+
+
 @pytest.mark.parametrize(
     ("code", "said", "after", "why"),
     [
         (2, "fedmuon: no", {"a": "1"}, ""),
         (2, "fedmuon: no", {"a": "2"}, "changed"),
         (2, "fedmuon: no\nfedmuon: no", {"a": "1"}, "not one sentence"),
+        (2, f"fedmuon: {NOTE}\nfedmuon: no", {"a": "1"}, ""),
+        (2, f"fedmuon: {NOTE}", {"a": "1"}, "not one sentence"),
+        (2, f"fedmuon: {NOTE}\nfedmuon: no\nfedmuon: no", {"a": "1"}, "not one sentence"),
         (2, "no", {"a": "1"}, "not one sentence"),
         (2, "Traceback (most recent call last)", {"a": "1"}, "exit code 2"),
         (1, "fedmuon: no", {"a": "1"}, "exit code 1"),

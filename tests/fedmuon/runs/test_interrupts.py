@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from chaos.laboratory import without_notes
 from conftest import small
 
 from fedmuon.core import locks, signals
@@ -52,6 +53,7 @@ def stopped(arguments: Sequence[str], ready: Callable[[], bool], number: signal.
 
 def again(said: str) -> list[str]:
     """The command of the one sentence on stderr, as somebody would paste it."""
+    said = without_notes(said) + "\n"
     assert said.startswith("fedmuon: interrupted: ") and said.count("\n") == 1, said
     return shlex.split(said.split("resume with: ")[1])[1:]
 
