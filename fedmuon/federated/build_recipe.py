@@ -257,7 +257,8 @@ def routes(network: nn.Module, rule: str, qkv: str = "split", muon: str = "") ->
 
 def routing_of(config: Config) -> tuple[str, str, str]:
     """Return the keys of [local] that select the parameters of Muon."""
-    return config.local.route, config.local.qkv, config.local.muon
+    muon = config.local.muon if reads(config, "local.muon") else ""
+    return config.local.route, config.local.qkv, muon
 
 
 def matrix_counts(

@@ -56,7 +56,8 @@ OTHER: dict[str, Any] = {
     "local.server-momentum": 0.4, "local.server-lr": 0.3, "local.server-memory": 0.7,
     "local.tau": 0.5, "local.proximal": 5.0, "local.epochs": 1.5,
     "local.rank": 2, "local.personal": "hidden.*", "local.personal-weight": 2.5,
-    "local.route": "all-matrices", "local.qkv": "whole", "local.aux": "adamw",
+    "local.route": "all-matrices", "local.qkv": "whole", "local.muon": "*qkv*",
+    "local.aux": "adamw",
     "local.aux-lr": 0.4, "local.adjust": "match-rms",
     "orthogonalizer.name": "newton-schulz", "orthogonalizer.lambda": 0.7,
     "orthogonalizer.steps": 2, "orthogonalizer.coefficients": "jordan",
@@ -331,7 +332,8 @@ def test_keys_that_are_read_change_something(
 
 
 # Where a key shows, if not in the first setting that reads it.
-CHOSEN = {"data.normalize": ["network-sgd"], "local.qkv": ["text-muon"]}
+CHOSEN = {"data.normalize": ["network-sgd"], "local.qkv": ["text-muon"],
+          "local.muon": ["text-muon"]}  # fmt: skip
 
 
 class Seen:
