@@ -202,7 +202,7 @@ def test_runs_side_by_side(tmp_path: Path) -> None:
     found = []
     for recipe in ("fedmuon", "fedavg"):
         for seed in (0, 1):
-            table = {**TINY["federation"], "seed": seed}
+            table = {**TINY["federation"], "seed": seed, "aggregate": "mean"}
             out = tmp_path / f"{recipe}{seed}"
             found.append(fedmuon.run({**BARE, "federation": table}, recipe=recipe, out=out))
     compared = fedmuon.compare([*found[:2], found[2].path, str(found[3].path)])

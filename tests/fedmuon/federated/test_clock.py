@@ -217,7 +217,8 @@ def test_a_run_with_fedbuff_is_its_formula(tmp_path: Path) -> None:
     """X + mean of (Y_i - X_v) / sqrt(1 + staleness), with clients trained one by one."""
     table = {"mode": "fedbuff", "buffer": 2, "speeds": "log-normal", "speed-spread": 1.0}
     for recipe in ("fedavg", "fedmuon"):
-        config = small(local={"recipe": recipe, "steps": 2, "batch": 4}, devices=table)
+        local = {"recipe": recipe, "steps": 2, "batch": 4}
+        config = small(federation={"aggregate": "mean"}, local=local, devices=table)
         execute(config, tmp_path / recipe)
         made = build_experiment(resolve(config))
         start = begin(made.recipe, made.task, config.federation.seed)
@@ -404,7 +405,7 @@ def test_client_states_and_compression_in_fedbuff_are_those_of_naive_events(
     """Model, states of the server and of all clients, and times, after 20 updates."""
     local, compression, sizes = STATEFUL[name]
     config = small(
-        federation={"rounds": 20, "per-round": 4},
+        federation={"rounds": 20, "per-round": 4, "aggregate": "mean"},
         local={**local, "steps": 2, "lr": 0.05},
         compression=compression,
         devices={"mode": "fedbuff", "buffer": 2, "speeds": "log-normal", "speed-spread": 1.0,

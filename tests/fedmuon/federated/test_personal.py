@@ -45,7 +45,7 @@ HEAD = "2.weight, 2.bias"
 def config(**tables: Mapping[str, Any]) -> Config:
     """Five clients of 7 features and 3 classes, and a network with one hidden layer of 4."""
     given = {
-        "federation": {"clients": N, "per-round": 2, "rounds": ROUNDS},
+        "federation": {"clients": N, "per-round": 2, "rounds": ROUNDS, "aggregate": "mean"},
         "data": {"train": 150, "client-test": 0.3},
         "task": {"name": "given"},
         "local": {"recipe": "fedper", "personal": HEAD, "lr": LR, "steps": STEPS, "batch": 7},

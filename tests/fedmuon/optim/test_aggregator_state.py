@@ -85,10 +85,11 @@ def test_a_declared_state_is_fedavgm_s() -> None:
             model[name] = kept[f"x {name}"] = state[f"x {name}"] + kept[f"v {name}"]
         return model, kept
 
-    rounds = {"federation": {"rounds": 5}}
+    rounds = {"federation": {"rounds": 5, "aggregate": "mean"}}
     mine = fedmuon.Aggregator(apply, init=init)
     ours = fedmuon.run(small(rounds, local={"recipe": "fedavgm", "server-momentum": 0.9}))
-    found = fedmuon.run(small(rounds, local={"recipe": "fedavg"}), aggregate=mine)
+    plain = {"federation": {"rounds": 5}}
+    found = fedmuon.run(small(plain, local={"recipe": "fedavg"}), aggregate=mine)
     torch.testing.assert_close(found.model["weight"], ours.model["weight"])
 
 

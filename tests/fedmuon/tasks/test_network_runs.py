@@ -39,7 +39,7 @@ def digits(model: str = "mlp", **tables: dict) -> Config:
     """Digits on a network: 4 clients, 2 a round, 2 rounds of 2 steps, float64."""
     base: dict[str, dict] = {
         "data": {"name": "digits", "train": 80, "test": 60, "minimum": 8},
-        "federation": {"clients": 4, "per-round": 2, "rounds": 2},
+        "federation": {"clients": 4, "per-round": 2, "rounds": 2, "aggregate": "mean"},
         "task": {"name": "network", "model": model},
         "local": {"steps": 2, "lr": 0.05, "aux-lr": 0.02},
     }
