@@ -117,7 +117,7 @@ def test_a_map_has_a_bound_where_its_constant_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     said = printed(EXAMPLES / "maps.py", tmp_path, monkeypatch, capsys, "inline")
-    assert said == "without a constant refused and with one certified\n"
+    assert said == "without a constant refused and with one claimed\n"
 
 
 @pytest.fixture(scope="module")

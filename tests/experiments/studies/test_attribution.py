@@ -23,7 +23,8 @@ ASKED = attribution.Settings.model_validate({
 
 @cache
 def run(recipe: str = "fedavg", lr: float = 2.0) -> ScoredRun:
-    return attribution.train(small(local={"recipe": recipe, "lr": lr, "steps": 2}), ASKED.tests)
+    local = {"recipe": recipe, "lr": lr, "steps": 2}
+    return attribution.train(small(local=local, federation={"aggregate": "mean"}), ASKED.tests)
 
 
 def gradients(run: ScoredRun, model: Tensor, of: str, margin: bool = False) -> Tensor:

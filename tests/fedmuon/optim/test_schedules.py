@@ -47,7 +47,7 @@ def test_a_scheduled_certificate_holds_and_is_not_idle(name: str) -> None:
     """Negative controls: half of the certificate, or one without the factors, is exceeded."""
     run, moved, client = census(SCHEDULES[name])
     promised = np.array([row["certificate"] for row in run.neighbours])
-    assert run.bound["status"] == "certified"
+    assert run.bound["status"] == "claimed"
     assert (moved <= promised).all() and (moved > promised / 2).any()
     if name != "own":
         return
