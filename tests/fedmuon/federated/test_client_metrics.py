@@ -73,7 +73,8 @@ def same_client_records(inline: Path, other: Path) -> None:
 
 
 def test_every_number_of_fedavg_is_that_of_a_naive_loop(tmp_path: Path) -> None:
-    config = small(data={"client-test": 0.4}, local=FEDAVG, output=ON)
+    average = {"aggregate": "auto"}  # by samples, as FedAvg's paper has it
+    config = small(federation=average, data={"client-test": 0.4}, local=FEDAVG, output=ON)
     execute(config, tmp_path / "run")
     data, found = build_data(config), lines(tmp_path / "run")
     x, count, place = matrix(tmp_path / "run", "initial"), [0] * 6, 0
