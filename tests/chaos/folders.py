@@ -26,7 +26,8 @@ def contents(folder: Path, repeated: bool = False) -> Contents:
         )
     }
     if repeated:
-        held = {name: value for name, value in held.items() if Path(name).name != "ledger.jsonl"}
+        ledgers = ("ledger.jsonl", "ledger.heads")
+        held = {name: value for name, value in held.items() if Path(name).name not in ledgers}
         for name, value in held.items():
             if Path(name).name == "summary.json":
                 held[name] = {key: value[key] for key in value if key not in ("privacy", "ledger")}
