@@ -246,15 +246,20 @@ def test_what_stays_refused_says_why(tables: dict[str, Any], why: str) -> None:
 
 def test_weighted_averages_need_the_schedule() -> None:
     config = small(federation={"aggregate": "by-samples"})
+    sizes = np.array([5, 10, 15, 20, 25, 30])
     case = certificates.CertifiedSetting(config, np.full(6, 15), analysis.Uniform(3, 0.01))
-    assert "depends on the other participants" in certificates.certify(case).refusal
+    unequal = certificates.certify(replace(case, sizes=sizes)).refusal
+    assert "depends on" in unequal and "other participants" in unequal
+    alike = [
+        certificates.certify(one).certificates for one in (case, replace(case, config=small()))
+    ]
+    np.testing.assert_allclose(*map(np.array, alike), rtol=1e-13)  # each weight is 1/K
     drawn = np.array([[0, 1, 2]] * 8)
     known = replace(case, participation=analysis.Realized(drawn))
     alike = [
         certificates.certify(one).certificates for one in (known, replace(known, config=small()))
     ]
     np.testing.assert_allclose(*map(np.array, alike), rtol=1e-13)
-    sizes = np.array([5, 10, 15, 20, 25, 30])
     everyone = replace(case, sizes=sizes, participation=analysis.Uniform(6, 0.01))
     drawn = replace(everyone, participation=analysis.Realized(np.tile(np.arange(6), (8, 1))))
     alike = [certificates.certify(one).certificates for one in (everyone, drawn)]

@@ -24,6 +24,7 @@ from fedmuon.experiments.suites.contents import merged
 from fedmuon.tasks.constants import constants
 
 ORDER = ["certified", "real-arithmetic", "claimed", "estimated", "refused"]  # the weaker, the later
+UNEQUAL = np.array([5, 10, 15, 15, 20, 25])  # samples of each client: so are weights by samples
 # label -> what a config, and what a case, is changed by to have it.
 CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "certified": {"as it is": ({}, {}), "other recipe": ({"local": {"recipe": "local-muon"}}, {})},
@@ -40,7 +41,7 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "refused": {
         "second moment": ({"local": {"recipe": "adamw"}}, {}),
         "median": ({"federation": {"aggregate": "median"}}, {}),
-        "by the law": ({"federation": {"aggregate": "by-samples"}}, {}),
+        "by the law": ({"federation": {"aggregate": "by-samples"}}, {"sizes": UNEQUAL}),
         "clients": ({"privacy": {"level": "client", "noise": 0.0}}, {}),
         "dropped": ({}, {"dropped": True}),
         "stopped": ({}, {"stopped": "by its loss"}),
@@ -52,12 +53,13 @@ LAW = analysis.Uniform(3, 0.01)
 
 
 def case_of(*changes: tuple[str, str]) -> certificates.CertifiedSetting:
-    settings, facts = zip(*(CHANGES[label][name] for label, name in changes), strict=True)
+    settings, each = zip(*(CHANGES[label][name] for label, name in changes), strict=True)
     tables: dict[str, Any] = {"local": {"lr": 0.01}}
     for one in settings:
         tables = merged(tables, one)
-    more = {name: value for one in facts for name, value in one.items()}
-    return certificates.CertifiedSetting(small(**tables), np.full(6, 15), LAW, shape=(7, 3), **more)
+    more = {name: value for one in each for name, value in one.items()}
+    facts = {"sizes": np.full(6, 15), "participation": LAW, "shape": (7, 3), **more}
+    return certificates.CertifiedSetting(small(**tables), **facts)
 
 
 def compatible(one: tuple[str, str], other: tuple[str, str]) -> bool:
