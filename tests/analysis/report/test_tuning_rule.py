@@ -102,7 +102,7 @@ def extended(
 @pytest.mark.parametrize("centres", [(1e-4, 10.0), (3.0, 3.0), (0.04, 0.04), (1e-3, 0.05)])
 def test_grids_grow_until_a_parabola_s_minimum_is_inside(centres: tuple[float, float]) -> None:
     """The loss is quadratic in log lr, so the best value is the nearest one in log lr."""
-    where = dict(zip(("SGD", "Muon"), centres, strict=True))
+    where: dict[str, float] = {"SGD": centres[0], "Muon": centres[1]}
 
     def loss(name: str, lr: float) -> float:
         return math.log(lr / where[name]) ** 2

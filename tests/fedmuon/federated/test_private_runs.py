@@ -370,7 +370,8 @@ def killed_at(config: Any, out: Path, fsync: int, draws: Path) -> bool:
 
         code = 1
         try:
-            os.fsync, Ledger.begin = counted, begun
+            setattr(os, "fsync", counted)  # noqa: B010
+            setattr(Ledger, "begin", begun)  # noqa: B010
             execute(config, out, resume=(out / "config.toml").exists())
             code = 0
         finally:
@@ -387,6 +388,7 @@ def test_no_kill_makes_a_run_forget_what_it_drew(tmp_path: Path, level: str) -> 
     clients = small({"local": {"recipe": "fedavg"}, "federation": {"rounds": 2},
                      "privacy": {"level": "client", "noise": 2.0, "delta": 1e-3}})  # fmt: skip
     config = clients if level == "client" else private(2, epsilon=4.0)
+    point = 0
     for point in itertools.count():
         out, draws = tmp_path / f"run-{point}", tmp_path / f"draws-{point}"
         if not killed_at(config, out, point, draws):

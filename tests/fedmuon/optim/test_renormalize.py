@@ -1,6 +1,7 @@
 """Label smoothing and renormalized weights as keys of a config, against loops of their own."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -57,6 +58,7 @@ def by_torch(config: Config, smoothing: float, renormalize: bool) -> dict[str, t
         )
         loss.backward()
         for (name, value), one in zip(values.items(), model.parameters(), strict=True):
+            assert one.grad is not None
             memory[name] = 0.7 * memory[name] + one.grad
             if name not in muon:
                 values[name] = value - 0.1 * memory[name]
@@ -115,7 +117,8 @@ def test_the_link_scales_each_replica_and_leaves_zeros() -> None:
 
 def test_where_the_keys_have_no_effect() -> None:
     with pytest.raises(Uncertified, match="renormalize has no certificate"):
-        method_of(config(renormalize=True, recipe="fedmuon", **{"momentum-form": "ema"}))
+        momentum: dict[str, Any] = {"momentum-form": "ema"}
+        method_of(config(renormalize=True, recipe="fedmuon", **momentum))
     for tables, words in (
         ({"task": {"label-smoothing": 0.1}}, "label-smoothing"),
         ({"local": {"renormalize": True}}, "renormalize"),
