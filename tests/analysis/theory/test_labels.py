@@ -58,7 +58,7 @@ def case_of(*changes: tuple[str, str]) -> certificates.CertifiedSetting:
     for one in settings:
         tables = merged(tables, one)
     more = {name: value for one in each for name, value in one.items()}
-    facts = {"sizes": np.full(6, 15), "participation": LAW, "shape": (7, 3), **more}
+    facts: dict[str, Any] = {"sizes": np.full(6, 15), "participation": LAW, "shape": (7, 3), **more}
     return certificates.CertifiedSetting(small(**tables), **facts)
 
 
