@@ -55,7 +55,7 @@ def refused(*command: str) -> str:
 def test_every_key_answers() -> None:
     for key in EVERY:
         found = describe.find(key)
-        text = said("config", "explain", key, COLUMNS="400")
+        text = said("config", "explain", key, COLUMNS="2000")
         for words in (f"[{found.table}] {found.name}", found.what, found.default, found.readers):
             assert " ".join(words.split()) in text, key
         assert all(name in text for name in NAMES.get(key, ()))
