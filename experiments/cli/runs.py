@@ -27,6 +27,17 @@ from fedmuon.experiments.suites.workers import Workers
 from fedmuon.runs.directory import RunDirectory
 
 MOST_JOBS = 256
+SettingName = Annotated[
+    str | None,
+    Option(
+        "--setting",
+        help=(
+            "Named setting, instead of a config. `fedmuon list settings` shows the names. "
+            "`--set` changes single keys of the setting."
+        ),
+        autocompletion=completion.settings,
+    ),
+]
 
 
 def run(
@@ -160,16 +171,7 @@ def stability(
     config: options.ConfigFile = None,
     out: options.OutFolder = None,
     overrides: options.Overrides = None,
-    setting: Annotated[
-        str | None,
-        Option(
-            help=(
-                "Named setting, instead of a config. `fedmuon list settings` shows the names. "
-                "`--set` changes single keys of the setting."
-            ),
-            autocompletion=completion.settings,
-        ),
-    ] = None,
+    setting: SettingName = None,
     trials: Annotated[
         int | None, Option(help="Number of neighbouring data sets to train on. Default: 10.")
     ] = None,
@@ -209,12 +211,7 @@ def stability(
     """
     from fedmuon.experiments.stability import certificates, neighbours  # torch, scipy
 
-    if setting is not None:
-        if config is not None:
-            raise InputError(
-                f"--setting {setting} and the config {config} both describe the run. Remove one."
-            )
-        config = settings.path_of(setting)
+    config = _file_of(config, setting)
     for option, used in {"--worst": hardest, "--trials": trials is not None}.items():
         if every and used:
             raise InputError(
@@ -247,6 +244,89 @@ def stability(
                 "fedmuon stability --setting controlled"
             )
         print_path("Results are in", folder)
+
+
+def _file_of(config: Path | None, setting: str | None) -> Path | None:
+    """Return the file of the named setting, or the config if no setting is named."""
+    if setting is None:
+        return config
+    if config is not None:
+        raise InputError(
+            f"--setting {setting} and the config {config} both describe the run. Remove one."
+        )
+    return settings.path_of(setting)
+
+
+def gap(
+    config: options.ConfigFile = None,
+    setting: SettingName = None,
+    grid: options.GivenGrid = None,
+    seeds: Annotated[
+        int,
+        Option(
+            "--seeds",
+            parser=options.count,
+            metavar="INTEGER",
+            help=(
+                "Number of seeds per grid point: the seed of the config, this seed + 1, and so on."
+            ),
+        ),
+    ] = 1,
+    together: Annotated[
+        bool,
+        Option(
+            "--together",
+            help=(
+                "Divide δ by the number of bounds, so that all bounds hold together. You cannot "
+                "add values or seeds to such a grid later."
+            ),
+        ),
+    ] = False,
+    jobs: options.Jobs = None,
+    out: options.OutFolder = None,
+    resume: options.Resume = False,
+    overrides: options.Overrides = None,
+    data: options.DataName = None,
+    seed: options.Seed = None,
+) -> None:
+    """Compare the measured generalization gap with its bound, at every point of a grid.
+
+    The output folder contains gap.csv (one row per run and form of the bound), gap.json, a picture,
+    and the run folders. The precision is float64 unless the config sets engine.dtype.
+
+    Example: [bold]fedmuon gap --setting controlled --grid local.lr=0.003,0.01,0.03 --seeds 3[/]
+    """
+    if resume and out is None:
+        raise InputError("--resume needs --out. Add --out with the folder to resume.")
+    changes = options.changes_of(overrides, None, None, data, seed)
+    named = [f"--setting={setting}"] if setting else []
+    words = ["gap", *_config_words(config, changes), *named]
+    words += [*(f"--grid={one}" for one in grid or ()), f"--seeds={seeds}"]
+    words += ["--together"] * together + ([f"--jobs={jobs}"] if jobs else [])
+    config = _file_of(config, setting)
+    require_at_most(MOST_JOBS, **{"--jobs": jobs})
+    count = jobs or 1
+    with Workers(count) if count > 1 else contextlib.nullcontext() as workers:
+        from fedmuon.experiments.studies import gap_grid  # torch, scipy, matplotlib
+        from fedmuon.experiments.suites.suite import execute, here
+
+        command = shlex.join(["fedmuon", *words])
+        work = gap_grid.gap_grid(config, changes, grid or (), seeds, together, command)
+        folder = out or Path("runs") / f"gap-{time.strftime('%Y%m%d-%H%M%S')}"
+        with options.resumable(folder, words):
+            with Progress(live(), work.counted, lines=True) as bar:
+                summary = execute(
+                    work, folder, resume, workers or here, bar.on_round_end, bar.on_start
+                )
+            drawn = gap_grid.draw(folder)
+    head, rows = gap_grid.shown(summary["table"])
+    title = f"Bound and gap, {len(rows)} settings with {seeds} seed{'s' * (seeds > 1)} each"
+    tell({"folder": folder, **summary}, columns(title, head, rows))
+    for sentence in summary["words"]:
+        note(sentence)
+    if drawn:
+        print_path("The picture is", folder / gap_grid.PICTURE)
+    print_path("Results are in", folder)
 
 
 def suite(

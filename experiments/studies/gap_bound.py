@@ -276,28 +276,20 @@ def against_bound(rows: Columns, narrow: bool = False) -> Figure:
     """
     figure, (left, right) = style.canvas(2, narrow, 3.5)
     settings, forms = settings_of(rows), distinct(rows, "form")
-    gaps, _ = _points(settings, forms[0])
-    least = gaps[0][gaps[0] > 0].min(initial=gaps[2].max()) / ROOM**2
+    gaps, _ = points(settings, forms[0])
+    least = least_of(gaps)
     for form, (colour, marker) in zip(forms, style.SERIES, strict=False):
         reach = form in (forms[0], forms[-1])  # the other forms have the same gap intervals
-        _scatter(left, settings, form, least, (colour, marker, ""), reach)
+        scatter(left, settings, form, least, (colour, marker, ""), reach)
         left.plot([], [], marker, color=colour, ms=SIZES.get(form, 4.0), label=form)
     keys = [key for key in distinct(rows, "key") if key != BASE]
     for key, (colour, marker) in zip(keys, style.SERIES, strict=False):
-        _scatter(right, series(rows, key), JUDGED, least, (colour, marker, "-"), True)
+        scatter(right, series(rows, key), JUDGED, least, (colour, marker, "-"), True)
         right.plot([], [], f"{marker}-", color=colour, ms=4, lw=1.1, label=NAMES.get(key, key))
-    drawn = np.concatenate([_points(settings, form)[1][0] for form in forms])
+    drawn = np.concatenate([points(settings, form)[1][0] for form in forms])
     top = drawn[np.isfinite(drawn)].max(initial=least) * ROOM
-    ends = np.array([least, gaps[2].max(initial=least) * ROOM])
     for axes in (left, right):
-        axes.plot(ends, ends, color=style.BLACK, lw=1)
-        axes.fill_between(ends, least, ends, color=style.GREY, alpha=0.15, lw=0)
-        axes.set_xlim(*ends)
-        axes.set_ylim(least, max(top, ends[1]))
-        style.log_x(axes)
-        style.log_y(axes)
-        axes.text(0.97, 0.03, "gap above bound:\nthe bound would be wrong", fontsize=7.5,
-                  ha="right", transform=axes.transAxes)  # fmt: skip
+        finish(axes, least, gaps[2].max(initial=least) * ROOM, top)
         axes.set_xlabel(r"measured gap $F-\hat F$, mean over seeds")
     for axes in (left, right) if narrow else (left,):
         axes.set_ylabel(style.NAMES["bound"])
@@ -309,24 +301,52 @@ def against_bound(rows: Columns, narrow: bool = False) -> Figure:
     return figure
 
 
-def _points(settings: Sequence[Columns], form: str) -> tuple[np.ndarray, np.ndarray]:
+def finish(axes: Axes, least: float, widest: float, top: float) -> None:
+    """Draw the line where bound and gap are equal, and set log axes from `least`.
+
+    The x axis ends at `widest`. The y axis ends at `top`, or at `widest` if this number is larger.
+    """
+    ends = np.array([least, widest])
+    axes.plot(ends, ends, color=style.BLACK, lw=1)
+    axes.fill_between(ends, least, ends, color=style.GREY, alpha=0.15, lw=0)
+    axes.set_xlim(*ends)
+    axes.set_ylim(least, max(top, widest))
+    style.log_x(axes)
+    style.log_y(axes)
+    axes.text(0.97, 0.03, "gap above bound:\nthe bound would be wrong", fontsize=7.5,
+              ha="right", transform=axes.transAxes)  # fmt: skip
+
+
+def least_of(gaps: np.ndarray) -> float:
+    """Return where the axes begin, from the first result of `points`."""
+    return gaps[0][gaps[0] > 0].min(initial=gaps[2].max()) / ROOM**2
+
+
+def points(settings: Sequence[Columns], form: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the points of the figure as two arrays.
 
     The first array contains the gaps with the ends of their intervals, in the shape [3, settings].
     The second array contains the bounds and the ranges of the loss, in the shape [2, settings].
     """
-    gaps = [mean_of(where(one, form=form)["gap"]) for one in settings]
+    gaps = [ends_of(where(one, form=form)) for one in settings]
     bounds = [[where(one, form=form)[name].mean() for name in ("bound", "range")]
               for one in settings]  # fmt: skip
-    return (
-        np.array(
-            [(one.value, *np.nan_to_num((one.low, one.high), nan=one.value)) for one in gaps]
-        ).T,
-        np.array(bounds).T,
-    )
+    return np.array(gaps).T, np.array(bounds).T
 
 
-def _scatter(
+def ends_of(rows: Columns) -> tuple[float, float, float]:
+    """Return the mean gap of a setting over seeds, and the ends of Student's 95% interval.
+
+    For one seed, the interval is that of the finite held-out set. It is empty if the rows lack it.
+    """
+    found = mean_of(rows["gap"])
+    if len(rows["gap"]) > 1:
+        return found.value, found.low, found.high
+    low, high = (float(rows[name][0]) for name in ("gap_low", "gap_high"))
+    return found.value, *np.nan_to_num((low, high), nan=found.value).tolist()
+
+
+def scatter(
     axes: Axes, settings: Sequence[Columns], form: str, least: float, look: tuple[str, str, str],
     reach: bool,
 ) -> None:  # fmt: skip
@@ -335,7 +355,7 @@ def _scatter(
     If `reach` is True, the intervals are drawn, too. A log axis cannot show a gap that is not
     positive, so the mark of such a gap is drawn at the upper end of its interval.
     """
-    (value, low, high), (bound, top) = _points(settings, form)
+    (value, low, high), (bound, top) = points(settings, form)
     at = np.where(value > least, value, np.maximum(high, least))
     colour, marker, line = look
     if reach:
