@@ -1,0 +1,159 @@
+"""`fedmuon gap`: rows against `fedmuon bound` and `fedmuon stability`, resuming, and the words."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedmuon.analysis.report.tables import read_table
+from fedmuon.experiments.cli import app
+from fedmuon.experiments.studies import gap_grid
+
+TINY = ["data.name=synthetic", "data.train=60", "data.test=40", "data.dimension=5",
+        "federation.clients=3", "federation.per-round=2", "federation.rounds=2",
+        "task.initial=zero", "local.steps=1", "orthogonalizer.lambda=0.1"]  # fmt: skip
+RATES = (0.01, 0.1)
+GRID = "--grid=local.lr=0.01,0.1"
+
+
+def run(*words: str, changes: list[str] = TINY) -> Any:
+    return CliRunner().invoke(app, [*words, *(f"--set={one}" for one in changes)])
+
+
+def output(*words: str, changes: list[str] = TINY) -> str:
+    done = run(*words, changes=changes)
+    assert done.exit_code == 0, done.exception or done.output
+    return done.output
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    with (folder / "gap.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("gap") / "grid"
+    output("gap", GRID, "--seeds=2", f"--out={out}")
+    return out
+
+
+def test_each_row_is_the_bound_of_its_run(grid: Path) -> None:
+    rows = rows_of(grid)
+    assert len(rows) == 2 * 2 * 3
+    assert {(float(row["local.lr"]), int(row["seed"])) for row in rows} == {
+        (rate, seed) for rate in RATES for seed in (0, 1)
+    }
+    for row in rows:
+        words = ("bound", str(grid / "runs" / row["run"]), f"--c-hp={row['form']}", "--json")
+        bound = json.loads(output(*words, changes=[]))
+        assert float(row["bound"]) == bound["value"]
+        assert (float(row["range"]), row["status"]) == (bound["range"], bound["status"])
+        assert float(row["failure"]) == bound["failure"] == 0.05
+    # negative control: the comparison tells the runs apart, and the form that uses their losses
+    for form in gap_grid.PROVED:
+        assert len({row["bound"] for row in rows if row["form"] == form}) == 4
+    for first in range(0, len(rows), 3):
+        assert len({row["bound"] for row in rows[first : first + 3]}) > 1
+
+
+def test_each_gap_is_the_gap_of_the_same_run_with_neighbours(grid: Path, tmp_path: Path) -> None:
+    for rate in RATES:
+        out = tmp_path / str(rate)
+        changes = [*TINY, f"local.lr={rate}", "federation.seed=1"]
+        output("stability", "--trials=1", f"--out={out}", changes=changes)
+        record = json.loads((out / "bound.json").read_text("utf-8"))
+        mine = [r for r in rows_of(grid) if (float(r["local.lr"]), r["seed"]) == (rate, "1")]
+        for row in mine:
+            for name in ("gap", "gap_low", "gap_high"):
+                assert float(row[name]) == pytest.approx(record[name], rel=1e-12)
+    gaps = {row["gap"] for row in rows_of(grid)}
+    assert len(gaps) == 4  # negative control: other runs have other gaps
+
+
+def test_a_deleted_cell_is_computed_again(grid: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(grid, copy)
+    lost = "lr=0.1,seed=1"
+    (copy / "cells" / f"{lost}.json").unlink()
+    shutil.rmtree(copy / "runs" / lost)
+    kept = (copy / "runs" / "lr=0.01,seed=0" / "model.safetensors").stat().st_mtime_ns
+    output("gap", GRID, "--seeds=2", f"--out={copy}", "--resume")
+    assert (copy / "gap.csv").read_bytes() == (grid / "gap.csv").read_bytes()
+    assert (copy / "runs" / "lr=0.01,seed=0" / "model.safetensors").stat().st_mtime_ns == kept
+    assert (copy / "runs" / lost / "model.safetensors").exists()
+    assert (copy / gap_grid.PICTURE).exists()
+    other = run("gap", GRID, "--seeds=2", f"--out={copy}", "--resume", "--set=local.momentum=0.5")
+    assert other.exit_code != 0  # another config does not continue in this folder
+
+
+def test_the_table_is_the_mean_over_seeds(grid: Path) -> None:
+    table = json.loads((grid / "gap.json").read_text("utf-8"))["table"]
+    for line, rate in zip(table, RATES, strict=True):
+        mine = [
+            r for r in rows_of(grid) if float(r["local.lr"]) == rate and r["form"] == "explicit"
+        ]
+        gaps = [float(row["gap"]) for row in mine]
+        half = 12.706204736432095 * abs(gaps[0] - gaps[1]) / 2  # Student's t, one degree of freedom
+        assert line["gap"] == pytest.approx(sum(gaps) / 2)
+        assert line["gap_high"] - line["gap"] == pytest.approx(half)
+        assert line["bound"] == pytest.approx(np.mean([float(row["bound"]) for row in mine]))
+        assert (line["form"], line["status"]) == ("explicit", "certified")
+
+
+def test_bounds_together_divide_delta_by_their_number(grid: Path, tmp_path: Path) -> None:
+    out = tmp_path / "together"
+    words = " ".join(output("gap", GRID, "--seeds=2", "--together", f"--out={out}").split())
+    assert "All 12 bounds hold together with probability at least 0.95" in words
+    apart, together = rows_of(grid), rows_of(out)
+    for one, both in zip(apart, together, strict=True):
+        assert float(both["failure"]) == pytest.approx(0.05 / 12)
+        assert float(both["bound"]) > float(one["bound"])
+        assert both["gap"] == one["gap"]
+    again = json.loads(
+        output("bound", str(out / "runs" / together[0]["run"]), "--json", changes=[])
+    )
+    assert again["value"] == float(together[0]["bound"])
+    alone = json.loads((grid / "gap.json").read_text("utf-8"))["words"]
+    assert alone == [gap_grid.ALONE.format(count=12)]
+
+
+def test_a_run_without_a_bound_has_its_reason_and_is_not_drawn(tmp_path: Path) -> None:
+    out = tmp_path / "refused"
+    changes = [*TINY[:-1], "orthogonalizer.name=exact-sign"]
+    words = " ".join(output("gap", GRID, f"--out={out}", changes=changes).split())
+    assert not (out / gap_grid.PICTURE).exists()
+    assert gap_grid.NOT_DRAWN.format(2, 2) in words
+    assert all(row["status"] == "refused" and row["bound"] == "inf" for row in rows_of(out))
+
+
+def test_the_picture_shows_vacuous_bounds_and_gaps_below_0(grid: Path) -> None:
+    rows = read_table(grid / "gap.csv", words=gap_grid.WORDS)
+    places = {}
+    for name, bound, gap in (("low", 0.5, 0.1), ("vacuous", 2.0, 0.1), ("negative", 0.5, -0.1)):
+        changed = {**rows, "bound": bound * rows["range"], "gap": gap * rows["range"]}
+        axes = gap_grid.picture(changed).axes[0]
+        marks = [line for line in axes.lines if line.get_marker() not in ("None", None, "")]
+        full = [line for line in marks if np.size(line.get_xdata())]
+        places[name] = (
+            {round(float(np.ravel(line.get_ydata())[0]), 9) for line in full},
+            {line.get_markerfacecolor() == "none" for line in full},
+            [text for text in axes.get_legend_handles_labels()[1] if "gap ≤ 0" in text],
+        )
+        assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+        assert axes.get_ylim()[1] > 1
+    assert places["low"] == ({0.5}, {False}, [])
+    assert places["vacuous"] == ({2.0}, {True}, [])
+    assert len(places["negative"][2]) == 2
+
+
+def test_setting_and_config_exclude_each_other(tmp_path: Path) -> None:
+    config = tmp_path / "own.toml"
+    config.write_text("[local]\nsteps = 1\n")
+    done = run("gap", str(config), "--setting=controlled", GRID, changes=[])
+    assert done.exit_code != 0 and "both describe the run" in str(done.exception)
