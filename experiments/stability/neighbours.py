@@ -322,7 +322,7 @@ def verdict_table(out: Path, record: Record) -> Table:
     if (found := record.get("influence")) is not None:
         rows += [(words, found[name]) for name, words in CALIBRATION.items()]
     constants = certificates.constant_of(record)
-    title = f"{len(moved)} neighbours; bound with {constants}: {record['status']}"
+    title = f"{len(moved)} neighbours; the bound is {record['status']} (with {constants})"
     return facts(title + unreleased(summary), rows, 4)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -101,15 +102,20 @@ def test_any_certificate_can_be_violated(label: str) -> None:
 
 
 def test_the_page_has_every_label_with_tests_that_are_there() -> None:
-    lines = (ROOT / "docs" / "labels.md").read_text(encoding="utf-8").splitlines()
-    rows = [line.split("|") for line in lines if line.startswith("| `")]
-    labels = [row[1].strip(" `") for row in rows]
+    table, _, tests = (
+        (ROOT / "docs" / "labels.md").read_text(encoding="utf-8").partition("## Tests")
+    )
+    rows = re.findall(r"^\| (\d+) \| `([\w-]+)` \|", table, re.MULTILINE)
+    labels = [label for _, label in rows]
+    entries = re.split(r"\n(\d+)\. ", tests)[1:]
+    listed = dict(zip(entries[::2], entries[1::2], strict=True))
+    assert [number for number, _ in rows] == [*listed] == [str(n + 1) for n in range(len(rows))]
     told = certificates.Certificate.__dataclass_fields__["status"].type
     assert {*get_args(Status)} <= {*labels} and {*labels} == {*ORDER, "realized", "violated"}
     assert all(word in str(told) for word in ("realized", "refused"))
-    for row in rows:
-        named = CITED.findall(row[-2])
-        assert len(named) >= 3, row[1]
+    for number, label in rows:
+        named = CITED.findall(listed[number])
+        assert len(named) >= 3, label
         for file, name in named:
             assert name in functions(file), (file, name)
 
