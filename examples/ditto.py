@@ -16,7 +16,7 @@ def tested(weight, what="personal_"):
     config = {**CONFIG, "local": {**CONFIG["local"], "personal-weight": weight}}
     found = fedmuon.run(config).summary
     mean, deviation = (found[f"client_test_{what}accuracy{part}"] for part in ("", "_std"))
-    return f"{mean:.2f} ± {deviation:.2f}"
+    return f"{mean:.2f} (SD over clients {deviation:.2f})"
 
 
 if __name__ == "__main__":

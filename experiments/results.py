@@ -22,8 +22,8 @@ from fedmuon.core.choices import GIVEN, SPREAD
 from fedmuon.core.errors import InputError, in_python, instead
 from fedmuon.core.files import Record, Temporary, copied, read_text, regular, require_sound
 from fedmuon.experiments.tables import (
+    HALF_NOTE,
     NOT_RELEASED,
-    SD_NOTE,
     adjacency_of,
     record_name,
     spent_words,
@@ -599,8 +599,8 @@ class Comparison:
 
     Attributes:
         rows: One row per group of runs. A row contains the name of the group, the config keys that
-            differ between groups, and the measures. `NAME ±` is the standard deviation of the
-            measure NAME over seeds.
+            differ between groups, and the measures. `NAME ±` is half of Student's 95% interval of
+            the mean of NAME over seeds.
         curves: A dictionary that maps the name of a row to the round records of its runs.
         note: A note on how to read the numbers. It may be empty.
         folders: A dictionary that maps the name of a row to the folders of its runs.
@@ -628,7 +628,7 @@ class Comparison:
     def measures(self) -> list[str]:
         """The names of all measures in the rows.
 
-        `NAME ±` is the standard deviation of the measure NAME over seeds.
+        `NAME ±` is half of Student's 95% interval of the mean of NAME over seeds.
         """
         names = [name for row in self.rows for name in list(row)[list(row).index("seeds") + 1 :]]
         return list(dict.fromkeys(names))
@@ -712,7 +712,7 @@ class Comparison:
 
         Returns:
             A `table` environment, or only a `tabular` if there is neither caption nor label. A mean
-            and its standard deviation share a column.
+            and half of its 95% interval share a column.
 
         Raises:
             InputError: If the table has no column of a given name.
@@ -795,7 +795,7 @@ class Comparison:
 
         The notes explain ± and the numbers, and list the runs that were left out.
         """
-        notes = [SD_NOTE] if any(name.endswith(SPREAD) for name in self.measures) else []
+        notes = [HALF_NOTE] if any(name.endswith(SPREAD) for name in self.measures) else []
         notes += [self.note] if self.note else []
         return [*notes, *(f"Left out: {why}" for why in self.left_out)]
 
@@ -938,8 +938,8 @@ def comparison(labelled: Mapping[str, Sequence[Path]]) -> Comparison:
 def _grouped(runs: Sequence[tuple[str, Finished]], note: str, left: Sequence[str]) -> Comparison:
     """Group the runs and return their comparison.
 
-    For each group, the comparison contains a row with means and standard deviations, the curves,
-    and the folders.
+    For each group, the comparison contains a row with means and half intervals, the curves, and
+    the folders.
     """
     flats = [run.keys() for _, run in runs]
     _name_objects(flats, [run.objects for _, run in runs])
@@ -1031,7 +1031,7 @@ def _traffic(members: Sequence[Finished]) -> Record:
 def _measures(members: Sequence[Finished]) -> Record:
     """Return the mean of each measure in the summaries.
 
-    With several seeds, the result also contains the standard deviations.
+    With several seeds, the result also contains half of the 95% interval of each mean.
     """
     found: Record = {}
     for name in (name for name in members[0].summary if name not in ("seed", "rounds")):
@@ -1040,5 +1040,8 @@ def _measures(members: Sequence[Finished]) -> Record:
         if values and len(values) == len(held):
             found[name] = statistics.fmean(values)
             if len(values) > 1:
-                found[f"{name}{SPREAD}"] = statistics.stdev(values)
+                from fedmuon.analysis.report.verdicts import half_width  # imports scipy
+
+                error = statistics.stdev(values) / math.sqrt(len(values))
+                found[f"{name}{SPREAD}"] = float(half_width(error, len(values) - 1))
     return found

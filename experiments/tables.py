@@ -13,7 +13,7 @@ from rich.text import Text
 
 from fedmuon.analysis.report.numbers import number, written
 
-SD_NOTE = "± is the sample standard deviation over seeds (with n - 1 in the denominator)."
+HALF_NOTE = "± is half of the 95% interval of the mean over seeds (Student's t)."
 SWEEP = "sweep.json"  # the summary of a finished sweep
 ENDLESS, WORDS = 10_000, 12  # width of an unlimited terminal; minimum width of a text column
 NOT_RELEASED = (

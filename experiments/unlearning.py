@@ -193,7 +193,7 @@ def table(record: Record) -> Table:
     """Return a printable table of the noise and its cost for each kind of certificate."""
     rows = [
         [kind, number(one['sensitivity']), number(one['sigma']),
-         f"{one['accuracy']:.2%} ± {one['spread']:.2%}", number(one['told'], 2)]
+         f"{one['accuracy']:.2%} (SD {one['spread']:.2%})", number(one['told'], 2)]
         for kind, one in record["kinds"].items()
     ]  # fmt: skip
     many = len(record["samples"])

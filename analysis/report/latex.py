@@ -34,9 +34,8 @@ def latex(
 ) -> str:
     r"""Return rows as a LaTeX table. The table requires \usepackage{booktabs}.
 
-    One column shows a mean together with its standard deviation or interval. The standard
-    deviation, or half the length of the interval, gets two significant digits. The mean is rounded
-    to the same decimal place.
+    One column shows a mean together with its interval: its ends, or ± half of its length. Half of
+    the length gets two significant digits. The mean is rounded to the same decimal place.
 
     Args:
         rows: One mapping per row of the table. The names become the column headings.

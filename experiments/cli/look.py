@@ -283,7 +283,7 @@ def compare(
         [tables.columns("", *measured), tables.columns("", *keys)] if apart else [one]
     )
     if any(name.endswith(SPREAD) for name in found.measures):
-        parts.append(Text(tables.SD_NOTE))
+        parts.append(Text(tables.HALF_NOTE))
     for (name, *_), row in zip(whole[1], found.rows, strict=True):
         if "spent epsilon" in row:
             parts.append(Text(f"{name}: {listing.spent(row)}"))

@@ -122,8 +122,8 @@ def names_of(found: Comparison) -> list[str]:
 
 
 def head(name: str) -> str:
-    """Return the column heading of a measurement or of a standard deviation."""
-    return "± SD" if name.endswith(SPREAD) else name.replace("_", " ")
+    """Return the column heading of a measurement or of half its interval."""
+    return "± 95%" if name.endswith(SPREAD) else name.replace("_", " ")
 
 
 def _cell(value: Any, name: str = "") -> str:

@@ -25,7 +25,7 @@ OF_A_RUN = (
 )  # fmt: skip
 Sampling = Literal["poisson", "shuffle", "cyclic"]
 NoiseCorrelation = Literal["none", "sqrt-toeplitz", "momentum", "blt", "blt-momentum"]
-SPREAD = " ±"  # ends the column of a measure's standard deviation
+SPREAD = " ±"  # ends the column of half the 95% interval of a measure's mean
 GIVEN = "given"  # stands for an object that was passed in Python
 
 

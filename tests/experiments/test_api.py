@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from cut_off import interrupted
+from scipy import stats
 from torch import nn
 
 import fedmuon
@@ -210,12 +211,14 @@ def test_runs_side_by_side(tmp_path: Path) -> None:
     assert [row["local.recipe"] for row in compared.rows] == ["fedmuon", "fedavg"]
     losses = [one.summary["test_loss"] for one in found[:2]]
     assert compared.rows[0]["test_loss"] == pytest.approx(np.mean(losses))
-    assert compared.rows[0]["test_loss ±"] == pytest.approx(np.std(losses, ddof=1))
+    low, high = stats.t.interval(0.95, 1, loc=np.mean(losses), scale=stats.sem(losses))
+    assert compared.rows[0]["test_loss ±"] == pytest.approx((high - low) / 2)
+    assert compared.rows[0]["test_loss ±"] != pytest.approx(np.std(losses, ddof=1))
     assert "recipe=fedavg" in repr(compared) and len(compared.to_pandas()) == 2
     assert "<td>recipe=fedavg</td>" in compared._repr_html_()
     for shown, count in ((compared, 1), (fedmuon.compare(found[0]), 0)):  # two seeds, and one
         for text in (repr(shown), shown._repr_html_()):
-            assert text.count("± is the sample standard deviation over seeds") == count
+            assert text.count("± is half of the 95% interval of the mean") == count
     assert "<th>accuracy</th>" in found[0]._repr_html_()
     loss, _ = compared.plot().axes
     drawn = [one for one in loss.lines if len(np.asarray(one.get_xdata()))]  # others are the key's

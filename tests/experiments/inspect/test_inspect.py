@@ -277,7 +277,7 @@ def test_compare_has_a_column_a_key_and_spreads_beside_means(runs: Path, width: 
     for row in found.rows:
         assert digits(row["accuracy"]) in text
     spread = digits(found.rows[0]["accuracy ±"], 2)
-    assert text.count("± is the sample standard deviation over seeds") == 1
+    assert text.count("± is half of the 95% interval of the mean") == 1
     alone = said("compare", *folders[1:], width=width)  # of one seed each
     assert "±" not in alone
     lines = [line.split("│") for line in text.splitlines() if spread in line]
@@ -303,7 +303,7 @@ def test_a_page_names_runs_by_their_folders_and_has_each_key_once(runs: Path) ->
     assert page.head[:2] == ("run", "seeds") and page.head.count("lr") == 1
     row = fedmuon.compare([runs / "a0", runs / "a1"]).rows[0]
     place = page.head.index("accuracy")
-    assert page.head[place + 1] == "± SD" and place < page.head.index("lr") < len(page.head) - 1
+    assert page.head[place + 1] == "± 95%" and place < page.head.index("lr") < len(page.head) - 1
     assert page.numbers[0][place] == digits(row["accuracy"])
     (picture,) = page.pictures
     (legend,) = picture.draw(False).legends
