@@ -37,15 +37,27 @@ Facts = Iterable[tuple[str, object]]
 
 
 class Fitting(Table):
-    """A table that becomes a list, with one line per cell, if the terminal is too narrow."""
+    """A table that becomes a list, with one line per cell, if the terminal is too narrow.
+
+    Attributes:
+        dense: Whether a table that does not fit is first tried without its frame and with wrapped
+            headings. Use this for tables with many rows.
+    """
+
+    dense = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the table if it fits.
+        """Yield the table if it fits, or its rows without a frame, or one line per cell.
 
-        Otherwise, yield one line per cell. A line begins with the name of the column.
+        A line of the list begins with the name of the column.
         """
         if self.fits(console, options):
             yield from super().__rich_console__(console, options)
+            return
+        bare = self._bare()
+        least = Measurement.get(console, options.update(max_width=ENDLESS), bare).minimum
+        if self.dense and least <= options.max_width:
+            yield from bare.__rich_console__(console, options)
             return
         turned = Table(
             title=self.title, caption=self.caption, title_justify="left", show_header=False
@@ -57,6 +69,24 @@ class Fitting(Table):
                 turned.add_row(str(column.header), cell)
             turned.add_section()
         yield from turned.__rich_console__(console, options)
+
+    def _bare(self) -> Table:
+        """Return the rows as a table without a frame, whose headings can be wrapped at spaces."""
+        bare = Table(title=self.title, caption=self.caption, title_justify="left", box=None)
+        for column in self.columns:
+            cells = [cell_len(Text.from_markup(str(one)).plain) for one in column.cells]
+            words = [cell_len(word) for word in str(column.header).replace("-", "- ").split()]
+            widest = max(cells, default=0)
+            bare.add_column(
+                column.header,
+                justify=column.justify,
+                min_width=max([widest if column.no_wrap else min(widest, WORDS), *words]),
+                overflow="fold",
+                vertical="bottom",
+            )
+        for cells in zip(*(column.cells for column in self.columns), strict=True):
+            bare.add_row(*cells)
+        return bare
 
     def fits(self, console: Console, options: ConsoleOptions) -> bool:
         """Return whether the terminal is wide enough for the table.
@@ -95,14 +125,19 @@ def listed(name: str, sentences: Sequence[str]) -> Facts:
 
 
 def columns(
-    title: str, head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1
+    title: str,
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    left: int = 1,
+    dense: bool = False,
 ) -> Fitting:
     """Return rows of markup as a table with column heads.
 
     The first `left` columns contain text, whose lines can be wrapped. The others contain numbers,
-    whose lines are never wrapped.
+    whose lines are never wrapped. A `dense` table loses its frame before it becomes a list.
     """
     shown = Fitting(title=title, title_justify="left")
+    shown.dense = dense
     for place, name in enumerate(head):
         words = place < left
         shown.add_column(

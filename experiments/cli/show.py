@@ -272,8 +272,9 @@ def _points(summary: Record) -> Table:
     words = [[escape(_shown_value(row[key])) for key in keys] for row in rows]
     numbers = [_aligned([_with_half(row, name, f"{name}_high") for row in rows]) for name in names]
     heads = [*short(keys), *(spelled(name).replace("-", " ") for name in names), ""]
-    return columns(title, heads, [[*one, *told, mark] for one, *told, mark in
-                                  zip(words, *numbers, marks, strict=True)], len(keys))  # fmt: skip
+    cells = zip(words, *numbers, marks, strict=True)
+    points = [[*one, *told, mark] for one, *told, mark in cells]
+    return columns(title, heads, points, len(keys), dense=True)
 
 
 def _aligned(measured: Sequence[tuple[str, str]]) -> list[str]:

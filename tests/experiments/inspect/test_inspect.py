@@ -267,6 +267,22 @@ def test_objects_handed_over_are_gone_on_with_in_python(tmp_path: Path) -> None:
     assert "resume=True" in again
 
 
+@pytest.mark.parametrize("width", [80, 40])
+def test_a_dense_table_has_one_line_per_row_where_it_fits(width: int) -> None:
+    """Forty rows at 80 columns; the controls are too narrow, or a table that is not dense."""
+    head = ["lr", "steps", "lambda", "momentum", "validation loss", "test accuracy", ""]
+    rows = [[f"0.03162{k:02}", "1", "0.1", "0.5", "0.7474 ± 0.038", "0.2750 ± 0.32", "best"]
+            for k in range(40)]  # fmt: skip
+    for dense in (True, False):
+        console = Console(width=width, file=io.StringIO())
+        console.print(columns("a title", head, rows, 4, dense))
+        assert isinstance(console.file, io.StringIO)
+        lines = console.file.getvalue().splitlines()
+        assert max(map(len, lines)) <= width
+        whole = [line for line in lines if all(cell in line for cell in rows[0][1:])]
+        assert len(whole) == (40 if dense and width == 80 else 0)
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_compare_has_a_column_a_key_and_spreads_beside_means(runs: Path, width: int) -> None:
     folders = [str(runs / name) for name in ("a0", "a1", "deep/b")]
