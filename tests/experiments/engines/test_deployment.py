@@ -22,7 +22,7 @@ from flwr.common.config import flatten_dict
 from safetensors.numpy import load_file
 from test_client_metrics import same_client_records
 
-from fedmuon.config.load import Config, dump, flatten, unflatten
+from fedmuon.config.load import Config, dump, flatten, parse, unflatten
 from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.experiments.engines.deployment import (
     SETTINGS,
@@ -166,6 +166,23 @@ def test_personal_parameters_stay_on_their_nodes(deployment: Deployment, tmp_pat
         InputError, match=r"but in a deployment this model stays on the client's SuperNode"
     ):
         deployment.execute(tiny(2, **tables), tmp_path / "tested")
+
+
+@pytest.mark.slow
+def test_states_of_forty_odd_shapes_arrive(deployment: Deployment, tmp_path: Path) -> None:
+    """All of them in each message, through the SuperLink; the server's step depends on them."""
+    recipe = f"{Path(__file__).parents[2] / 'helpers' / 'odd_states.py'}:every"
+    tables = {
+        "data": {"name": "digits", "train": 60, "test": 20, "minimum": 1},
+        "federation": {"clients": NODES, "per-round": 2, "rounds": 2},
+        "local": {"recipe": recipe, "lr": 0.5, "steps": 2},
+        "engine": {"dtype": "float64"},
+    }
+    config = parse(tables)
+    inline, out = tmp_path / "inline", tmp_path / "deployed"
+    execute(config, inline)
+    deployment.execute(config, out)
+    assert distance(inline / "model.safetensors", out / "model.safetensors") <= 1e-12
 
 
 def states_of(deployment: Deployment, number: int) -> Path:

@@ -11,26 +11,8 @@ import fedmuon
 from fedmuon import links
 from fedmuon.core.errors import InputError
 from fedmuon.optim.chain import Context
+from tests.helpers.odd_states import ODD, measured
 
-SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
-    "one number": {"norm": (1,)},
-    "no axis": {"norm": ()},
-    "two": {"a": (1,), "b": (3, 2)},
-    "long": {"v": (1, 1, 1, 1, 2)},
-    "empty tensor": {"v": (0,)},
-    "nothing": {},
-    "name with a dot": {"a.b": (2,)},
-    "model": {},  # replaced by the shapes of the model
-}
-ODD = [
-    *SHAPES.values(),
-    *({"t": (n,)} for n in range(2, 10)),
-    *({"t": (n, m)} for n in (1, 2, 5) for m in (1, 4)),
-    *({"t": (2,) * n} for n in range(3, 7)),
-    *({f"t{k}": (k, 1) for k in range(n)} for n in range(1, 6)),
-    {"model": (1,)}, {"": (1,)}, {"ä/ö": (2,)}, {"a b": (1,)}, {"weight": (7,)}, {"w" * 90: (1,)},
-    {"X": (3,)}, {"norm": (2, 0)}, {"x.weight": (1, 2)},
-]  # fmt: skip
 BAD: list[tuple[str, Any]] = [
     ("no replica axis", lambda some: {"n": some.new_zeros(())}),
     ("one for all", lambda some: {"n": some.new_zeros(7)}),
@@ -40,27 +22,6 @@ BAD: list[tuple[str, Any]] = [
     ("bool", lambda some: {"n": some.new_zeros(len(some)).bool()}),
     ("complex", lambda some: {"n": some.new_zeros(len(some)).cfloat()}),
 ]
-
-
-def size(tree: Mapping[str, Tensor]) -> Tensor:
-    return torch.stack([one.flatten(1).square().sum(1) for one in tree.values()]).sum(0).sqrt()
-
-
-def measured(shapes: Mapping[str, tuple[int, ...]], late: bool = False) -> fedmuon.Link:
-    """A link that stores the norm of the gradient in tensors of these shapes."""
-
-    def filled(params: Mapping[str, Tensor], value: Tensor) -> dict[str, Tensor]:
-        like = shapes or {}
-        return {name: value.view(-1, *[1] * len(one)).expand(-1, *one).clone()
-                for name, one in like.items()}  # fmt: skip
-
-    def init(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {} if late else filled(params, 0 * size(params))
-
-    def update(direction: Any, state: Any, context: Context) -> Any:
-        return direction, filled(direction, size(direction))
-
-    return fedmuon.Link("measured", init, update)
 
 
 def recipe(shapes: Mapping[str, tuple[int, ...]], kept: bool = False, late: bool = False,
