@@ -45,8 +45,7 @@ def _sent_again() -> Iterator[None]:
             return
         for end in _ours():
             signal.signal(end, _unwind)
-        # Send the signal from another thread, because exceptions in this function are dropped, too.
-        threading.Timer(0.01, os.kill, (os.getpid(), dropped.exc_value.number)).start()
+        _later(dropped.exc_value.number)  # exceptions in this function are dropped, too
 
     sys.unraisablehook = hear
     try:
@@ -122,6 +121,10 @@ def _ours() -> list[signal.Signals]:
 
 
 def _unwind(number: int, frame: FrameType | None) -> None:
+    if _importing(frame):
+        # An exception here would leave a module half imported, and torch hides exceptions of numpy.
+        _later(number)
+        return
     ends = _ours()
     for end in ends:
         signal.signal(end, lambda number, frame: None)  # signals that arrive together count once
@@ -129,3 +132,17 @@ def _unwind(number: int, frame: FrameType | None) -> None:
     for end in ends:
         signal.signal(end, signal.SIG_DFL)
     raise Interrupted(number)
+
+
+def _importing(frame: FrameType | None) -> bool:
+    """Return whether a module is being imported in this frame or in one of its callers."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _later(number: int) -> None:
+    """Send a signal to this process again in a moment, from another thread."""
+    threading.Timer(0.01, os.kill, (os.getpid(), number)).start()

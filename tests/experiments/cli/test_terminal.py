@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import small
 
-from fedmuon.__main__ import main, print_anywhere, require_room
+from fedmuon.__main__ import main
+from fedmuon.core.start import print_anywhere, require_room
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import neighbours
 

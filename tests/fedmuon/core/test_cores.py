@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedmuon import __main__ as command
 from fedmuon.core import cores
+from fedmuon.core import start as command
 from fedmuon.core.cores import cores_of_quota, few_free_cores, usable_cores
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -79,7 +79,7 @@ def test_the_command_starts_only_as_many_threads_as_its_quota_allows(
         f"found = Path({str(cgroups)!r}), Path({str(membership)!r})\n"
         "cores.cores_of_quota.__defaults__ = found\n"
         "os.sched_getaffinity = lambda pid: set(range(8))\n"
-        "from fedmuon import __main__ as command\n"
+        "from fedmuon.core import start as command\n"
         "command.set_thread_defaults()\n"
         "print(os.environ.get('OMP_NUM_THREADS'))"
     )

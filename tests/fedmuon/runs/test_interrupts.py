@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM: what was done is saved, one sentence says how to go on, and it is true."""
 
 import contextlib
+import importlib
 import os
 import shlex
 import signal
@@ -256,3 +257,23 @@ def test_two_signals_at_once_are_one_wish() -> None:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
             time.sleep(0.1)
         assert all(signal.getsignal(end) is signal.SIG_DFL for end in ends)
+
+
+def test_an_interruption_waits_for_the_end_of_an_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module that hides exceptions, as torch does for numpy, is imported whole; then it ends."""
+    (tmp_path / "hiding.py").write_text(
+        "import os, signal, time\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    time.sleep(0.1)\n"
+        "    whole = True\n"
+        "except BaseException:\n"
+        "    whole = False\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Interrupted), interruptible():
+        hiding = importlib.import_module("hiding")
+        time.sleep(5)  # the signal is sent again at once
+    assert hiding.whole

@@ -326,7 +326,7 @@ def test_threads_spin_briefly_unless_somebody_says_how(
     said: dict[str, str], before: str, count: str | None
 ) -> None:
     code = (
-        f"{before}import os, fedmuon.__main__ as command; command.set_thread_defaults();"
+        f"{before}import os, fedmuon.core.start as command; command.set_thread_defaults();"
         "print(os.environ.get('GOMP_SPINCOUNT'))"
     )
     others = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_W", "GOMP"))}
