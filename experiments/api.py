@@ -1,4 +1,4 @@
-"""The functions `run`, `sweep`, `suite`, `plan`, `stability`, `bound`, `compare` and `unlearn`.
+"""The functions of the Python API, such as `run`, `sweep`, `stability`, `gap` and `compare`.
 
 Each function does the same as the command of that name, and also accepts Python objects in place of
 names. Without `out`, a run is written to a temporary folder, which is removed with its result.
@@ -24,7 +24,7 @@ from fedmuon.core.errors import Guard, InputError, as_keywords, in_python
 from fedmuon.core.files import Temporary
 from fedmuon.core.threads import without_autocast
 from fedmuon.experiments import settings, unlearning
-from fedmuon.experiments.cli.show import shown
+from fedmuon.experiments.cli.show import is_wanted, shown
 from fedmuon.experiments.planning import cost
 from fedmuon.experiments.results import (
     Comparison,
@@ -43,6 +43,7 @@ from fedmuon.runs.callbacks import Callback, Listener
 from fedmuon.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
+    from fedmuon.experiments.gap_result import GapResult
     from fedmuon.experiments.suite_result import SuiteResult
 
 BROKEN_OFF: list[Temporary] = []  # temporary folders of runs that ended with an error
@@ -83,7 +84,7 @@ def run(
     callbacks: Sequence[Callback | Listener] = (),
     out: str | Path | None = None,
     resume: bool = False,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> Result:
     """Run a federated experiment, or resume one.
 
@@ -119,7 +120,8 @@ def run(
             last result that uses it, or when Python ends. `result.save(path)` copies the folder.
         resume: Whether `out` may contain an interrupted run, which then continues from its last
             checkpoint.
-        progress: Whether to show a progress bar.
+        progress: Whether to show a progress bar. By default, a terminal and a notebook show it, and
+            pipes, files, threads and child processes do not.
 
     Returns:
         The finished run: its summary, the records of its rounds, its model and its curves.
@@ -142,7 +144,7 @@ def run(
     }  # fmt: skip
     chosen = _chosen(config, objects, test, resume, out)
     with _folder(out, resume) as (folder, kept), in_python(), _bar(progress, "rounds") as bar:
-        say = print if progress else lambda sentence: None
+        say = print if is_wanted(progress) else lambda sentence: None
         execute(chosen, folder, resume, *bar, callbacks=callbacks, say=say)
     return Result(folder, chosen.given, kept)
 
@@ -165,7 +167,7 @@ def sweep(
     schedule: Any = None,
     out: str | Path | None = None,
     resume: bool = False,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> SweepResult:
     """Run a config at every point of a grid, and choose the best point.
 
@@ -205,7 +207,8 @@ def sweep(
             number of the round (0, 1, ...) and returns a factor for `lr`.
         out: The folder of the sweep. Without `out`, the folder is temporary, as for `run`.
         resume: Whether `out` may contain an unfinished part of this sweep, which then continues.
-        progress: Whether to show a progress bar.
+        progress: Whether to show a progress bar. By default, a terminal and a notebook show it, and
+            pipes, files, threads and child processes do not.
 
     Returns:
         The table of all points, the best point of each recipe, and every run.
@@ -228,11 +231,7 @@ def sweep(
         "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,
     }  # fmt: skip
     with in_python():
-        for name, many in {"seeds": seeds, "jobs": jobs}.items():
-            if isinstance(many, bool) or not isinstance(many, int) or many < 1:
-                raise InputError(
-                    f"{name} is {many!r}, but it must be an integer that is at least 1"
-                )
+        _require_counts(seeds=seeds, jobs=jobs)
         base, given = _tables_and_objects(config, objects, test)
         work = grid_search(base, grid, seeds, select, given=given)
     workers = Workers(jobs) if jobs > 1 else contextlib.nullcontext()
@@ -253,7 +252,7 @@ def suite(
     changes: Tables | Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> SuiteResult:
     """Run all experiments of a published table or figure, and check the paper's claims.
 
@@ -265,7 +264,8 @@ def suite(
         changes: Settings that override settings of the suite, such as `{"local": {"steps": 2}}`.
         out: The folder of the suite. Without `out`, the folder is temporary, as for `run`.
         resume: Whether `out` may contain an unfinished part of this suite, which then continues.
-        progress: Whether to show a progress bar.
+        progress: Whether to show a progress bar. By default, a terminal and a notebook show it, and
+            pipes, files, threads and child processes do not.
 
     Returns:
         The tables of the suite and its claims with their verdicts.
@@ -309,7 +309,7 @@ def stability(
     schedule: Any = None,
     out: str | Path | None = None,
     resume: bool = False,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> StabilityResult:
     """Train a model and neighbours whose data differ in one sample, and check the bound.
 
@@ -351,7 +351,8 @@ def stability(
             last result that uses it, or when Python ends. `result.save(path)` copies the folder.
         resume: Whether `out` may contain an interrupted run, which then continues from its last
             checkpoint.
-        progress: Whether to show a progress bar.
+        progress: Whether to show a progress bar. By default, a terminal and a notebook show it, and
+            pipes, files, threads and child processes do not.
 
     Returns:
         The finished run with the perturbation of each neighbour and the bound.
@@ -372,12 +373,7 @@ def stability(
     """
     from fedmuon.experiments.stability import neighbours as runs  # imports scipy
 
-    if setting is not None:
-        if config is not None:
-            raise InputError(
-                f"setting={setting!r} and config both describe the run. Leave one of them out."
-            )
-        config = settings.path_of(setting)
+    config = _file_of(config, setting)
     objects = {
         "data": data, "partition": partition, "task": task, "recipe": recipe,
         "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,
@@ -389,6 +385,107 @@ def stability(
     with _folder(out, resume) as (folder, kept), in_python(), _bar(progress, "neighbours") as bar:
         runs.execute(certificates.in_float64(chosen), folder, resume, *bar)
     return StabilityResult(folder, chosen.given, kept)
+
+
+@_plainly()
+def gap(
+    config: Configured = None,
+    *,
+    setting: str | None = None,
+    grid: Mapping[str, Sequence[Any] | str] | None = None,
+    seeds: int = 1,
+    together: bool = False,
+    jobs: int = 1,
+    data: Any = None,
+    test: Any = None,
+    partition: Any = None,
+    task: Any = None,
+    recipe: Any = None,
+    orthogonalizer: Any = None,
+    aggregate: Any = None,
+    schedule: Any = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool | None = None,
+) -> GapResult:
+    """Compare the measured generalization gap with its bound, at every point of a grid.
+
+    The bound is Theorem 4.1 of the Stability note, in each of its proved forms. The runs use
+    float64 unless the config names another precision.
+
+    Args:
+        config: The settings. Pass the path of a TOML file, a dictionary of tables such as
+            `{"local": {"lr": 0.1}}`, or a `fedmuon.Config`. A missing key takes its default.
+        setting: Name of a setting that takes the place of `config`: "controlled" or "certified".
+            `fedmuon list settings` describes them.
+        grid: A dictionary that maps `table.key` to a list of values or to a range, as for
+            `fedmuon.sweep`. Without `grid`, there is one setting.
+        seeds: Number of runs per setting. The first run uses the seed s of the config, the next run
+            uses s + 1, and so on.
+        together: Whether to divide δ by the number of bounds, so that all bounds hold together.
+        jobs: Number of runs that train at the same time, each in its own process. Your objects must
+            then be importable in those processes.
+        data: The samples to use in place of the data set in `[data]`. Pass a pair (inputs, labels)
+            of arrays, tensors or tables. Or pass a DataFrame, whose label column `[data] target`
+            names. Or pass a torch `Dataset`, a Hugging Face dataset, another sequence of pairs or
+            dictionaries, a scikit-learn `Bunch`, or a function that returns such data. Arrays of
+            uint8 are read as pixels and divided by 255, so convert other features to floats.
+        test: Held-out samples, in the same forms as `data`. If you pass `test`, pass `data` too.
+        partition: How samples are divided among clients: a name, a list with one index array per
+            client, an array with the client of each sample (its name or number), a function
+            `(labels, clients, rng)` that returns such a list or array, or a partitioner of
+            flwr-datasets.
+        task: The model: a name, an `nn.Module`, a pair (module, loss), or `fedmuon.Task(module,
+            loss, metrics)`.
+        recipe: The optimizer: a name, a `fedmuon.Recipe`, a `fedmuon.Chain`, or a sequence of
+            links.
+        orthogonalizer: The orthogonalizer: a name, `fedmuon.Orthogonalizer(apply, lipschitz)`, or a
+            function on stacks of matrices `[..., m, n]`.
+        aggregate: How the server combines replies: a name, a `fedmuon.Aggregator`, or a function of
+            the replies of a round.
+        schedule: How the step size changes over rounds. Pass a name, or a function that takes the
+            number of the round (0, 1, ...) and returns a factor for `lr`.
+        out: The folder of the result. Without `out`, the folder is temporary, as for `run`.
+        resume: Whether `out` may contain an unfinished part of this result, which then continues.
+        progress: Whether to show a progress bar. By default, a terminal and a notebook show it, and
+            pipes, files, threads and child processes do not.
+
+    Returns:
+        The gap and the bound of every setting, the picture, and every run.
+
+    Raises:
+        InputError: If the grid, a setting or an object cannot be used.
+
+    Example:
+        >>> import fedmuon
+        >>> small = {"data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
+        ...          "federation": {"clients": 3, "rounds": 2}, "task": {"initial": "zero"},
+        ...          "local": {"steps": 1}, "orthogonalizer": {"lambda": 0.1}}
+        >>> found = fedmuon.gap(small, grid={"local.lr": [0.01, 0.1]})
+        >>> all(row["gap"] <= row["bound"] for row in found.table)
+        True
+    """
+    # These modules import scipy and matplotlib.
+    from fedmuon.experiments.gap_result import GapResult
+    from fedmuon.experiments.studies import gap_grid
+    from fedmuon.experiments.studies.sweep import grid_search
+
+    objects = {
+        "data": data, "partition": partition, "task": task, "recipe": recipe,
+        "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,
+    }  # fmt: skip
+    with in_python():
+        _require_counts(seeds=seeds, jobs=jobs)
+        base, given = _tables_and_objects(_file_of(config, setting), objects, test)
+        select = "train-loss" if grid else None  # every run records it; nothing is chosen
+        search = grid_search(base, {} if grid is None else grid, seeds, select, given=given)
+        work = gap_grid.gap_grid(search, together)
+    workers = Workers(jobs) if jobs > 1 else contextlib.nullcontext()
+    with _folder(out, resume) as (folder, kept), in_python(), _bar(progress, work.counted) as bar:
+        with workers as by:
+            summary, _ = gap_grid.run_gaps(work, folder, resume, by or here, *bar)
+        folders = [folder / "runs" / cell.name for cell in work.cells]
+    return GapResult(folder, summary, folders, given, kept)
 
 
 @in_python()
@@ -565,9 +662,10 @@ One = Result | str | Path
 def compare(
     runs: One | Sequence[One] | Mapping[str, One | Sequence[One]], *more: Any
 ) -> Comparison:
-    """Compare finished runs: means and standard deviations over seeds, and the keys that differ.
+    """Compare finished runs: means over seeds with their intervals, and the keys that differ.
 
-    Runs that differ only in the seed form one row. Standard deviations divide by n - 1.
+    Runs that differ only in the seed form one row. `NAME ±` is half of the 95% interval of the mean
+    of NAME (Student's t).
 
     Args:
         runs: Results and folders in one list, or lists under your own labels, such as
@@ -616,6 +714,24 @@ def _flat(held: One | Sequence[One]) -> list[Result | Path]:
 def configured(config: Configured) -> Config:
     """Return the settings as a config."""
     return _chosen(config, {}, None, False, None)
+
+
+def _file_of(config: Configured, setting: str | None) -> Configured:
+    """Return the file of the named setting, or the config if no setting is named."""
+    if setting is None:
+        return config
+    if config is not None:
+        raise InputError(
+            f"setting={setting!r} and config both describe the run. Leave one of them out."
+        )
+    return settings.path_of(setting)
+
+
+def _require_counts(**counts: Any) -> None:
+    """Raise an error if a value is not a positive integer."""
+    for name, many in counts.items():
+        if isinstance(many, bool) or not isinstance(many, int) or many < 1:
+            raise InputError(f"{name} is {many!r}, but it must be an integer that is at least 1")
 
 
 def _nested(config: Configured) -> dict[str, Any]:
@@ -712,9 +828,9 @@ def _folder(out: str | Path | None, resume: bool) -> Iterator[tuple[Path, Tempor
         raise
 
 
-def _bar(progress: bool, counted: str) -> Any:
-    """Return a progress bar if `progress` is set, otherwise callbacks that do nothing."""
-    if not progress:
+def _bar(progress: bool | None, counted: str) -> Any:
+    """Return a progress bar if the caller wants one, otherwise callbacks that do nothing."""
+    if not is_wanted(progress):
         silent: tuple[Callable[..., None], ...] = (lambda record: None, lambda done, total: None)
         return contextlib.nullcontext(silent)
     return shown(counted)

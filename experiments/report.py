@@ -24,7 +24,7 @@ from fedmuon.experiments.inspect.page import drawn, of_runs
 from fedmuon.experiments.inspect.status import RunStatus, is_run, run_status
 from fedmuon.experiments.stability.neighbours_report import findings as of_neighbours
 from fedmuon.experiments.studies.find import KINDS
-from fedmuon.experiments.tables import SWEEP, columns
+from fedmuon.experiments.tables import GAP, SWEEP, columns
 from fedmuon.runs.directory import RunDirectory
 
 LEFT_OUT = "left out"  # first words of the line about a damaged folder
@@ -88,9 +88,10 @@ def _gathered(folder: Path) -> tuple[list[Findings], Missing]:
         return [_read(reader, folder)], Missing()
     if _is_plain(folder):
         return [of_runs([folder])], Missing()
-    if (folder / SWEEP).is_file():
+    several = {SWEEP: "a sweep", GAP: "a result of `fedmuon gap`"}
+    if what := next((what for name, what in several.items() if (folder / name).is_file()), None):
         raise InputError(
-            f"{folder} is a sweep, which has no report page. For its table, use `fedmuon show "
+            f"{folder} is {what}, which has no report page. For its table, use `fedmuon show "
             f"{folder}`. For a report of its runs, use `fedmuon report {folder / 'runs'}`."
         )
     with mendable(folder, "read"):

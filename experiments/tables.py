@@ -15,6 +15,7 @@ from fedmuon.analysis.report.numbers import number, written
 
 HALF_NOTE = "± is half of the 95% interval of the mean over seeds (Student's t)."
 SWEEP = "sweep.json"  # the summary of a finished sweep
+GAP = "gap.json"  # the summary of a finished `fedmuon gap`
 ENDLESS, WORDS = 10_000, 12  # width of an unlimited terminal; minimum width of a text column
 NOT_RELEASED = (
     "Losses and accuracies of private runs are measured on the private data without noise. "

@@ -36,8 +36,19 @@ if TYPE_CHECKING:
         epsilon,
         sigma,
     )
-    from fedmuon.experiments.api import bound, compare, plan, run, stability, suite, sweep, unlearn
+    from fedmuon.experiments.api import (
+        bound,
+        compare,
+        gap,
+        plan,
+        run,
+        stability,
+        suite,
+        sweep,
+        unlearn,
+    )
     from fedmuon.experiments.engines import flower_simulation as flower
+    from fedmuon.experiments.gap_result import GapResult
     from fedmuon.experiments.results import Comparison, Result, StabilityResult, SweepResult
     from fedmuon.experiments.suite_result import SuiteResult
     from fedmuon.optim import aggregators, links, orthogonalizers, recipes, schedules
@@ -59,6 +70,7 @@ _PLACES = {
     "Config": "config.load",
     "Context": "optim.chain",
     "EpsilonResult": "privacy.accounting.composition",
+    "GapResult": "experiments.gap_result",
     "InputError": "core.errors",
     "Link": "optim.chain",
     "NoiseResult": "experiments.accounts",
@@ -74,7 +86,7 @@ _PLACES = {
     "in_trial": "core.trial",
     **dict.fromkeys(("audit", "audit_run", "epsilon", "sigma"), "experiments.accounts"),
     **dict.fromkeys(
-        ("bound", "compare", "plan", "run", "stability", "suite", "sweep", "unlearn"),
+        ("bound", "compare", "gap", "plan", "run", "stability", "suite", "sweep", "unlearn"),
         "experiments.api",
     ),
 }
@@ -128,6 +140,7 @@ __all__ = [
     "Config",
     "Context",
     "EpsilonResult",
+    "GapResult",
     "InputError",
     "Link",
     "NoiseResult",
@@ -150,6 +163,7 @@ __all__ = [
     "compare",
     "epsilon",
     "flower",
+    "gap",
     "in_trial",
     "links",
     "optim",

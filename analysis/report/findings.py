@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from fedmuon.analysis.report.numbers import number as number
-from fedmuon.analysis.report.tables import DEVIATION
 from fedmuon.analysis.report.tables import Rows as Rows
 from fedmuon.analysis.report.verdicts import Claim, with_command
 
@@ -153,7 +152,7 @@ def circumstances(record: Mapping[str, Any], names: Sequence[str]) -> Rows:
 
 def spread(values: np.ndarray) -> str:
     """Return the mean as text. Several values also get their standard deviation (SD)."""
-    more = f" ± {number(float(values.std(ddof=1)), 2)}{DEVIATION}" if len(values) > 1 else ""
+    more = f" (SD {number(float(values.std(ddof=1)), 2)})" if len(values) > 1 else ""
     return number(float(values.mean())) + more
 
 

@@ -164,32 +164,30 @@ def _whole(file: Path, names: Sequence[str]) -> list[list[str]]:
 
 Rows = list[tuple[str, ...]]
 VALUE = r"[-−+≥≤ ]*(?:\d[\d.,]*(?:e[-−+]?\d+)?|–)(?:%)?"
-SPREAD = re.compile(rf"({VALUE}) ± (.*)")
-DEVIATION = " (SD)"  # suffix of a standard deviation; any other ± is half of a 95% interval
-WITHIN = re.compile(rf"({VALUE}) \((.* to .*)\)")
+UNCERTAIN = {  # heading of the second column -> cells that are split into a value and this column
+    "± 95%": re.compile(rf"({VALUE}) ± (.*)"),  # ± is half of a 95% interval
+    "SD": re.compile(rf"({VALUE}) \(SD (.*)\)"),
+    "95%": re.compile(rf"({VALUE}) \((.* to .*)\)"),
+}
 ASCII = {"−": "-", "–": ""}
 
 
 def split_intervals(head: Sequence[str], rows: Rows) -> tuple[list[str], list[list[str]]]:
-    """Split cells such as `0.2 ± 0.1` or `0.2 (0.1 to 0.3)` into two columns.
+    """Split cells such as `0.2 ± 0.1`, `0.2 (0.1 to 0.3)` or `0.2 (SD 0.1)` into two columns.
 
-    One column contains the value, and the other contains the interval.
+    One column contains the value, and the other contains the interval or the standard deviation.
     """
     columns = [[row[k] if k < len(row) else "" for row in rows] for k in range(len(head))]
     names, found = [], []
     for place, (name, cells) in enumerate(zip(head, columns, strict=True)):
         kind, pattern = next(
-            ((kind, one) for kind, one in (("±", SPREAD), ("95%", WITHIN))
+            ((kind, one) for kind, one in UNCERTAIN.items()
              if place and any(one.fullmatch(cell) for cell in cells)), ("", None)
         )  # fmt: skip
         if pattern is None:
             names.append(name)
             found.append(cells)
             continue
-        if kind == "±":
-            deviation = any(cell.endswith(DEVIATION) for cell in cells)
-            kind = "± SD" if deviation else "± 95%"
-            cells = [cell.removesuffix(DEVIATION) for cell in cells]
         both = [split.groups() if (split := pattern.fullmatch(cell)) else (cell, "")
                 for cell in cells]  # fmt: skip
         names += [name.removesuffix(" (95%)"), kind]

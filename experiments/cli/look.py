@@ -74,7 +74,7 @@ def show(
     ] = None,
     x: HorizontalAxis = "rounds",
 ) -> None:
-    """Show a run or a sweep: its settings, curves and results.
+    """Show a run, a sweep or the result of `fedmuon gap`: settings, curves and results.
 
     The run may be unfinished. The option --clients works only for a run that was started with
     `fedmuon run --clients`.
@@ -89,9 +89,12 @@ def show(
             "--x sets the horizontal axis of the run's curves, so --x has no effect with "
             "--clients. Remove --x or --clients."
         )
+    given = {"html": html, "clients": clients, "figure": figure, "x": x != "rounds"}
     if (run_dir / tables.SWEEP).is_file():
-        given = {"html": html, "clients": clients, "figure": figure, "x": x != "rounds"}
         _show_sweep(run_dir, [f"--{name}" for name, value in given.items() if value])
+        return
+    if (run_dir / tables.GAP).is_file():
+        _show_gaps(run_dir, [f"--{name}" for name, value in given.items() if value])
         return
     if (run := run_status(run_dir)).damage:
         raise InputError(run.damage)
@@ -140,13 +143,31 @@ def _show_sweep(folder: Path, asked: Sequence[str]) -> None:
     """Print the table and the best points of a finished sweep."""
     from fedmuon.analysis.report.tables import read_json  # numpy
 
-    if asked:
-        raise InputError(
-            f"{asked[0]} works only for a single run, but {folder} is a sweep. Pass one of the "
-            f"run folders in {folder / 'runs'}."
-        )
+    _require_no_option(asked, folder, "a sweep")
     summary = read_json(folder / tables.SWEEP, ("seeds", "grid", "table"))
     tell(summary, *([] if style.as_json else sweep_parts(summary)))
+
+
+def _show_gaps(folder: Path, asked: Sequence[str]) -> None:
+    """Print the table of a finished `fedmuon gap`."""
+    from fedmuon.analysis.report.tables import read_json  # numpy
+    from fedmuon.experiments.studies import gap_grid  # torch, scipy, matplotlib
+
+    _require_no_option(asked, folder, "a result of `fedmuon gap`")
+    summary = read_json(folder / tables.GAP, ("seeds", "grid", "table", "words"))
+    table = tables.columns(gap_grid.title_of(summary), *gap_grid.shown(summary["table"]))
+    tell(summary, table, *map(Text, summary["words"]))
+    if (folder / gap_grid.PICTURE).exists():
+        print_path("The picture is", folder / gap_grid.PICTURE)
+
+
+def _require_no_option(asked: Sequence[str], folder: Path, what: str) -> None:
+    """Raise an error if an option for single runs was given for a folder with several runs."""
+    if asked:
+        raise InputError(
+            f"{asked[0]} works only for a single run, but {folder} is {what}. Pass one of the "
+            f"run folders in {folder / 'runs'}."
+        )
 
 
 def _show_clients(run: "RunStatus", figure: Path | None) -> None:
@@ -206,6 +227,9 @@ def ls(
             break
         names.remove(dropped.pop(0))
     tell({"runs": rows}, table, *notes[:1])
+    for name, what in ((tables.SWEEP, "a sweep"), (tables.GAP, "`fedmuon gap`")):
+        if (folder / name).is_file() and not style.as_json:
+            print_path(f"These are the runs of {what}. To see its table, use: fedmuon show", folder)
     _print_states(runs)
 
 
@@ -262,7 +286,7 @@ def compare(
 ) -> None:
     """Compare finished runs: their results and the keys in which they differ.
 
-    If runs differ only in the seed, one row shows their mean and standard deviation.
+    If runs differ only in the seed, one row shows their mean ± half of its 95% interval.
 
     Example: [bold]fedmuon compare runs/a runs/b --figure curves.png[/]
     """
@@ -274,7 +298,10 @@ def compare(
             "--x sets the horizontal axis of the figure, but there is no figure. Add --figure "
             "FILE or remove --x."
         )
-    places = [one / "runs" if (one / tables.SWEEP).is_file() else one for one in folders]
+    groups = (tables.SWEEP, tables.GAP)
+    places = [
+        one / "runs" if any((one / name).is_file() for name in groups) else one for one in folders
+    ]
     found, whole, measured, keys = listing.side_by_side(places)
     drawn = None if figure is None else found.plot(x=x).figure  # an error comes before the tables
     one = tables.columns("", *whole)

@@ -307,21 +307,20 @@ def gap(
     require_at_most(MOST_JOBS, **{"--jobs": jobs})
     count = jobs or 1
     with Workers(count) if count > 1 else contextlib.nullcontext() as workers:
-        from fedmuon.experiments.studies import gap_grid  # torch, scipy, matplotlib
-        from fedmuon.experiments.suites.suite import execute, here
+        from fedmuon.experiments.studies import gap_grid, sweep  # torch, scipy, matplotlib
+        from fedmuon.experiments.suites.suite import here
 
         command = shlex.join(["fedmuon", *words])
-        work = gap_grid.gap_grid(config, changes, grid or (), seeds, together, command)
+        select = "train-loss" if grid else None  # every run records it; nothing is chosen
+        search = sweep.search_of_command(config, changes, grid or (), seeds, select, command)
+        work = gap_grid.gap_grid(search, together)
         folder = out or Path("runs") / f"gap-{time.strftime('%Y%m%d-%H%M%S')}"
-        with options.resumable(folder, words):
-            with Progress(live(), work.counted, lines=True) as bar:
-                summary = execute(
-                    work, folder, resume, workers or here, bar.on_round_end, bar.on_start
-                )
-            drawn = gap_grid.draw(folder)
-    head, rows = gap_grid.shown(summary["table"])
-    title = f"Bound and gap, {len(rows)} settings with {seeds} seed{'s' * (seeds > 1)} each"
-    tell({"folder": folder, **summary}, columns(title, head, rows))
+        with options.resumable(folder, words), Progress(live(), work.counted, lines=True) as bar:
+            summary, drawn = gap_grid.run_gaps(
+                work, folder, resume, workers or here, bar.on_round_end, bar.on_start
+            )
+    table = columns(gap_grid.title_of(summary), *gap_grid.shown(summary["table"]))
+    tell({"folder": folder, **summary}, table)
     for sentence in summary["words"]:
         note(sentence)
     if drawn:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import parent_process
+from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Any
 
 from rich import progress as bars
@@ -208,6 +211,23 @@ class NotebookLine:
         text = f"{self._counted} {done}/{self._total}  {note}"
         bar = f'<progress value="{done}" max="{self._total}"></progress> {text}'
         return {"text/plain": text, "text/html": bar}
+
+
+def is_wanted(progress: bool | None) -> bool:
+    """Return whether a function of the Python API shows its progress.
+
+    `progress` is the argument of this function. None means that the progress is shown if somebody
+    can watch, which is in a notebook, or if stdout is a terminal. Threads and child processes show
+    nothing, because their bars would overwrite each other.
+    """
+    if progress is not None:
+        return progress
+    if parent_process() is not None or current_thread() is not main_thread():
+        return False
+    is_terminal = getattr(sys.stdout, "isatty", bool)  # rich counts a pipe if FORCE_COLOR is set
+    with contextlib.suppress(ValueError):  # stdout is closed
+        return Console().is_jupyter or is_terminal()
+    return False
 
 
 @contextlib.contextmanager

@@ -83,8 +83,8 @@ def side_by_side(folders: Sequence[Path]) -> tuple[Comparison, Side, Side, Side]
     """Return the comparison of runs, and three tables that show it.
 
     The tables show the differing keys with the measurements, the measurements only, and the keys
-    only. Each row starts with the names of its folders. Each mean is followed by its standard
-    deviation.
+    only. Each row starts with the names of its folders. Each mean is followed by half of its
+    95% interval.
     """
     found = comparison({"": folders})
     keys = [name for name in heads(found) if "." in name]

@@ -62,7 +62,7 @@ def of_runs(folders: Sequence[Path]) -> Findings:
         title=f"{len(folders)} runs side by side",
         data=", ".join(dict.fromkeys(one.config.data.name for one in runs)),
         claims=[],
-        numbers_title="Mean and standard deviation over seeds",
+        numbers_title="Mean over seeds, with half of its 95% interval",
         head=("run", *map(head, first), *short(keys), *map(head, late)),
         numbers=rows,
         note=found.note,

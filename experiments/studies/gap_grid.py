@@ -1,4 +1,4 @@
-"""`fedmuon gap`: the measured generalization gap and its bound, at every point of a grid.
+"""`fedmuon gap` and `fedmuon.gap`: gaps and their bounds at every point of a grid.
 
 Each point of the grid is trained with one or several seeds. Each run is a cell of a sweep, and has
 its own folder. From this folder, the cell computes the gap of the run and its bound in each form.
@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedmuon.analysis.report import style
-from fedmuon.analysis.report.numbers import number
+from fedmuon.analysis.report.numbers import count, number
 from fedmuon.analysis.report.tables import Columns, read_table, where
 from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.files import finite
@@ -23,9 +23,10 @@ from fedmuon.experiments.stability.finished_run import FinishedRun, from_directo
 from fedmuon.experiments.stability.gap import measure_gap
 from fedmuon.experiments.studies import gap_bound
 from fedmuon.experiments.studies.study import distinct
-from fedmuon.experiments.studies.sweep import GridSearch, SweptRun, search_of_command
-from fedmuon.experiments.suites.suite import Rows
+from fedmuon.experiments.studies.sweep import GridSearch, SweptRun
+from fedmuon.experiments.suites.suite import Compute, Rows, execute, here
 from fedmuon.runs.directory import Record
+from fedmuon.runs.loop import OnRoundEnd, OnStart
 
 PROVED = ("explicit", "sharp", "variance")  # values of stability.c-hp
 PICTURE = "gap.png"
@@ -122,7 +123,7 @@ class GapGrid(GridSearch):
         rows = self.rows_of_bounds(records)
         columns = {name: np.array([row[name] for row in rows]) for name in rows[0]} if rows else {}
         drawn = len(settings_of(drawable(columns))) if rows else 0
-        count = len({cell.variant for cell in self.cells})
+        settings = len({cell.variant for cell in self.cells})
         failure = sum(row["failure"] for row in rows if row["status"] != "refused")
         holding = sum(row["status"] != "refused" for row in rows)
         words = []
@@ -131,7 +132,7 @@ class GapGrid(GridSearch):
         elif holding:
             words.append(ALONE.format(count=holding))
         words += [ESTIMATED] * any(row["status"] == "estimated" for row in rows)
-        words += [NOT_DRAWN.format(count - drawn, count)] * (drawn < count)
+        words += [NOT_DRAWN.format(settings - drawn, settings)] * (drawn < settings)
         words += dict.fromkeys(row["note"] for row in rows if row["note"])
         words += [
             f"{cell.name} diverged, so it has no bound."
@@ -145,27 +146,13 @@ class GapGrid(GridSearch):
         }
 
 
-def gap_grid(
-    config: Path | None,
-    changes: Sequence[str],
-    grid: Sequence[str],
-    seeds: int,
-    together: bool,
-    command: str,
-) -> GapGrid:
-    """Return the runs of a command line. All runs have been checked.
+def gap_grid(search: GridSearch, together: bool) -> GapGrid:
+    """Return the runs of a sweep, each with its gap and its bounds. All runs have been checked.
 
     Args:
-        config: The config file, or None for the default settings.
-        changes: Changes of the config.
-        grid: Texts `table.key=VALUES`.
-        seeds: The number of seeds, starting with the config's seed.
+        search: The sweep. Its metric is not used.
         together: Whether to divide δ by the number of bounds.
-        command: The command that repeats this request.
     """
-    search = search_of_command(
-        config, changes, grid, seeds, "train-loss" if grid else None, command
-    )
     cells = []
     for one in search.cells:
         chosen = in_float64(one.config)
@@ -177,6 +164,26 @@ def gap_grid(
         cells.append(GapRun(**known | {"config": chosen}))
     request = replace(search.request, name="gap", scale="together" if together else "full")
     return GapGrid(request, "gap", search.title, cells, search.grid)
+
+
+def run_gaps(
+    work: GapGrid,
+    out: Path,
+    resume: bool,
+    by: Compute = here,
+    on_round_end: OnRoundEnd = lambda record: None,
+    on_start: OnStart = lambda done, total: None,
+) -> tuple[Record, bool]:
+    """Compute the runs that are missing in `out`, and write the table and the picture.
+
+    Returns:
+        The content of gap.json, and whether there is something to draw.
+    """
+    summary = execute(work, out, resume, by, on_round_end, on_start)
+    rows = drawable(rows_in(out))
+    if drawn := bool(len(rows["gap"])):
+        style.saved_as(picture(rows), out / PICTURE)
+    return summary, drawn
 
 
 # Table and picture
@@ -245,6 +252,17 @@ def _shown(value: float | None) -> str:
     return "–" if value is None else number(value, 3)
 
 
+def rows_in(out: Path) -> Columns:
+    """Return the columns of gap.csv in the folder `out`."""
+    return read_table(out / "gap.csv", words=WORDS)
+
+
+def title_of(summary: Record) -> str:
+    """Return the title of the table of gap.json."""
+    settings, seeds = len(summary["table"]), len(summary["seeds"])
+    return f"Bound and gap, {count(settings, 'setting')} with {count(seeds, 'seed')} each"
+
+
 @style.styled
 def picture(rows: Columns) -> Figure:
     """Draw the bound against the gap of each setting, both divided by the range B of the loss.
@@ -282,11 +300,3 @@ def _over_range(rows: Columns) -> Columns:
     top = rows["range"]
     names = ("gap", "gap_low", "gap_high", "bound", "range")
     return rows | {name: rows[name] / top for name in names}
-
-
-def draw(out: Path) -> bool:
-    """Draw the rows of gap.csv in `out`, and return whether there is something to draw."""
-    rows = drawable(read_table(out / "gap.csv", words=WORDS))
-    if full := bool(len(rows["gap"])):
-        style.saved_as(picture(rows), out / PICTURE)
-    return full

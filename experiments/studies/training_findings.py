@@ -95,7 +95,7 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
         folder,
         about,
         claims=claims,
-        numbers_title="Final values, mean ± standard deviation (SD) over seeds",
+        numbers_title="Final values: mean over seeds, with the standard deviation (SD)",
         head=head,
         numbers=numbers,
         pictures=pictures,

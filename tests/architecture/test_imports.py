@@ -39,7 +39,8 @@ ONLY_IN = {
     "flwr": ("clients/", "server/", "experiments/engines/"),
     "ray": ("server/ray/", "experiments/suites/suite.py", "experiments/engines/"),
     "matplotlib": ("analysis/report/style.py", "analysis/report/curves.py", "figure.py",
-                   "experiments/results.py", "experiments/studies/"),
+                   "experiments/results.py", "experiments/gap_result.py",
+                   "experiments/studies/"),
     "typer": ("experiments/cli/",),
     "rich": ("experiments/",),
 }  # fmt: skip

@@ -28,8 +28,7 @@ CONFIG = {"federation": {"clients": 2, "per-round": 2, "rounds": 2},
           "local": {"recipe": "fedavg", "steps": 1}, "engine": {"dtype": "float64"}}
 def run(engine):
     table = {"name": engine, "dtype": "float64"}
-    return fedmuon.run({**CONFIG, "engine": table}, data=(X, (X[:, 0] > 0).astype(int)), task=Net,
-                       progress=True)
+    return fedmuon.run({**CONFIG, "engine": table}, data=(X, (X[:, 0] > 0).astype(int)), task=Net)
 """
 
 
@@ -55,7 +54,9 @@ def test_what_a_notebook_shows(tmp_path: Path) -> None:
     assert "rounds 2/2" in bar["text/plain"] and "<progress" in bar["text/html"]
     assert "<th>accuracy</th>" in result["text/html"]
     assert "image/png" in plot[0]
-    assert "<th>largest perturbation</th>" in stability[0]["text/html"]
+    trials, table = stability
+    assert "neighbours 2/2" in trials["text/plain"]
+    assert "<th>largest perturbation</th>" in table["text/html"]
     assert "<th>seeds</th>" in compared[0]["text/html"]
     assert compared[0]["text/plain"].startswith("run ")
 

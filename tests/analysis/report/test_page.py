@@ -15,6 +15,7 @@ from rich.console import Console
 from fedmuon import analysis, experiments
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.claims import Columns, suite_claims
+from fedmuon.analysis.report.findings import spread
 from fedmuon.analysis.report.latex import table_file
 from fedmuon.analysis.report.numbers import digits, number, written
 from fedmuon.analysis.report.tables import as_csv, slug, split_intervals
@@ -34,6 +35,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = write(tmp_path_factory.mktemp("suite") / "A1", *phase_grid())
     with without_rendering():
         return write_report(made).parent
+
+
+def test_a_standard_deviation_is_called_so() -> None:
+    values = np.array([0.1, 0.2, 0.4])
+    text = spread(values)  # by hand: mean 0.7 / 3, squares 0.0467 / 2
+    assert text == "0.2333 (SD 0.15)" and "±" not in text
+    assert spread(values[:1]) == "0.1"
+    assert split_intervals(("method", "loss"), [("SGD", text)]) == (
+        ["method", "loss", "SD"], [["SGD", "0.2333", "0.15"]],
+    )  # fmt: skip
 
 
 def test_values_and_intervals_have_columns_of_their_own() -> None:

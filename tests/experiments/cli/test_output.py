@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -32,7 +33,7 @@ from fedmuon.experiments.cli import app, main
 from fedmuon.experiments.cli.completion import LISTED
 from fedmuon.experiments.cli.completion import keys as completed
 from fedmuon.experiments.cli.options import apart, changes_of, resumable
-from fedmuon.experiments.cli.show import MOST, Progress, Remembered, brief_routes
+from fedmuon.experiments.cli.show import MOST, Progress, Remembered, brief_routes, is_wanted
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies.find import find
 from fedmuon.experiments.suites.contents import shipped
@@ -494,3 +495,49 @@ def test_an_audit_by_one_run_has_the_short_options_of_runs(
         assert f"does not accept {option}" in refused("privacy", "audit", option, "inline")
     shown = refused(*audit[:3], str(tmp_path), "--seed", "1")
     assert "only shows its audit. Remove --seed" in shown
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_shown_only_where_somebody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wanted(stdout: Any, progress: bool | None = None) -> bool:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", stdout)
+            return is_wanted(progress)
+
+    monkeypatch.setenv("FORCE_COLOR", "1")  # asks for colours, not for progress
+    closed = io.StringIO()
+    closed.close()
+    assert wanted(Terminal())
+    assert not any(map(wanted, (io.StringIO(), closed, None)))
+    assert wanted(io.StringIO(), True) and not wanted(Terminal(), False)
+    found: list[bool] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", Terminal())
+        thread = threading.Thread(target=lambda: found.append(is_wanted(None)))
+        thread.start()
+        thread.join()
+    assert found == [False]
+
+
+def test_functions_show_progress_in_a_terminal_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small()
+    calls = {
+        "rounds": lambda **more: fedmuon.run(config, **more),
+        "neighbours": lambda **more: fedmuon.stability(config, trials=1, **more),
+    }
+    for counted, call in calls.items():
+        shown = {}
+        for name, stdout, more in (
+            ("terminal", Terminal(), {}), ("pipe", io.StringIO(), {}),
+            ("switched off", Terminal(), {"progress": False}),
+        ):  # fmt: skip
+            with monkeypatch.context() as patch:
+                patch.setattr(sys, "stdout", stdout)
+                call(**more)
+            shown[name] = stdout.getvalue()
+        assert counted in shown["terminal"]
+        assert (shown["pipe"], shown["switched off"]) == ("", "")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import fedmuon
 from fedmuon.analysis.report.tables import read_table
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.studies import gap_grid
@@ -157,3 +158,57 @@ def test_setting_and_config_exclude_each_other(tmp_path: Path) -> None:
     config.write_text("[local]\nsteps = 1\n")
     done = run("gap", str(config), "--setting=controlled", GRID, changes=[])
     assert done.exit_code != 0 and "both describe the run" in str(done.exception)
+
+
+def test_python_returns_what_the_command_writes(grid: Path) -> None:
+    tables: dict[str, Any] = {}
+    for one in TINY:
+        key, _, value = one.partition("=")
+        table, _, name = key.partition(".")
+        known = value if value.isalpha() else float(value) if "." in value else int(value)
+        tables.setdefault(table, {})[name] = known
+    found = fedmuon.gap(tables, grid={"local.lr": [*RATES]}, seeds=2)
+    saved = json.loads((grid / "gap.json").read_text("utf-8"))
+    assert (found.table, found.notes) == (saved["table"], saved["words"])
+    assert [one["run"] for one in found.rows] == [row["run"] for row in rows_of(grid)]
+    assert [one["bound"] for one in found.rows] == [float(row["bound"]) for row in rows_of(grid)]
+    assert len(found.runs) == 4 and found.runs[0].config.engine.dtype == "float64"
+    assert (found.path / gap_grid.PICTURE).exists()
+    assert found.plot().get_ylabel() == "bound / B"
+    assert "lr=0.01" in str(found) and "certified" in found._repr_html_()
+    together = fedmuon.gap(tables, grid={"local.lr": [*RATES]}, seeds=2, together=True)
+    assert together.table[0]["bound"] > found.table[0]["bound"]
+    assert "All 12 bounds hold together" in together.notes[0]
+
+
+def test_python_rejects_what_has_no_effect() -> None:
+    with pytest.raises(fedmuon.InputError, match="both describe the run"):
+        fedmuon.gap({"local": {"lr": 0.1}}, setting="controlled")
+    with pytest.raises(fedmuon.InputError, match="seeds is 0"):
+        fedmuon.gap(seeds=0)
+
+
+def test_show_ls_and_compare_read_the_folder(grid: Path) -> None:
+    wide = {"COLUMNS": "200"}
+    shown = CliRunner().invoke(app, ["show", str(grid)], env=wide).output
+    assert "Bound and gap, 2 settings with 2 seeds each" in shown and "certified" in shown
+    assert gap_grid.ALONE.format(count=12) in shown and str(grid / gap_grid.PICTURE) in shown
+    record = json.loads(output("show", str(grid), "--json", changes=[]))
+    assert [row["setting"] for row in record["table"]] == ["lr=0.01", "lr=0.1"]
+    refusal = run("show", str(grid), "--clients", changes=[])
+    assert "--clients works only for a single run" in str(refusal.exception)
+    listed = CliRunner().invoke(app, ["ls", str(grid)], env=wide).output
+    assert "These are the runs of `fedmuon gap`" in listed and "lr=0.1,seed=1" in listed
+    below = CliRunner().invoke(app, ["ls", str(grid / "runs")], env=wide).output
+    assert "fedmuon gap" not in below  # negative control: a folder of runs alone
+    assert "seeds" in output("compare", str(grid), changes=[])
+    assert "a result of `fedmuon gap`" in str(run("report", str(grid), changes=[]).exception)
+
+
+def test_show_of_a_damaged_folder_is_an_error(grid: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(grid, copy)
+    file = copy / "gap.json"
+    file.write_text(file.read_text("utf-8").replace("explicit", "sharp"), "utf-8")
+    done = run("show", str(copy), changes=[])
+    assert done.exit_code != 0 and "gap.json" in str(done.exception)
