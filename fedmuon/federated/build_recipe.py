@@ -277,6 +277,11 @@ def matrix_counts(
             f"[local] route = '{rule}' finds no matrix to orthogonalize, because this network "
             f"has only vectors, norms and scalars. Set {vectors}recipe = 'fedavg'."
         )
+    if qkv == "whole" and found == matrix_counts(network, rule, "split", muon):
+        raise InputError(
+            "[local] qkv = 'whole' has no effect, because Muon updates no parameter that contains "
+            "query, key and value projections. Leave qkv out."
+        )
     return found
 
 

@@ -1,5 +1,7 @@
 """Muon trains adapters. The first and the last layer are those of the model without adapters."""
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -155,3 +157,14 @@ def test_adapters_of_a_hugging_face_model() -> None:
     assert found.pop("classifier.weight") == ("aux", "last layer")
     found.pop("classifier.bias")
     assert {*found.values()} == {("muon", "hidden")} and len(found) == 4
+
+
+def test_whole_projections_need_a_network_that_has_them() -> None:
+    plain = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    with pytest.raises(InputError, match="qkv = 'whole' has no effect"):
+        matrix_counts(plain, "hidden", "whole")
+    fused = nn.Sequential(OrderedDict(first=nn.Linear(3, 4), qkv=nn.Linear(4, 12),
+                                      last=nn.Linear(12, 2)))  # fmt: skip
+    assert matrix_counts(fused, "hidden", "whole")["qkv.weight"] == 1
+    with pytest.raises(InputError, match="qkv = 'whole' has no effect"):  # SGD updates them
+        matrix_counts(fused, "hidden", "whole", "first.weight")
