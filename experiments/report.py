@@ -2,10 +2,10 @@
 
 A folder can be a suite (suite.json, whose `kind` names the other files), a run with neighbours
 (neighbours.csv, bound.json, config.toml) or a plain run (summary.json). A folder that contains such
-folders gets one page for all of them.
+folders, at any depth, gets one page for all of them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -60,8 +60,8 @@ def write_report(folder: Path, tell: Callable[[str], None] = lambda line: None) 
         InputError: If the folder itself is damaged or contains no results.
     """
     found, missing = _gathered(folder)
-    # All readable runs in the folder or directly below it are drawn together if there are several.
-    places = [folder, *sorted(folder.iterdir())]
+    # All readable runs are drawn together if there are several.
+    places = [folder] if _reader(folder) or is_run(folder) else outputs_below(folder)
     readable = [run for run in map(RunStatus, filter(is_run, places)) if not run.damage]
     runs = [drawn(run) for run in readable] if len(readable) > 1 else []
     page = write_page(folder, found, runs, missing.left_out, missing.unfinished)
@@ -73,7 +73,7 @@ def write_report(folder: Path, tell: Callable[[str], None] = lambda line: None) 
 
 
 def gather(folder: Path) -> list[Findings]:
-    """Return the findings of the folder, or of each subfolder that is a suite or a run."""
+    """Return the findings of the folder, or of each suite and run below it."""
     return _gathered(folder)[0]
 
 
@@ -95,7 +95,7 @@ def _gathered(folder: Path) -> tuple[list[Findings], Missing]:
             f"{folder}`. For a report of its runs, use `fedmuon report {folder / 'runs'}`."
         )
     with mendable(folder, "read"):
-        below = sorted(entry for entry in folder.iterdir() if entry.is_dir())
+        below = [*outputs_below(folder)]
     found, missing = _each(below)
     if not found:
         reasons = [*missing.left_out, *missing.unfinished]
@@ -109,6 +109,17 @@ def _gathered(folder: Path) -> tuple[list[Findings], Missing]:
             )
         )
     return found, missing
+
+
+def outputs_below(folder: Path) -> Iterator[Path]:
+    """Yield every suite and run below a folder, ordered by path, but none inside another."""
+    for entry in sorted(folder.iterdir()):
+        if not entry.is_dir() or entry.is_symlink():
+            continue
+        if _reader(entry) or is_run(entry) or (entry / "summary.json").exists():
+            yield entry
+        else:
+            yield from outputs_below(entry)
 
 
 def _each(folders: Sequence[Path]) -> tuple[list[Findings], Missing]:

@@ -221,3 +221,11 @@ def test_a_report_of_several_runs_draws_those_that_are_ticked(
     assert found == [every, every[1:], [one.replace("0 r", "1 r") for one in every[1:]]]
     alone = write_report(folder / "a").read_text(encoding="utf-8")
     assert 'class="overlay"' not in alone
+
+
+def test_a_report_shows_runs_at_any_depth(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    execute(small(), folder / "a")
+    execute(small(federation={"seed": 4}), folder / "monday" / "first" / "b")
+    text = write_report(folder).read_text(encoding="utf-8")
+    assert text.count('type="checkbox"') == 2 and "monday/first/b" in text
