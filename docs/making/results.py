@@ -29,6 +29,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "results"
 FACTS = (
     "suite", "title", "kind", "data", "scale", "seeds", "seconds", "again", "machine", "versions",
 )  # fmt: skip
+SEARCHING = ("federated-comparison", "systems")  # kinds of suites that search for step sizes
 LARGEST = 60_000  # largest size of a stored picture, in bytes
 
 
@@ -117,9 +118,11 @@ def ruled(held: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         held: The stored result.
     """
+    if held["kind"] in SEARCHING:
+        return _ruled_by_ends(held)
     work = find(held["suite"], held["data"], held["scale"], {})
     if not isinstance(work, Training):
-        raise InputError(f"the suite {held['suite']} is not of kind training")
+        raise InputError(f"the suite {held['suite']} does not compare tuned methods")
     about = {
         "tuning": work.tuning(), "again": held["again"], "scale": held["scale"],
         "sweep": work.suite.sweep and work.suite.sweep.model_dump(),
@@ -136,6 +139,20 @@ def ruled(held: Mapping[str, Any]) -> dict[str, Any]:
             if "p" in stored:
                 stored["p"] = {REFUTED: 1.0, HOLDS: 1.0}
             stored["command"] = f"fedmuon tune {held['suite']}" if not claim["untuned"] else ""
+    return {**held, "claims": claims}
+
+
+def _ruled_by_ends(held: Mapping[str, Any]) -> dict[str, Any]:
+    """Apply the rule to a suite that searched for step sizes and stored how many are at an end."""
+    claims = [dict(one) for one in held["claims"]]
+    inside = next(one for one in claims if one["claim"].startswith("Every chosen step size"))
+    if current(inside["verdict"]) == REFUTED:
+        why = f"{inside['detail']}, and the stored result does not say which methods have them"
+        for one in claims:
+            if "best step size" in one["claim"] and current(one["verdict"]) in (HOLDS, REFUTED):
+                one |= {"verdict": INCONCLUSIVE, "why": why}
+                if "p" in one:
+                    one["p"] = {REFUTED: 1.0, HOLDS: 1.0}
     return {**held, "claims": claims}
 
 

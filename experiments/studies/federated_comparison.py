@@ -296,8 +296,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
                 )
             head = {"model": name, "alpha": alpha, "method": label}
             slug = contents.slug(f"{name}-{alpha:g}-{label}")
-            points = math.prod(map(len, method.grid.values())) + sum(map(len, method.then.values()))
-            runs = points * len(settings.tuning_seeds) + len(settings.seeds)
+            runs = points_of(method) * len(settings.tuning_seeds) + len(settings.seeds)
             size = runs * config.federation.rounds
             found.append(Compared(slug, size, head, config, tables, settings))
     return found
@@ -324,8 +323,20 @@ STANDS_ON = "\n".join((
 
 def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
     """Return the section of the report, with the verdicts on the claims in the suite's file."""
-    given = [(one["better"], one["than"]) for one in about["settings"]["claims"]]
-    return described(replace(study, claims=partial(claims, given)), folder, about)
+    settings = about["settings"]
+    given = [(one["better"], one["than"]) for one in settings["claims"]]
+    points = {
+        name: points_of(Method.model_validate(one)) for name, one in settings["methods"].items()
+    }
+    return described(replace(study, claims=partial(claims, given, points)), folder, about)
+
+
+def points_of(method: Method) -> int:
+    """Return the number of step sizes, or of their combinations, that a method tries at first.
+
+    A grid may grow afterwards. All grids may grow by the same number of values.
+    """
+    return math.prod(map(len, method.grid.values())) + sum(map(len, method.then.values()))
 
 
 def described(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
@@ -353,10 +364,21 @@ def described(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
 
 
 def claims(
-    given: Sequence[tuple[str, str]], rows: Columns, tuning: Columns, curves: Columns
+    given: Sequence[tuple[str, str]],
+    points: Mapping[str, int],
+    rows: Columns,
+    tuning: Columns,
+    curves: Columns,
 ) -> Sequence[Claim]:
     """Return the claims of the suite's file, and the claim that grids were wide enough."""
-    return [*(ordered(rows, better, than) for better, than in given), inside_grid(rows)]
+    found = []
+    for better, than in given:
+        claim = ordered(rows, better, than)
+        if (one := points.get(better)) != (other := points.get(than)) and not claim.untuned:
+            why = f"the numbers of tuned values differ: {better} {one}, {than} {other}"
+            claim = replace(claim, untuned=why)
+        found.append(claim)
+    return [*found, inside_grid(rows)]
 
 
 def inside_grid(rows: Columns) -> Claim:
@@ -395,7 +417,20 @@ def ordered(rows: Columns, better: str, than: str) -> Claim:
         f"{place}: {100 * value:+.1f} ± {100 * half:.1f}"
         for place, value, half in zip(places, values, reach, strict=True)
     )
-    return Claim(sentence, effect, Rule(low=0.0), detail)
+    return Claim(sentence, effect, Rule(low=0.0), detail, untuned=at_an_end(rows, better, than))
+
+
+def at_an_end(rows: Columns, *methods: str) -> str:
+    """Return which method has a best step size at an end of its grid, and how often, or ""."""
+    for name in methods:
+        mine = where(rows, method=name)
+        every, ends = (
+            len(distinct(one, "model", "alpha"))
+            for one in (mine, {key: values[mine["edge"] != ""] for key, values in mine.items()})
+        )
+        if ends:
+            return f"{name}'s best step size is at an end of its grid in {ends} of {every} settings"
+    return ""
 
 
 def numbers(rows: Columns, tuning: Columns, curves: Columns) -> Rows:
@@ -475,6 +510,6 @@ def by_method(rows: Columns, tuning: Columns, curves: Columns, narrow: bool = Fa
 
 
 STUDY = Study(
-    "federated-comparison", Settings, cells, partial(claims, []), numbers, STANDS_ON,
+    "federated-comparison", Settings, cells, partial(claims, [], {}), numbers, STANDS_ON,
     {"federated-comparison": by_method}, tables=("rows", "tuning", "curves"), report=report,
 )  # fmt: skip

@@ -312,7 +312,8 @@ def cheaper(
         f"ratio of {unit}, {better} / {than}", np.array([found.value]), np.array([found.low]),
         np.array([found.high]), [part], free=free_of_seeds(rows), unit="ratio",
     )  # fmt: skip
-    return Claim(sentence, effect, Rule(high=1.0, strict=True), detail, also)
+    untuned = comparison.at_an_end(where(rows, model=part), better, than)
+    return Claim(sentence, effect, Rule(high=1.0, strict=True), detail, also, untuned=untuned)
 
 
 def too_wide(found: Slope) -> bool:

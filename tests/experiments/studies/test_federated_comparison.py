@@ -152,11 +152,12 @@ device = "cpu"
 def test_a_claim_can_fail() -> None:
     """Accuracies of two methods at two alphas, seed by seed."""
     rows = [
-        {"model": "m", "alpha": alpha, "method": method, "seed": seed, "accuracy": accuracy}
+        {"model": "m", "alpha": alpha, "method": method, "seed": seed, "accuracy": accuracy,
+         "edge": ""}
         for alpha in (0.1, 1.0)
         for method, base in (("A", 0.8), ("B", 0.7))
         for seed, accuracy in enumerate(base + 0.01 * np.arange(4) * (1 + alpha * (base > 0.75)))
-    ]
+    ]  # fmt: skip
     found = columns(rows)
     assert comparison.ordered(found, "A", "B").verdict == "holds"
     assert comparison.ordered(found, "B", "A").verdict == "refuted"
@@ -165,6 +166,23 @@ def test_a_claim_can_fail() -> None:
     assert alone.verdict == "not tested here"
     found["accuracy"][found["method"] == "A"] = np.nan  # diverged
     assert comparison.ordered(found, "A", "B").verdict == "refuted"
+
+
+def test_methods_that_were_not_tuned_equally_well_are_not_compared() -> None:
+    """With a best value at an end, or with fewer values; equal grids are the control."""
+    rows = columns([
+        {"model": "m", "alpha": 1.0, "method": method, "seed": seed, "edge": "",
+         "accuracy": base + 0.001 * seed}
+        for method, base in (("A", 0.8), ("B", 0.7)) for seed in range(4)
+    ])  # fmt: skip
+    given = [("A", "B")]
+    first = comparison.claims(given, {"A": 4, "B": 4}, rows, {}, {})[0]
+    assert first.verdict == "holds"
+    fewer = comparison.claims(given, {"A": 4, "B": 3}, rows, {}, {})[0]
+    assert fewer.verdict == "inconclusive" and "values differ: A 4, B 3" in fewer.why
+    rows["edge"] = np.where(rows["method"] == "B", "local.lr", "")
+    end = comparison.claims(given, {"A": 4, "B": 4}, rows, {}, {})[0]
+    assert end.verdict == "inconclusive" and end.why.startswith("B's best step size is at an end")
 
 
 @pytest.mark.parametrize(
