@@ -1,5 +1,6 @@
 """`fedmuon run`: run one experiment on the engine that its config names."""
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,16 +14,22 @@ from fedmuon.core.errors import InputError, shown
 from fedmuon.core.locks import held
 from fedmuon.experiments.engines.ray_cluster import quiet_ray, require_cluster
 from fedmuon.federated.build import resolve
-from fedmuon.federated.rounds import Engine, begin, joint, run_rounds
-from fedmuon.privacy.mechanisms.client_level import leaves
+from fedmuon.federated.rounds import Engine, run_rounds
 from fedmuon.runs.callbacks import Callback, Listener
+from fedmuon.runs.config_notes import config_notes
 from fedmuon.runs.data_notes import data_notes
 from fedmuon.runs.directory import NO_FILES, Record, RunDirectory
-from fedmuon.runs.loop import OnRoundEnd, OnStart, Run, prepare, train
+from fedmuon.runs.loop import OnRoundEnd, OnStart, prepare, train
 from fedmuon.runs.provenance import Others
 
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
+
+
+@functools.cache
+def warn_once(words: str) -> None:
+    """Log a note. Runs of one process that have the same note, as in a sweep, log it once."""
+    logger.warning("fedmuon: %s", words)
 
 
 def execute(
@@ -35,7 +42,7 @@ def execute(
     callbacks: Sequence[Callback | Listener] = (),
     more_files: Mapping[str, bytes] = NO_FILES,
     say: Callable[[str], object] = lambda sentence: None,
-    warn: Callable[[str], object] = lambda words: logger.warning("fedmuon: %s", words),
+    warn: Callable[[str], object] = warn_once,
 ) -> Record:
     """Run the experiment in a folder, or resume it, and return its summary.
 
@@ -76,7 +83,7 @@ def execute(
         run = prepare(resolved, out, resume, callbacks, more_files=more_files)
         for sentence in data_notes(run.config, run.data):
             say(sentence)
-        notes = [uneven_sizes(run), swamping_noise(run)] if fresh else []
+        notes = config_notes(run.config, run.data, run.experiment) if fresh else []
         if run.config.engine.name == "inline":
             notes.append(few_free_cores(torch.get_num_threads(), others.cores()))
         for words in filter(None, notes):
@@ -84,34 +91,6 @@ def execute(
         return on_engine(
             run.config, lambda engine: train(run, engine, on_round_end, on_start), verbose
         )
-
-
-def uneven_sizes(run: Run) -> str:
-    """Return a note if a plain mean averages clients whose sizes differ by more than a factor of 2.
-
-    The note is empty for private runs, whose sizes are protected.
-    """
-    sizes = run.data.sizes
-    small, large = int(sizes.min()), int(sizes.max())
-    if run.experiment.recipe.private or not run.experiment.recipe.aggregate.averages:
-        return ""
-    if large <= 2 * small or run.config.federation.aggregate != "mean":
-        return ""
-    return (
-        f"The clients have {small} to {large} samples, but the server takes the plain mean, so "
-        "each client of a round has the same weight. To weight clients by their samples, set "
-        "federation.aggregate = 'by-samples'."
-    )
-
-
-def swamping_noise(run: Run) -> str:
-    """Return a note if the noise of client-level privacy is longer than a mean update can be."""
-    recipe = run.experiment.recipe
-    if recipe.client_level is None:
-        return ""
-    fresh = begin(recipe, run.experiment.task, run.config.federation.seed)
-    released = leaves(joint(recipe, fresh.params, fresh.states))
-    return recipe.client_level.swamped(sum(one[0].numel() for one in released))
 
 
 def on_engine(config: Config, work: Callable[[Engine], Result], verbose: bool = False) -> Result:

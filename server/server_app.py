@@ -2,7 +2,7 @@
 
 import os
 import time
-from logging import ERROR, INFO
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 
 from flwr.app import Context
@@ -14,6 +14,7 @@ from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
 from fedmuon.core.locks import held
 from fedmuon.federated.build import resolve
+from fedmuon.runs.config_notes import config_notes
 from fedmuon.runs.loop import prepare, train
 from fedmuon.server import stopping
 from fedmuon.server.run_config import OUT, require_noise, unpacked
@@ -36,7 +37,10 @@ def main(grid: Grid, context: Context) -> None:
             kind = "ray" if isinstance(grid, InMemoryGrid) else "deployment"
             config = unpacked(context.run_config, kind)
             require_noise(config, folder)
+            fresh = not (folder / "config.toml").exists()
             run = prepare(resolve(config), folder, resume=True)
+            for words in config_notes(run.config, run.data, run.experiment) if fresh else ():
+                log(WARNING, "fedmuon: %s", words)
             log(INFO, "fedmuon writes %s", run.directory.path.resolve())
             await_nodes(run.config, grid)
             train(run, FlowerEngine(run.config, grid))

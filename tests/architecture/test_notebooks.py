@@ -127,7 +127,11 @@ TRUE: dict[str, Callable[[Names], bool]] = {
     "tutorials/one-sample": lambda n: (
         n["farthest"](n["census"]) < n["farthest"](n["worst"]) and 0.5 < n["nearest"] <= 1
     ),
-    "tutorials/bound-and-gap": lambda n: n["one"]["gap_low"] < 0 < n["one"]["gap_high"],
+    "tutorials/bound-and-gap": lambda n: (
+        all(row["gap_low"] < 0 < row["gap_high"] for row in n["sizes"].table)
+        and [row["bound"] for row in n["sizes"].table]
+        == sorted((row["bound"] for row in n["sizes"].table), reverse=True)
+    ),
     "tutorials/private-training": lambda n: 7.9 < n["private"]["epsilon"] <= 8,
     "tutorials/audit-optimizer": lambda n: n["bound"].epsilon > 0.84 and n["bug"].epsilon > 3.2,
     "tutorials/write-optimizer": lambda n: n["runs"]["FedLion"].summary["accuracy"] > 0.5,

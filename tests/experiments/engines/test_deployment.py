@@ -131,6 +131,8 @@ def test_deployment_is_inline(
     execute(config, inline)
     summary = deployment.execute(config, out, lambda record: seen.append(record["round"]))
     assert seen == [*range(1, rounds + 1)] and summary["engine"] == "deployment"
+    log = " ".join(deployment.processes.log("run").split())
+    assert "fedmuon: The clients have" in log and "the server takes the plain mean" in log
     for name in ("model.safetensors", "momentum.safetensors"):
         assert distance(inline / name, out / name) <= 1e-12
     assert distance(inline / "model.safetensors", out / "initial.safetensors") > 1e-3

@@ -12,6 +12,7 @@ from fedmuon.analysis import Run, Uniform, certificate
 from fedmuon.config.load import dump, load, parse
 from fedmuon.core.choices import BY_SAMPLES, NAMES, ORTHOGONALIZED, PRIVATE
 from fedmuon.experiments.cli import main as program
+from fedmuon.experiments.run import warn_once
 from fedmuon.orthogonalize import Uncertified
 from fedmuon.tasks.constants import constants
 
@@ -131,3 +132,16 @@ def test_the_command_says_which_mean(
         assert f"average = {name}" in " ".join(capsys.readouterr().out.split())
     assert "the server takes the plain mean" in said["mean"]
     assert "the server takes the plain mean" not in said["by-samples"]
+
+
+def test_runs_with_the_same_note_log_it_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_once.cache_clear()
+    counts = []
+    for place, seed in enumerate((0, 0, 7)):  # another seed has other sizes, so another note
+        config = tables(federation={"aggregate": "mean", "partition": "quantity", "seed": seed},
+                        data={"alpha": 0.2})  # fmt: skip
+        fedmuon.run(config, out=tmp_path / str(place))
+        counts.append(sum("the server takes the plain mean" in one for one in caplog.messages))
+    assert counts == [1, 1, 2]
