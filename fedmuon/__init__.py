@@ -8,6 +8,10 @@
 A public name is imported only when your program uses this name for the first time.
 """
 
+# Lets Ctrl-C end the command `fedmuon` with one sentence, also during the imports below.
+from fedmuon.core import interrupts as _interrupts  # noqa: F401
+
+# isort: split
 import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec

@@ -1,6 +1,7 @@
 """What the command says of configs, of itself, and while it works."""
 
 import io
+import os
 import re
 import shlex
 import subprocess
@@ -439,6 +440,34 @@ def test_an_interruption_while_libraries_are_read_is_one_sentence() -> None:
     )
     said = f"fedmuon: interrupted: {NOTHING_SAVED}\n"
     assert (done.returncode, done.stdout, done.stderr) == (130, "", said)
+
+
+EARLY = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Finder:
+    def find_spec(self, name, *rest):
+        name == "typing" and os.kill(os.getpid(), 2)
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize("command", [["-m", "fedmuon"], ["-c", "import fedmuon"]])
+def test_the_command_hears_ctrl_c_before_its_package_is_imported(
+    command: list[str], tmp_path: Path
+) -> None:
+    """A program that only imports the package keeps Python's own answer."""
+    (tmp_path / "sitecustomize.py").write_text(EARLY)
+    places = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, *command, "--version"],
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": places},
+    )  # fmt: skip
+    if command == ["-m", "fedmuon"]:
+        said = f"fedmuon: interrupted: {NOTHING_SAVED}\n"
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", said)
+    else:
+        assert done.returncode != 130 and "KeyboardInterrupt" in done.stderr
 
 
 def test_an_interruption_before_a_folder_is_chosen_is_a_sentence(

@@ -1,0 +1,36 @@
+"""Ctrl-C while the command `fedmuon` starts ends the program with one sentence.
+
+The package `fedmuon` imports this module before all others. It therefore imports almost nothing.
+"""
+
+import os
+import signal
+import sys
+from types import FrameType
+
+
+def stop(number: int, frame: FrameType | None) -> None:
+    """End the program with one sentence. No command has begun."""
+    os.write(2, b"fedmuon: interrupted: nothing new was saved, run the command again\n")
+    os._exit(128 + number)
+
+
+def stop_at_interrupt() -> bool:
+    """Let Ctrl-C call `stop`, and return whether it does.
+
+    It does not in the background of a shell script, where programs ignore Ctrl-C.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, stop)
+    return signal.getsignal(signal.SIGINT) is stop
+
+
+def is_command() -> bool:
+    """Return whether this process is `fedmuon` or `python -m fedmuon`, and not a child of it."""
+    words = sys.orig_argv[1:3]  # of this process itself: a child process has other ones
+    script = words[0] if words else ""
+    return words == ["-m", "fedmuon"] or script.endswith(("/fedmuon", "\\fedmuon.exe"))
+
+
+if is_command():
+    stop_at_interrupt()
