@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from fedmuon.config.load import Config, load, nested, parse, read
 from fedmuon.config.typed import Tables
@@ -39,8 +40,13 @@ from fedmuon.experiments.stability import certificates
 from fedmuon.experiments.stability.finished_run import from_directory
 from fedmuon.experiments.suites.suite import here
 from fedmuon.experiments.suites.workers import Workers
+from fedmuon.federated.build import build_experiment, resolve
+from fedmuon.federated.client_data import build_data
+from fedmuon.optim.routing import RoutingTable
 from fedmuon.runs.callbacks import Callback, Listener
 from fedmuon.runs.directory import RunDirectory
+from fedmuon.runs.loop import routing
+from fedmuon.tasks.networks import NetworkTask
 
 if TYPE_CHECKING:
     from fedmuon.experiments.gap_result import GapResult
@@ -549,6 +555,61 @@ def plan(
         "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,
     }  # fmt: skip
     return cost.plan(_chosen(config, objects, test, False, None))
+
+
+@in_python()
+@_plainly()
+def routes(
+    config: Configured | nn.Module = None,
+    *,
+    data: Any = None,
+    task: Any = None,
+    recipe: Any = None,
+) -> RoutingTable:
+    """Return the optimizer of each parameter of a network, before a run.
+
+    The table is the same as `Result.routes` after the run.
+
+    Args:
+        config: The settings, as for `fedmuon.run`. A missing key takes its default. Or a torch
+            module alone, for the default settings. It is not called, so no samples are needed.
+        data: The samples, as for `fedmuon.run`. The size of a built-in network depends on them.
+        task: The network: a name, an `nn.Module`, a pair (module, loss), or a `fedmuon.Task`.
+        recipe: The optimizer, as for `fedmuon.run`.
+
+    Returns:
+        A tuple with one route per parameter, which prints as a table.
+
+    Raises:
+        InputError: If the task is the matrix task, whose model is one matrix, or a setting or an
+            object cannot be used.
+
+    Example:
+        >>> import fedmuon
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU(),
+        ...                       nn.Linear(16, 10))
+        >>> [one.name for one in fedmuon.routes(model) if one.optimizer == "muon"]
+        ['2.weight']
+    """
+    alone = config if isinstance(config, nn.Module) else None
+    if alone is not None and (data is not None or task is not None):
+        raise InputError(
+            "config is a torch module, so data and task have no effect. Leave them out, or pass "
+            "the module as task=module."
+        )
+    objects = {"data": data, "task": task, "recipe": recipe}
+    settled = config if alone is None else {"task": {"name": "network"}}
+    chosen = resolve(_chosen(settled, objects, None, False, None))
+    if alone is not None:
+        return routing(chosen, alone)
+    network = build_experiment(chosen, build_data(chosen)).task
+    if not isinstance(network, NetworkTask):
+        raise InputError(
+            f"task.name is {chosen.task.name!r}, whose model is one matrix, so there is nothing to "
+            "route. Pass a network, such as task=module."
+        )
+    return routing(chosen, network.module)
 
 
 @in_python()

@@ -19,6 +19,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 from safetensors.numpy import save
+from torch import nn
 
 from fedmuon.config.load import Config, dump, load
 from fedmuon.config.schema import reads
@@ -420,19 +421,24 @@ def _split(config: Config, data: FederatedData) -> dict[str, np.ndarray]:
     return split
 
 
+def routing(config: Config, network: nn.Module) -> RoutingTable:
+    """Return the optimizer of each parameter of a network, for the optimizer of the config."""
+    table = routes(network, *routing_of(config))
+    if user_objects(config).recipe is not None or reads(config, "local.route"):
+        return table
+    named = (one._replace(matrices=None, optimizer=config.local.recipe, reason="") for one in table)
+    return RoutingTable(named)
+
+
 def _routes_bytes(config: Config, task: NetworkTask, file: Path) -> bytes:
     """Return the content of routes.txt, which names the optimizer of each parameter.
 
     In run folders of older versions, routes.txt names Muon for every optimizer. This function keeps
     the content of such a file.
     """
-    table = routes(task.module, *routing_of(config))
-    found = f"{table}\n".encode()
-    known = user_objects(config).recipe is None and not reads(config, "local.route")
-    if not known or (file.exists() and read_bytes(file) == found):
-        return found
-    named = (one._replace(matrices=None, optimizer=config.local.recipe, reason="") for one in table)
-    return f"{RoutingTable(named)}\n".encode()
+    older = f"{routes(task.module, *routing_of(config))}\n".encode()
+    known = file.exists() and read_bytes(file) == older
+    return older if known else f"{routing(config, task.module)}\n".encode()
 
 
 def over_clients(run: Run, state: ServerState) -> tuple[Record, Mapping[str, bytes]]:

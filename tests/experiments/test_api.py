@@ -408,3 +408,32 @@ def test_stability_resumes_with_keywords_what_is_there_alone(tmp_path: Path) -> 
     first = fedmuon.stability(TINY, trials=2, out=tmp_path / "a")
     again = fedmuon.stability(trials=2, out=tmp_path / "a", resume=True)
     assert again.bound == first.bound
+
+
+@pytest.mark.parametrize("changes", [{}, {"recipe": "fedavg"}, {"route": "all-matrices"},
+                                     {"muon": "head*"}])  # fmt: skip
+def test_routes_before_a_run_are_those_of_the_run(changes: dict[str, str]) -> None:
+    tables = {
+        "data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
+        "federation": {"clients": 3, "per-round": 2, "rounds": 1},
+        "task": {"name": "network", "model": "mlp"}, "local": {"steps": 1, **changes},
+    }  # fmt: skip
+    table = fedmuon.routes(tables)
+    assert f"{table}\n" == fedmuon.run(tables).routes
+    named = {one.name for one in table if one.optimizer == "muon"}
+    expected = {
+        "": {"hidden.weight"}, "fedavg": set(), "head*": {"head.weight"},
+        "all-matrices": {"first.weight", "hidden.weight", "head.weight"},
+    }  # fmt: skip
+    assert named == expected["".join(changes.values())]
+
+
+def test_routes_of_a_module_need_no_samples() -> None:
+    sizes = ((784, 32), (32, 16), (16, 10))
+    module = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes))
+    assert str(fedmuon.routes(module)) == str(fedmuon.optim.routing_table(module))
+    assert {one.optimizer for one in fedmuon.routes(module, recipe="fedavg")} == {"fedavg"}
+    with pytest.raises(fedmuon.InputError, match="data and task have no effect"):
+        fedmuon.routes(module, task="network")
+    with pytest.raises(fedmuon.InputError, match="one matrix"):
+        fedmuon.routes()
