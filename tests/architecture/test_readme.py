@@ -211,3 +211,26 @@ def test_the_third_contribution_is_shown_by_its_test() -> None:
     row = found_row("| Newton–Schulz convergence, third contribution |")
     (file,) = re.findall(r"`(tests/\S+\.py)`", row)
     assert "def test_the_third_contribution" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_one_pair_of_step_sizes_and_accuracies_on_all_pages() -> None:
+    """README, first run and the page on step sizes agree; test_notebooks.py runs the first run."""
+    readme = PAGES[0].read_text("utf-8")
+    first = (ROOT / "docs" / "start" / "first-run.md").read_text("utf-8")
+    choose = (ROOT / "docs" / "choose" / "index.md").read_text("utf-8")
+    (shown,) = re.findall(r"# accuracy (\S+) and (\S+), each at the best lr of a grid", readme)
+    rates = []
+    for recipe, method, accuracy in (
+        ("fedmuon", "FedMuon", shown[0]),
+        ("fedavg", "FedAvg", shown[1]),
+    ):
+        pattern = rf'"recipe": "{recipe}".*?"lr": ([\d.]+)'
+        (rate,), (again,) = re.findall(pattern, readme), re.findall(pattern, first)
+        table = re.search(rf"\| {method}[^|]*\|(.*)\|\n.*\n\| accuracy \|(.*)\|", choose)
+        assert table is not None
+        grid, found = ([cell.strip(" *`lr") for cell in one.split("|")] for one in table.groups())
+        best = max(range(len(found)), key=lambda place: float(found[place]))
+        assert 0 < best < len(found) - 1  # inside the grid
+        assert (grid[best], found[best]) == (rate, accuracy) and again == rate
+        rates.append(rate)
+    assert rates[0] != rates[1]  # a rate of one method is no rate of the other
