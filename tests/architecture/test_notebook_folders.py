@@ -50,11 +50,12 @@ def test_what_a_notebook_shows(tmp_path: Path) -> None:
         "fedmuon.compare([found, found])",
     )  # fmt: skip
     assert first == []
-    bar, result = run
+    said, bar, result = run
+    assert said["name"] == "stdout" and "train samples are divided among 2 clients" in said["text"]
     assert "rounds 2/2" in bar["text/plain"] and "<progress" in bar["text/html"]
     assert "<th>accuracy</th>" in result["text/html"]
     assert "image/png" in plot[0]
-    trials, table = stability
+    *_, trials, table = stability  # after a note on unequal clients
     assert "neighbours 2/2" in trials["text/plain"]
     assert "<th>largest perturbation</th>" in table["text/html"]
     assert "<th>seeds</th>" in compared[0]["text/html"]
