@@ -117,30 +117,36 @@ def main(arguments: list[str] | None = None) -> Any:
     """Run the command line. `EXIT_CODES` lists the possible exit codes."""
     with interruptible():
         try:
-            for argument in arguments or ():
-                if "\0" in argument:  # system calls would cut the argument at the NUL
-                    raise InputError(
-                        f"the argument {argument!r} contains a NUL character: remove this character"
-                    )
-            return app(arguments)
-        except InputError as error:
-            complain(str(error))
-            raise SystemExit(2) from None
-        except Interrupted as wish:
+            return _run(arguments)
+        except Interrupted as wish:  # also while `_run` prints an error
             complain(f"interrupted: {AGAIN}")  # the command may have written some files
             raise SystemExit(wish.exit_code) from None
-        except (Exception, SystemExit) as error:
-            why = blame(error)
-            if not why and isinstance(error, OSError):  # a full disk, a name that is too long
-                place = error.filename or "the output, or the folder of temporary files (TMPDIR)"
-                path = Path(error.filename) if isinstance(error.filename, str) else None
-                why = f"the system rejects access to {place} {why_and_remedy(error, path)}"
-            elif not why and isinstance(error, MemoryError):
-                why = (
-                    "this machine has too little memory for the command. Make the experiment "
-                    "smaller, for example with fewer clients per round or a smaller model."
+
+
+def _run(arguments: list[str] | None) -> Any:
+    """Run the command line, and print errors that the user can fix as one sentence."""
+    try:
+        for argument in arguments or ():
+            if "\0" in argument:  # system calls would cut the argument at the NUL
+                raise InputError(
+                    f"the argument {argument!r} contains a NUL character: remove this character"
                 )
-            if why is None:
-                raise
-            complain(why)
-            raise SystemExit(2) from error
+        return app(arguments)
+    except InputError as error:
+        complain(str(error))
+        raise SystemExit(2) from None
+    except (Exception, SystemExit) as error:
+        why = blame(error)
+        if not why and isinstance(error, OSError):  # a full disk, a name that is too long
+            place = error.filename or "the output, or the folder of temporary files (TMPDIR)"
+            path = Path(error.filename) if isinstance(error.filename, str) else None
+            why = f"the system rejects access to {place} {why_and_remedy(error, path)}"
+        elif not why and isinstance(error, MemoryError):
+            why = (
+                "this machine has too little memory for the command. Make the experiment "
+                "smaller, for example with fewer clients per round or a smaller model."
+            )
+        if why is None:
+            raise
+        complain(why)
+        raise SystemExit(2) from error

@@ -4,6 +4,7 @@ import io
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -481,6 +482,22 @@ def test_an_interruption_before_a_folder_is_chosen_is_a_sentence(
         main(["run"])
     assert ended.value.code == 130
     assert capsys.readouterr().err == f"fedmuon: interrupted: {AGAIN}\n"
+
+
+def test_an_interruption_while_an_error_is_printed_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    told: list[str] = []
+
+    def interrupted_once(text: str) -> None:
+        told.append(text)
+        if len(told) == 1:
+            raise Interrupted(signal.SIGTERM)
+
+    monkeypatch.setattr("fedmuon.experiments.cli.complain", interrupted_once)
+    with pytest.raises(SystemExit) as ended:
+        main(["tune", "nosuch"])
+    assert ended.value.code == 143 and len(told) == 2 and told[1].startswith("interrupted: ")
 
 
 @pytest.mark.usefixtures("undrawn")
