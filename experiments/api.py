@@ -592,17 +592,16 @@ def routes(
         >>> [one.name for one in fedmuon.routes(model) if one.optimizer == "muon"]
         ['2.weight']
     """
-    alone = config if isinstance(config, nn.Module) else None
-    if alone is not None and (data is not None or task is not None):
-        raise InputError(
-            "config is a torch module, so data and task have no effect. Leave them out, or pass "
-            "the module as task=module."
-        )
+    if isinstance(config, nn.Module):
+        if data is not None or task is not None:
+            raise InputError(
+                "config is a torch module, so data and task have no effect. Leave them out, or "
+                "pass the module as task=module."
+            )
+        tables = {"task": {"name": "network"}}
+        return routing(resolve(_chosen(tables, {"recipe": recipe}, None, False, None)), config)
     objects = {"data": data, "task": task, "recipe": recipe}
-    settled = config if alone is None else {"task": {"name": "network"}}
-    chosen = resolve(_chosen(settled, objects, None, False, None))
-    if alone is not None:
-        return routing(chosen, alone)
+    chosen = resolve(_chosen(config, objects, None, False, None))
     network = build_experiment(chosen, build_data(chosen)).task
     if not isinstance(network, NetworkTask):
         raise InputError(
