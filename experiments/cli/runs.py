@@ -137,6 +137,7 @@ def run(
                  "each client's own model.")  # fmt: skip
         print_path("This run has already finished. Results are in" if ended else "Results are in",
                    folder)  # fmt: skip
+        _tell_of_picture(folder)
         if not (left := RunStatus(folder)).ended:
             note(f"The runs on neighbouring data sets are not finished, resume with: {left.again}")
 
@@ -244,6 +245,12 @@ def stability(
                 "fedmuon stability --setting controlled"
             )
         print_path("Results are in", folder)
+        _tell_of_picture(folder)
+
+
+def _tell_of_picture(folder: Path) -> None:
+    """Name the command that draws a run: its curves, and its neighbours if it has any."""
+    note(f"For a picture, use: fedmuon show {shlex.quote(str(folder))} --figure run.png")
 
 
 def _file_of(config: Path | None, setting: str | None) -> Path | None:

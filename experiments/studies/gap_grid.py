@@ -233,8 +233,8 @@ def shown(table: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
             row["setting"],
             f"{_shown(row['gap'])} ({_shown(row['gap_low'])} to {_shown(row['gap_high'])})",
             _shown(row["bound"]),
-            _shown(_ratio(row["bound"], row["range"])),
-            _shown(_ratio(row["bound"], row["gap"])),
+            _of_range(_ratio(row["bound"], row["range"])),
+            _of_gap(row),
             row["form"],
             _shown(row["accuracy"]),
             row["status"],
@@ -246,6 +246,19 @@ def shown(table: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
 def _ratio(above: float | None, below: float | None) -> float | None:
     """Return the quotient if both numbers exist and the second is positive."""
     return None if above is None or below is None or below <= 0 else above / below
+
+
+def _of_range(share: float | None) -> str:
+    """Return bound / B as text. A bound of B or more is vacuous."""
+    return _shown(share) + (" (vacuous)" if share is not None and share >= 1 else "")
+
+
+def _of_gap(row: Record) -> str:
+    """Return bound / gap as text, or a dash if the gap's interval contains 0."""
+    low, high = row["gap_low"], row["gap_high"]
+    if low is not None and high is not None and low <= 0 <= high:
+        return "– (gap may be 0)"
+    return _shown(_ratio(row["bound"], row["gap"]))
 
 
 def _shown(value: float | None) -> str:
