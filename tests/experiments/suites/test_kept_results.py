@@ -352,7 +352,7 @@ def test_stored_verdicts_follow_the_rule_for_tuned_methods(name: str) -> None:
 
 
 def test_the_rule_changes_a_stored_verdict_only_to_inconclusive() -> None:
-    stored = results.read("lm")
+    stored = results.read("context")  # not tuned
     assert stored
     wrong = {**stored, "claims": [dict(one, verdict=HOLDS, why="") for one in stored["claims"]]}
     assert {one["verdict"] for one in results.ruled(wrong)["claims"]} == {INCONCLUSIVE}
