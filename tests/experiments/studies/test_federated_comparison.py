@@ -180,8 +180,8 @@ def test_methods_that_were_not_tuned_equally_well_are_not_compared() -> None:
     assert first.verdict == "holds"
     fewer = comparison.claims(given, {"A": 4, "B": 3}, rows, {}, {})[0]
     assert fewer.verdict == "inconclusive" and "values differ: A 4, B 3" in fewer.why
-    rows["edge"] = np.where(rows["method"] == "B", "local.lr", "")
-    end = comparison.claims(given, {"A": 4, "B": 4}, rows, {}, {})[0]
+    at_end = {**rows, "edge": np.where(rows["method"] == "B", "local.lr", "")}
+    end = comparison.claims(given, {"A": 4, "B": 4}, at_end, {}, {})[0]
     assert end.verdict == "inconclusive" and end.why.startswith("B's best step size is at an end")
 
 
