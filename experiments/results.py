@@ -948,10 +948,12 @@ def _grouped(runs: Sequence[tuple[str, Finished]], note: str, left: Sequence[str
                  if name != SEED and len({flat.get(name) for flat in flats}) > 1]  # fmt: skip
     groups: dict[tuple[Any, ...], list[Finished]] = {}
     changed: dict[tuple[Any, ...], Record] = {}
+    copies: Counter[tuple[Any, ...]] = Counter()  # settings and seed -> number of runs so far
     for (label, run), flat in zip(runs, flats, strict=True):
         key = (label, *(flat.get(name) for name in differing), *run.objects.items())
-        while any(one.config.federation.seed == flat[SEED] for one in groups.get(key, ())):
-            key = (*key, "again")  # two runs with the same seed cannot be in one group
+        copy = (*key, flat[SEED])
+        key = (*key, copies[copy])  # two runs with the same seed cannot be in one group
+        copies[copy] += 1
         groups.setdefault(key, []).append(run)
         shown = [name for name in differing if name != DIGEST and run.reads(name)]
         changed.setdefault(key, {name: flat.get(name) for name in shown})
@@ -962,11 +964,12 @@ def _grouped(runs: Sequence[tuple[str, Finished]], note: str, left: Sequence[str
         words = {key: key.partition(".")[2] for key in of}
         named = {key: word if short[word] == 1 else key for key, word in words.items()}
         titles.append(", ".join(f"{named[key]}={value}" for key, value in of.items()))
+    alike = Counter(titles)
     rows, sent, curves, folders = [], [], {}, {}
     for (key, members), title in zip(groups.items(), titles, strict=True):
         label, folder = key[0], members[0].folder
         name = title or folder.name
-        if title and titles.count(title) > 1:
+        if title and alike[title] > 1:
             name = f"{title} ({folder.name})"
         if label:
             name = label if [one[0] for one in groups].count(label) == 1 else f"{label}: {name}"

@@ -75,7 +75,7 @@ class Fitting(Table):
         """Return the rows as a table without a frame, whose headings can be wrapped at spaces."""
         bare = Table(title=self.title, caption=self.caption, title_justify="left", box=None)
         for column in self.columns:
-            cells = [cell_len(Text.from_markup(str(one)).plain) for one in column.cells]
+            cells = [width(str(one)) for one in column.cells]
             words = [cell_len(word) for word in str(column.header).replace("-", "- ").split()]
             widest = max(cells, default=0)
             bare.add_column(
@@ -97,10 +97,15 @@ class Fitting(Table):
         rigid = Table(*(replace(column) for column in self.columns))
         for column in rigid.columns:
             texts = [column.header, *column.cells]
-            wide = max(cell_len(Text.from_markup(str(one)).plain) for one in texts)
+            wide = max(width(str(one)) for one in texts)
             column.min_width = wide if column.no_wrap else min(wide, WORDS)
         least = Measurement.get(console, options.update(max_width=ENDLESS), rigid).minimum
         return least <= options.max_width
+
+
+def width(markup: str) -> int:
+    """Return the number of columns of the terminal that a text with markup takes."""
+    return cell_len(Text.from_markup(markup).plain)
 
 
 def facts(title: str, rows: Facts, count: int = 6) -> Table:
