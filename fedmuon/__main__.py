@@ -25,7 +25,11 @@ def main() -> Any:
 
     if STOPS:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    return command()
+    try:
+        return command()
+    finally:
+        if STOPS:  # Python's own handler would print a traceback while the program ends
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 if __name__ == "__main__":
