@@ -379,7 +379,7 @@ def stability(
     """
     from fedmuon.experiments.stability import neighbours as runs  # imports scipy
 
-    config = _file_of(config, setting)
+    config = settings.instead_of(config, setting)
     objects = {
         "data": data, "partition": partition, "task": task, "recipe": recipe,
         "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,
@@ -482,7 +482,7 @@ def gap(
     }  # fmt: skip
     with in_python():
         _require_counts(seeds=seeds, jobs=jobs)
-        base, given = _tables_and_objects(_file_of(config, setting), objects, test)
+        base, given = _tables_and_objects(settings.instead_of(config, setting), objects, test)
         select = "train-loss" if grid else None  # every run records it; nothing is chosen
         search = grid_search(base, {} if grid is None else grid, seeds, select, given=given)
         work = gap_grid.gap_grid(search, together)
@@ -724,8 +724,8 @@ def compare(
 ) -> Comparison:
     """Compare finished runs: means over seeds with their intervals, and the keys that differ.
 
-    Runs that differ only in the seed form one row. `NAME ±` is half of the 95% interval of the mean
-    of NAME (Student's t).
+    Runs that differ only in the seed form one row. `NAME ±` is half of Student's 95% interval of
+    the mean of NAME.
 
     Args:
         runs: Results and folders in one list, or lists under your own labels, such as
@@ -774,17 +774,6 @@ def _flat(held: One | Sequence[One]) -> list[Result | Path]:
 def configured(config: Configured) -> Config:
     """Return the settings as a config."""
     return _chosen(config, {}, None, False, None)
-
-
-def _file_of(config: Configured, setting: str | None) -> Configured:
-    """Return the file of the named setting, or the config if no setting is named."""
-    if setting is None:
-        return config
-    if config is not None:
-        raise InputError(
-            f"setting={setting!r} and config both describe the run. Leave one of them out."
-        )
-    return settings.path_of(setting)
 
 
 def _require_counts(**counts: Any) -> None:

@@ -69,7 +69,7 @@ class GapResult:
 
     @property
     def notes(self) -> list[str]:
-        """What the bounds claim together, and why settings are missing in the picture."""
+        """Sentences on all bounds together, and on settings that the picture leaves out."""
         return self.summary["words"]
 
     @property

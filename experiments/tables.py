@@ -55,11 +55,12 @@ class Fitting(Table):
         if self.fits(console, options):
             yield from super().__rich_console__(console, options)
             return
-        bare = self._bare()
-        least = Measurement.get(console, options.update(max_width=ENDLESS), bare).minimum
-        if self.dense and least <= options.max_width:
-            yield from bare.__rich_console__(console, options)
-            return
+        if self.dense:
+            bare = self._bare()
+            least = Measurement.get(console, options.update(max_width=ENDLESS), bare).minimum
+            if least <= options.max_width:
+                yield from bare.__rich_console__(console, options)
+                return
         turned = Table(
             title=self.title, caption=self.caption, title_justify="left", show_header=False
         )
@@ -140,7 +141,7 @@ def columns(
     """Return rows of markup as a table with column heads.
 
     The first `left` columns contain text, whose lines can be wrapped. The others contain numbers,
-    whose lines are never wrapped. A `dense` table loses its frame before it becomes a list.
+    whose lines are never wrapped. `dense` is the attribute of `Fitting`.
     """
     shown = Fitting(title=title, title_justify="left")
     shown.dense = dense

@@ -1,14 +1,12 @@
 """`python -m fedmuon` is the command `fedmuon`."""
 
 import signal
-import sys
 from typing import Any
 
-from fedmuon.core.interrupts import stop_at_interrupt
+from fedmuon.core.interrupts import is_command, stop_at_interrupt
 
 # Ctrl-C must have this effect before all imports of `main`, which take most of the start.
-STARTED = __name__ == "__main__" or sys.argv[0].endswith(("fedmuon", "fedmuon.exe"))
-STOPS = STARTED and stop_at_interrupt()
+STOPS = (__name__ == "__main__" or is_command()) and stop_at_interrupt()
 
 
 def main() -> Any:

@@ -135,9 +135,7 @@ def ruled(held: Mapping[str, Any]) -> dict[str, Any]:
             before = work.suite.also if why else stored["also"]
             stored["also"] = " ".join(filter(None, (before, note)))
         if why and current(stored["verdict"]) in (HOLDS, REFUTED, INCONCLUSIVE):
-            stored |= {"verdict": INCONCLUSIVE, "why": why}
-            if "p" in stored:
-                stored["p"] = {REFUTED: 1.0, HOLDS: 1.0}
+            _leave_open(stored, why)
             stored["command"] = f"fedmuon tune {held['suite']}" if not claim["untuned"] else ""
     return {**held, "claims": claims}
 
@@ -150,10 +148,15 @@ def _ruled_by_ends(held: Mapping[str, Any]) -> dict[str, Any]:
         why = f"{inside['detail']}, and the stored result does not say which methods have them"
         for one in claims:
             if "best step size" in one["claim"] and current(one["verdict"]) in (HOLDS, REFUTED):
-                one |= {"verdict": INCONCLUSIVE, "why": why}
-                if "p" in one:
-                    one["p"] = {REFUTED: 1.0, HOLDS: 1.0}
+                _leave_open(one, why)
     return {**held, "claims": claims}
+
+
+def _leave_open(claim: dict[str, Any], why: str) -> None:
+    """Set the verdict of a stored claim to inconclusive, with the reason."""
+    claim |= {"verdict": INCONCLUSIVE, "why": why}
+    if "p" in claim:
+        claim["p"] = {REFUTED: 1.0, HOLDS: 1.0}
 
 
 if __name__ == "__main__":

@@ -212,7 +212,7 @@ def stability(
     """
     from fedmuon.experiments.stability import certificates, neighbours  # torch, scipy
 
-    config = _file_of(config, setting)
+    config = settings.instead_of(config, setting)
     for option, used in {"--worst": hardest, "--trials": trials is not None}.items():
         if every and used:
             raise InputError(
@@ -251,17 +251,6 @@ def stability(
 def _tell_of_picture(folder: Path) -> None:
     """Name the command that draws a run: its curves, and its neighbours if it has any."""
     note(f"For a picture, use: fedmuon show {shlex.quote(str(folder))} --figure run.png")
-
-
-def _file_of(config: Path | None, setting: str | None) -> Path | None:
-    """Return the file of the named setting, or the config if no setting is named."""
-    if setting is None:
-        return config
-    if config is not None:
-        raise InputError(
-            f"--setting {setting} and the config {config} both describe the run. Remove one."
-        )
-    return settings.path_of(setting)
 
 
 def gap(
@@ -310,7 +299,7 @@ def gap(
     words = ["gap", *_config_words(config, changes), *named]
     words += [*(f"--grid={one}" for one in grid or ()), f"--seeds={seeds}"]
     words += ["--together"] * together + ([f"--jobs={jobs}"] if jobs else [])
-    config = _file_of(config, setting)
+    config = settings.instead_of(config, setting)
     require_at_most(MOST_JOBS, **{"--jobs": jobs})
     count = jobs or 1
     with Workers(count) if count > 1 else contextlib.nullcontext() as workers:

@@ -293,7 +293,7 @@ def _points(summary: Record) -> Table:
     numbers = [_aligned([_with_half(row, name, f"{name}_high") for row in rows]) for name in names]
     heads = [*short(keys), *(spelled(name).replace("-", " ") for name in names), ""]
     cells = zip(words, *numbers, marks, strict=True)
-    points = [[*one, *told, mark] for one, *told, mark in cells]
+    points = [[*values, *measures, mark] for values, *measures, mark in cells]
     return columns(title, heads, points, len(keys), dense=True)
 
 

@@ -3,8 +3,8 @@
 A cell is one method on one model at one label skew alpha. The cell first tries all step sizes of
 the method's grid with the tuning seeds, and chooses those with the smallest loss on validation
 samples. If the best value is at an end of the grid, values are added at this end. Then the cell
-runs the chosen step sizes with the comparison seeds. The accuracy is measured on test samples that
-the choice did not use.
+runs the chosen step sizes with the comparison seeds. The accuracy is measured on test samples. The
+choice did not use these samples if the data set has a test part (see `STANDS_ON`).
 """
 
 import itertools
@@ -374,8 +374,9 @@ def claims(
     found = []
     for better, than in given:
         claim = ordered(rows, better, than)
-        if (one := points.get(better)) != (other := points.get(than)) and not claim.untuned:
-            why = f"the numbers of tuned values differ: {better} {one}, {than} {other}"
+        tried = points.get(better), points.get(than)
+        if tried[0] != tried[1] and not claim.untuned:
+            why = f"the numbers of tuned values differ: {better} {tried[0]}, {than} {tried[1]}"
             claim = replace(claim, untuned=why)
         found.append(claim)
     return [*found, inside_grid(rows)]

@@ -290,7 +290,7 @@ def picture(rows: Columns) -> Figure:
     bounds = np.concatenate([bound[0] for _, bound in each])
     least = gap_bound.least_of(gaps)
     for place, (setting, form) in enumerate(zip(settings, forms, strict=True)):
-        colour, marker = style.SERIES[place % len(style.SERIES)]
+        colour = style.SERIES[place % len(style.SERIES)][0]
         marker = style.SERIES[(place + place // len(style.SERIES)) % len(style.SERIES)][1]
         gap_bound.scatter(axes, [setting], form, least, (colour, marker, ""), True)
         shown = str(setting["setting"][0]) + ("" if len({*forms}) == 1 else f" ({form})")

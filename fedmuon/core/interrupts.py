@@ -10,7 +10,7 @@ from types import FrameType
 
 
 def stop(number: int, frame: FrameType | None) -> None:
-    """End the program with one sentence. No command has begun."""
+    """Print one sentence and end the program, before a command has begun."""
     os.write(2, b"fedmuon: interrupted: nothing new was saved, run the command again\n")
     os._exit(128 + number)
 

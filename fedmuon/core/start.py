@@ -1,4 +1,4 @@
-"""What the command `fedmuon` sets before it imports libraries: the terminal and the threads."""
+"""Set up the terminal and the threads, before the command `fedmuon` imports libraries."""
 
 import codecs
 import contextlib

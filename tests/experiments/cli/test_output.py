@@ -471,6 +471,22 @@ def test_the_command_hears_ctrl_c_before_its_package_is_imported(
         assert done.returncode != 130 and "KeyboardInterrupt" in done.stderr
 
 
+ENDING = """
+import atexit, os, runpy, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where it was started to ignore them
+atexit.register(lambda: (os.kill(os.getpid(), signal.SIGINT), time.sleep(1)))
+sys.argv = ["fedmuon", "--version"]
+runpy.run_module("fedmuon", run_name="__main__")
+"""
+
+
+def test_an_interruption_while_the_program_ends_has_no_traceback() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
 def test_an_interruption_before_a_folder_is_chosen_is_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -487,17 +503,18 @@ def test_an_interruption_before_a_folder_is_chosen_is_a_sentence(
 def test_an_interruption_while_an_error_is_printed_is_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    told: list[str] = []
+    sentences: list[str] = []
 
     def interrupted_once(text: str) -> None:
-        told.append(text)
-        if len(told) == 1:
+        sentences.append(text)
+        if len(sentences) == 1:
             raise Interrupted(signal.SIGTERM)
 
     monkeypatch.setattr("fedmuon.experiments.cli.complain", interrupted_once)
     with pytest.raises(SystemExit) as ended:
         main(["tune", "nosuch"])
-    assert ended.value.code == 143 and len(told) == 2 and told[1].startswith("interrupted: ")
+    assert ended.value.code == 143
+    assert len(sentences) == 2 and sentences[1].startswith("interrupted: ")
 
 
 @pytest.mark.usefixtures("undrawn")
