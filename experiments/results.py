@@ -418,7 +418,7 @@ class StabilityResult(Result):
         narrow, inches = width == "column", WIDTHS[width] if width else 0.0
         with drawing(width):
             if metric is None:
-                return Panels(census_panels(columns, narrow, inches).axes)
+                return Panels(census_panels(columns, narrow, inches, bound=self.bound).axes)
             _, (panel,) = canvas(1, narrow, 3.3, width=inches)
             draw_strips(panel, columns)
             legend(panel, 1 if narrow else 2)

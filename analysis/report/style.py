@@ -308,6 +308,11 @@ def log_y(axes: Axes) -> None:
         _log_ticks(axes.yaxis, *axes.get_ylim())
 
 
+def scale_of(axis: Axis) -> str:
+    """Return what the label of an axis says about its scale: nothing if the scale is linear."""
+    return " (log scale)" if axis.get_scale() == "log" else ""
+
+
 def _log_ticks(axis: Axis, low: float, high: float) -> None:
     if high / low < 4:  # too few of 1, 2 and 5 times powers of ten lie on the axis
         axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))

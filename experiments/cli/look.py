@@ -115,7 +115,8 @@ def show(
         from fedmuon.experiments.stability.figure import census_figure
 
         require_sound(run.path, [NEIGHBOURS])
-        saved_as(census_figure(read_csv(run.path / NEIGHBOURS, TRIALS)), figure)
+        neighbours = read_csv(run.path / NEIGHBOURS, TRIALS)
+        saved_as(census_figure(neighbours, bound=run.bound), figure)
         print_path("The neighbours are in", figure)
     elif figure is not None:
         from fedmuon.analysis.report.style import by_round, saved_as  # matplotlib

@@ -1,5 +1,8 @@
 """The figure of all perturbations of a run, by client, with the certificates."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -9,15 +12,24 @@ from fedmuon.analysis.report.claims import DRAWS, Columns, expected_maximum, sha
 from fedmuon.analysis.report.numbers import number
 
 
-def census_panels(neighbours: Columns, narrow: bool = False, width: float = 0.0) -> Figure:
+def census_panels(
+    neighbours: Columns,
+    narrow: bool = False,
+    width: float = 0.0,
+    *,
+    bound: Mapping[str, Any] | None = None,
+) -> Figure:
     """Draw the perturbations of all neighbours of one run by client, with the certificates.
 
     The second panel shows the perturbations divided by their certificates. Without certificates,
-    the second panel shows the perturbations.
+    the second panel shows the perturbations. `bound` is the content of bound.json, whose bound is
+    in the legend, because it is a loss and the panels show distances.
     """
     figure, (left, right) = style.canvas(2, narrow, 3.3, width=width)
     draw_strips(left, neighbours)
-    style.legend(left, 1 if narrow else 2)
+    if bound is not None:
+        left.plot([], [], " ", label=bound_words(bound))
+    style.legend(left, 1)
 
     # The distribution of this share over neighbours, and the maximum of perturbations and shares.
     part, name = share(neighbours), "perturbation / certificate"
@@ -45,21 +57,35 @@ def census_panels(neighbours: Columns, narrow: bool = False, width: float = 0.0)
 census_figure = style.styled(census_panels)
 
 
-def by_exposure(neighbours: Columns) -> np.ndarray:
-    """Return the clients in the order of increasing exposure.
+def bound_words(record: Mapping[str, Any]) -> str:
+    """Return the bound in bound.json as an entry of the legend, with its share of the range B."""
+    if (value := record["value"]) is None:
+        return "no bound on the gap $F-\\hat F$"
+    top = record.get("range", 1.0)  # folders of old versions have no range, which was 1
+    share = f" = {number(value / top, 3)} $B$" + ", vacuous" * (value >= top) if top else ""
+    return (
+        f"bound on the gap $F-\\hat F$: {number(value, 3)}{share}\n"
+        "($B$: range of the loss; a loss is not on this axis)"
+    )
 
-    If no exposure is known, the order is that of increasing perturbation.
+
+def in_order(neighbours: Columns) -> tuple[np.ndarray, str]:
+    """Return the clients in increasing order, and the name of the quantity that orders them.
+
+    The quantity is the certificate. If certificates are unknown, it is the exposure, and if that is
+    unknown, too, the perturbation.
     """
     clients = np.unique(neighbours["client"])
-    known = not np.isnan(neighbours["exposure"]).any()
-    key = neighbours["exposure" if known else "perturbation"]
-    most = [key[neighbours["client"] == i].max() for i in clients]
-    return clients[np.argsort(most, kind="stable")]
+    names = {"certificate": "certificate", "exposure": "exposure $Y_i(C)$"}
+    known = (name for name in names if not np.isnan(neighbours[name]).any())
+    key = next(known, "perturbation")
+    most = [neighbours[key][neighbours["client"] == i].max() for i in clients]
+    return clients[np.argsort(most, kind="stable")], names.get(key, "largest perturbation")
 
 
 def draw_strips(axes: Axes, neighbours: Columns) -> None:
     """Draw a quantile plot of each client's perturbations, and a bar at its certificate."""
-    clients, moved = by_exposure(neighbours), neighbours["perturbation"]
+    (clients, order), moved = in_order(neighbours), neighbours["perturbation"]
     rank, promised, idle = np.empty(len(moved)), np.empty(len(clients)), []
     for place, i in enumerate(clients, 1):
         mine = np.flatnonzero(neighbours["client"] == i)
@@ -83,7 +109,7 @@ def draw_strips(axes: Axes, neighbours: Columns) -> None:
     if len(clients) <= 20:  # with more clients, the numbers would overlap
         turn = 90 if len(clients) > 10 else 0
         axes.set_xticks(range(1, len(clients) + 1), [f"{i:.0f}" for i in clients], rotation=turn)
-        axes.set_xlabel("client, in increasing order of exposure $Y_i(C)$")
+        axes.set_xlabel(f"client, in increasing order of {order}")
     else:
-        axes.set_xlabel("clients in increasing order of exposure $Y_i(C)$")
-    axes.set_ylabel(r"perturbation $\Vert X-X'\Vert_F$")
+        axes.set_xlabel(f"clients in increasing order of {order}")
+    axes.set_ylabel(rf"perturbation $\Vert X-X'\Vert_F${style.scale_of(axes.yaxis)}")

@@ -79,7 +79,9 @@ def findings(folder: Path) -> Findings:
         + [(text, number(compared[name])) for name, text in CALIBRATION.items() if compared]
         + learned(summary, record),
         note=" ".join(filter(None, (_note(record), account(summary.get("privacy"))))),
-        pictures=[Picture.known("census", functools.partial(census_figure, neighbours))],
+        pictures=[
+            Picture.known("census", functools.partial(census_figure, neighbours, bound=record))
+        ],
         stands_on=stands_on(record, str(record["kind"])),
         assumptions=[str(text) for text in record["assumptions"]],
         again=_command(name, config, "again"),

@@ -20,7 +20,7 @@ from fedmuon.analysis.report import style
 from fedmuon.analysis.report.claims import expected_maximum, share
 from fedmuon.analysis.report.findings import CAPTIONS, OF_LABELS, of_drawn
 from fedmuon.analysis.report.style import by_round, compact, in_words
-from fedmuon.experiments.stability.figure import by_exposure, census_figure
+from fedmuon.experiments.stability.figure import bound_words, census_figure, in_order
 from fedmuon.experiments.studies.stability_findings import exposure, gap_and_bound, phase, scaling
 from fedmuon.experiments.studies.training_findings import by_client
 
@@ -147,7 +147,10 @@ def test_the_census_shows_every_neighbour_and_both_maxima() -> None:
     moved = neighbours["perturbation"]
     drawn = points(left, "one neighbour")
     np.testing.assert_array_equal(np.sort(drawn[:, 1]), np.sort(moved[moved > 0]))
-    clients = by_exposure(neighbours)
+    clients, order = in_order(neighbours)
+    assert order == "certificate" and left.get_xlabel().endswith("order of certificate")
+    assert left.get_yscale() == "log" and left.get_ylabel().endswith("(log scale)")
+    assert right.get_xscale() == "linear" and "log" not in right.get_xlabel()
     for place, i in enumerate(clients, 1):
         mine = np.sort(moved[(neighbours["client"] == i) & (moved > 0)])
         inside = drawn[np.abs(drawn[:, 0] - place) < 0.5]
@@ -164,6 +167,32 @@ def test_the_census_shows_every_neighbour_and_both_maxima() -> None:
     assert np.asarray(y)[-1] == 1
     assert line(right, "largest: ").get_xdata()[0] == part.max()  # type: ignore[index]
     assert line(right, "largest of 10").get_xdata()[0] == expected_maximum(part, 10)  # type: ignore[index]
+
+
+def test_clients_are_in_order_of_their_certificates() -> None:
+    columns = {
+        "client": np.array([5, 7, 9]),
+        "exposure": np.array([1.0, 2.0, 3.0]),
+        "perturbation": np.array([2.0, 1.0, 3.0]),
+        "certificate": np.array([9.0, 8.0, 7.0]),
+    }
+    lost = np.full(3, np.nan)
+    assert [*in_order(columns)[0]] == [9, 7, 5]
+    assert [*in_order({**columns, "certificate": lost})[0]] == [5, 7, 9]
+    clients, order = in_order({**columns, "certificate": lost, "exposure": lost})
+    assert ([*clients], order) == ([7, 5, 9], "largest perturbation")
+
+
+def test_the_legend_of_a_census_has_the_bound_in_units_of_the_range() -> None:
+    _, neighbours = made(trials=20)
+    record = {"value": 0.5, "range": 2.0}
+    left = census_figure(neighbours, bound=record).axes[0]
+    (entry,) = [one for one in labels(left) if "bound" in one]
+    assert entry == bound_words(record) and "0.5 = 0.25 $B$\n" in entry
+    assert "6 = 3 $B$, vacuous\n" in bound_words({**record, "value": 6.0})
+    assert "no bound" in bound_words({**record, "value": None})
+    assert "4 = 4 $B$, vacuous" in bound_words({"value": 4.0})  # early folders: the range is 1
+    assert not [one for one in labels(census_figure(neighbours).axes[0]) if "bound" in one]
 
 
 def test_a_census_without_certificates() -> None:
