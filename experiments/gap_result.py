@@ -52,8 +52,9 @@ class GapResult:
     def table(self) -> list[Record]:
         """One row per setting, with means over seeds, for the form of the bound in its config.
 
-        `gap_low` and `gap_high` are the ends of the 95% interval of the gap, and `range` is the
-        range B of the loss. A bound of at least B is vacuous.
+        `gap_low` and `gap_high` are the ends of the 95% interval of the mean gap over seeds. With
+        one seed, they are those of the run, from its held-out samples. `range` is the range B of
+        the loss. A bound of at least B is vacuous.
         """
         return self.summary["table"]
 
@@ -91,7 +92,7 @@ class GapResult:
 
     @in_python()
     def plot(self) -> "Axes":
-        """Draw the bound against the gap of each setting, and return the axes.
+        """Draw gap and bound of each setting in a row, and return the axes.
 
         Both are divided by the range B of the loss. Bounds in the grey zone are vacuous.
 

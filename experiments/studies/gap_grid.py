@@ -5,6 +5,7 @@ its own folder. From this folder, the cell computes the gap of the run and its b
 """
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -43,6 +44,23 @@ ESTIMATED = (
     "The status `estimated` means that constants of the bound are estimates. Such a bound is not "
     "proved."
 )
+ACROSS = 5.2  # inches
+# What the 95% interval of a gap covers, in words, and its name in the picture. A setting has one
+# run, or several runs with different seeds.
+OVER_SEEDS = (
+    "The 95% interval of a gap is Student's interval of its mean over seeds. In gap.csv, it is "
+    "that of one run, from its held-out samples."
+)
+OF_ONE_RUN = "The 95% interval of a gap is that of one run, from its held-out samples."
+OF_BOTH = (
+    "The 95% interval of a gap is Student's interval of its mean over seeds. For settings with "
+    "only one run ({}), it is that of this run, from its held-out samples."
+)
+INTERVAL_NAMES = {
+    OVER_SEEDS: "95% interval over seeds",
+    OF_ONE_RUN: "95% interval from held-out samples",
+    OF_BOTH: "95% interval over seeds, or of one run",
+}
 NOT_DRAWN = "The picture leaves out {} of {} settings, which have no bound or no measured gap."
 
 
@@ -131,6 +149,7 @@ class GapGrid(GridSearch):
             words.append(TOGETHER.format(count=holding, chance=f"{1 - failure:.4g}"))
         elif holding:
             words.append(ALONE.format(count=holding))
+        words += [on_intervals(columns)] if rows else []
         words += [ESTIMATED] * any(row["status"] == "estimated" for row in rows)
         words += [NOT_DRAWN.format(settings - drawn, settings)] * (drawn < settings)
         words += dict.fromkeys(row["note"] for row in rows if row["note"])
@@ -199,6 +218,12 @@ def first_form(setting: Columns) -> Columns:
     return where(setting, form=setting["form"][0])
 
 
+def kinds_of(settings: Sequence[Columns]) -> str:
+    """Return the sentence on the intervals of these settings, each with the rows of one form."""
+    several = {len(one["gap"]) > 1 for one in settings}
+    return OF_BOTH if len(several) == 2 else OVER_SEEDS if several == {True} else OF_ONE_RUN
+
+
 def drawable(rows: Columns) -> Columns:
     """Return the rows with a bound and a gap."""
     known = np.isfinite(rows["bound"]) & np.isfinite(rows["gap"])
@@ -224,10 +249,17 @@ def numbers(rows: Columns) -> list[Record]:
     return lines
 
 
+def on_intervals(rows: Columns) -> str:
+    """Return a sentence on the intervals in the result of `numbers`."""
+    settings = [first_form(one) for one in settings_of(rows)]
+    alone = [str(one["setting"][0]) for one in settings if len(one["gap"]) == 1]
+    return kinds_of(settings).format("; ".join(alone))
+
+
 def shown(table: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
     """Return the result of `numbers` as the heads and rows of a table for people."""
-    heads = ["setting", "gap (95%)", "bound", "bound / B", "bound / gap", "form", "accuracy",
-             "status"]  # fmt: skip
+    heads = ["setting", "gap (95% interval)", "bound", "bound / B", "bound / gap", "form",
+             "accuracy", "status"]  # fmt: skip
     return heads, [
         [
             row["setting"],
@@ -278,33 +310,43 @@ def title_of(summary: Record) -> str:
 
 @style.styled
 def picture(rows: Columns) -> Figure:
-    """Draw the bound against the gap of each setting, both divided by the range B of the loss.
+    """Draw gap and bound of each setting in a row, both divided by the range B of the loss.
 
-    A bound in the grey zone above 1 is vacuous.
+    A bound in the grey zone above 1 is vacuous. A log axis has no place for a gap that is not
+    positive, so its mark is a triangle at the left edge.
     """
     settings = [_over_range(first_form(one)) for one in settings_of(rows)]
-    figure, (axes,) = style.canvas(1, True, 3.8)
-    forms = [str(one["form"][0]) for one in settings]
-    each = [gap_bound.points([one], form) for one, form in zip(settings, forms, strict=True)]
-    gaps = np.concatenate([gap for gap, _ in each], axis=1)
-    bounds = np.concatenate([bound[0] for _, bound in each])
-    least = gap_bound.least_of(gaps)
-    for place, (setting, form) in enumerate(zip(settings, forms, strict=True)):
-        colour = style.SERIES[place % len(style.SERIES)][0]
-        marker = style.SERIES[(place + place // len(style.SERIES)) % len(style.SERIES)][1]
-        gap_bound.scatter(axes, [setting], form, least, (colour, marker, ""), True)
-        shown = str(setting["setting"][0]) + ("" if len({*forms}) == 1 else f" ({form})")
-        shown += "" if each[place][0][0][0] > 0 else " (gap ≤ 0: at the end of its interval)"
-        axes.plot([], [], marker, color=colour, ms=4, label=shown)
-    top = max(float(bounds.max()), 1.0) * gap_bound.ROOM**2
-    gap_bound.finish(axes, least, gaps[2].max() * gap_bound.ROOM, top)
-    axes.axhspan(1.0, axes.get_ylim()[1], color=style.GREY, alpha=0.25, lw=0)
-    axes.text(0.03, 0.97, "vacuous: the bound is at least B", fontsize=7.5, va="top",
-              transform=axes.transAxes)  # fmt: skip
-    seeds = "" if len(settings[0]["gap"]) == 1 else "\nmean over seeds"
-    axes.set_xlabel(rf"measured gap $(F-\hat F)\,/\,B$, B: range of the loss{seeds}")
-    axes.set_ylabel("bound / B")
-    style.legend_below(figure, axes, 3)
+    names = [textwrap.fill(str(one["setting"][0]).replace(",", ", "), 26) for one in settings]
+    inches = 0.22 * sum(name.count("\n") + 1 for name in names)
+    figure, (axes,) = style.canvas(1, True, 1.7 + inches, width=ACROSS)
+    gaps, lows, highs = np.array([gap_bound.ends_of(one) for one in settings]).T
+    bounds = np.array([one["bound"].mean() for one in settings])
+    places = np.arange(len(settings))
+    positive = np.concatenate([gaps[gaps > 0], highs[highs > 0], bounds])
+    left = positive.min() / gap_bound.ROOM**2
+    right = max(1.0, positive.max()) * gap_bound.ROOM**2
+
+    up = gaps > 0
+    seeds = "" if all(len(one["gap"]) == 1 for one in settings) else ", mean over seeds"
+    cut = "\n(contains 0 if cut at the left edge)" if (lows <= 0).any() else ""
+    axes.hlines(places, np.maximum(lows, left), np.maximum(highs, left), color=style.BLUE, lw=1.2,
+                label=INTERVAL_NAMES[kinds_of(settings)] + cut)  # fmt: skip
+    axes.plot(gaps[up], places[up], "o", color=style.BLUE, ms=5, label=f"measured gap{seeds}")
+    if not up.all():
+        axes.plot(np.full((~up).sum(), left), places[~up], "<", color=style.BLUE, ms=6,
+                  clip_on=False, label="gap of at most 0, left of the axis")  # fmt: skip
+    forms = {str(one["form"][0]) for one in settings}
+    form = f" (form {forms.pop()})" if len(forms) == 1 else ""
+    axes.plot(bounds, places, "|", color=style.BLACK, ms=12, mew=2, label=f"bound{form}")
+    axes.axvspan(1.0, right, color=style.GREY, alpha=0.25, lw=0, label="vacuous: at least B")
+    axes.set_xlim(left, right)
+    axes.set_ylim(len(settings) - 0.4, -0.6)  # the first setting is at the top
+    axes.set_yticks(places, names)
+    axes.tick_params(axis="y", length=0)
+    style.log_x(axes)
+    scale = style.scale_of(axes.xaxis)
+    axes.set_xlabel("gap $F-\\hat F$ and bound,\ndivided by the range $B$ of the loss" + scale)
+    style.legend_below(figure, axes, 2)
     return figure
 
 

@@ -1,6 +1,7 @@
 """`fedmuon gap`: rows against `fedmuon bound` and `fedmuon stability`, resuming, and the words."""
 
 import csv
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -121,7 +122,7 @@ def test_bounds_together_divide_delta_by_their_number(grid: Path, tmp_path: Path
     )
     assert again["value"] == float(together[0]["bound"])
     alone = json.loads((grid / "gap.json").read_text("utf-8"))["words"]
-    assert alone == [gap_grid.ALONE.format(count=12)]
+    assert alone == [gap_grid.ALONE.format(count=12), gap_grid.OVER_SEEDS]
 
 
 def test_a_run_without_a_bound_has_its_reason_and_is_not_drawn(tmp_path: Path) -> None:
@@ -135,22 +136,73 @@ def test_a_run_without_a_bound_has_its_reason_and_is_not_drawn(tmp_path: Path) -
 
 def test_the_picture_shows_vacuous_bounds_and_gaps_below_0(grid: Path) -> None:
     rows = read_table(grid / "gap.csv", words=gap_grid.WORDS)
-    places = {}
-    for name, bound, gap in (("low", 0.5, 0.1), ("vacuous", 2.0, 0.1), ("negative", 0.5, -0.1)):
+    for bound, gap in ((0.5, 0.1), (2.0, 0.1), (0.5, -0.1)):
         changed = {**rows, "bound": bound * rows["range"], "gap": gap * rows["range"]}
         axes = gap_grid.picture(changed).axes[0]
-        marks = [line for line in axes.lines if line.get_marker() not in ("None", None, "")]
-        full = [line for line in marks if np.size(line.get_xdata())]
-        places[name] = (
-            {round(float(np.ravel(line.get_ydata())[0]), 9) for line in full},
-            {line.get_markerfacecolor() == "none" for line in full},
-            [text for text in axes.get_legend_handles_labels()[1] if "gap ≤ 0" in text],
-        )
-        assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-        assert axes.get_ylim()[1] > 1
-    assert places["low"] == ({0.5}, {False}, [])
-    assert places["vacuous"] == ({2.0}, {True}, [])
-    assert len(places["negative"][2]) == 2
+        marks = {line.get_marker(): np.asarray(line.get_xdata()) for line in axes.lines}
+        np.testing.assert_allclose(marks["|"], [bound, bound])
+        np.testing.assert_allclose(marks["o"], [gap, gap] if gap > 0 else [])
+        below = [text for text in axes.get_legend_handles_labels()[1] if "at most 0" in text]
+        assert ("<" in marks, len(below)) == ((False, 0) if gap > 0 else (True, 1))
+        assert axes.get_xscale() == "log" and "(log scale)" in axes.get_xlabel()
+        assert (bound >= 1) == (bound > axes.patches[0].get_bbox().x0)  # the grey zone begins at B
+        assert axes.get_xlim()[1] > max(1, bound)
+        assert [one.get_text() for one in axes.get_yticklabels()] == ["lr=0.01", "lr=0.1"]
+
+
+def one_row_each(settings: int, seeds: int, **columns: list[float]) -> dict[str, np.ndarray]:
+    """Return rows of gap.csv with one form, `seeds` rows for each setting."""
+    count = settings * seeds
+    words = {name: np.array(["explicit"] * count) for name in ("form", "status", "note", "run")}
+    names = [f"local.lr={0.001 * place:g},orthogonalizer.lambda=0.1" for place in range(settings)]
+    numbers = {"range": np.ones(count), "accuracy": np.ones(count)}
+    made = {name: np.repeat(values, seeds) for name, values in columns.items()}
+    return {"setting": np.repeat(names, seeds), **words, **numbers, **made}
+
+
+@pytest.mark.parametrize("settings", [1, 2, 5, 9, 25])
+@pytest.mark.parametrize("spread", [1.0, 1.01, 10.0])
+def test_no_words_of_the_picture_overlap_marks_or_words(settings: int, spread: float) -> None:
+    steps = spread ** np.arange(settings)
+    rows = one_row_each(settings, 1, gap=[*(1e-5 * steps)], gap_low=[*(-1e-5 * steps)],
+                        gap_high=[*(1e-4 * steps)], bound=[*(0.02 * steps)])  # fmt: skip
+    figure = gap_grid.picture(rows)
+    figure.draw_without_rendering()
+    axes, page = figure.axes[0], figure.bbox
+    (legend,) = figure.legends
+    words = [*axes.get_yticklabels(), *axes.get_xticklabels(), axes.xaxis.label, legend]
+    low, high = axes.get_xlim()
+    ends = [float(axes.transData.transform((end, 0))[0]) for end in (low, high)]
+    boxes = []
+    for one in words:
+        box = one.get_window_extent()
+        if one in axes.get_xticklabels() and not ends[0] <= (box.x0 + box.x1) / 2 <= ends[1]:
+            continue  # the tick is outside of the axis, so it is not drawn
+        assert not box.overlaps(axes.get_window_extent()), one
+        assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0, one
+        boxes.append(box)
+    heights = [one.get_window_extent() for one in axes.get_yticklabels()]
+    assert not any(above.overlaps(below) for above, below in itertools.pairwise(heights))
+    assert not legend.get_window_extent().overlaps(axes.xaxis.label.get_window_extent())
+    assert not axes.texts  # negative control: the words of an older picture were in the axes
+
+
+def test_the_kind_of_each_interval_is_named(grid: Path) -> None:
+    ends = {"gap_low": [-1.0, -1.0], "gap_high": [3.0, 3.0], "bound": [0.5, 0.5]}
+    alone = one_row_each(2, 1, gap=[1.0, 2.0], **ends)
+    several = one_row_each(2, 3, gap=[1.0, 2.0], **ends)
+    kept = np.array([True] * 4 + [False] * 2)  # two runs of the last setting diverged
+    mixed = {name: column[kept] for name, column in several.items()}
+    assert gap_grid.on_intervals(alone) == gap_grid.OF_ONE_RUN
+    assert gap_grid.on_intervals(several) == gap_grid.OVER_SEEDS
+    last = str(several["setting"][-1])
+    assert gap_grid.on_intervals(mixed) == gap_grid.OF_BOTH.format(last)
+    for rows, name in ((alone, "held-out"), (several, "over seeds"), (mixed, "or of one run")):
+        labels = gap_grid.picture(rows).axes[0].get_legend_handles_labels()[1]
+        assert [name in one for one in labels if "interval" in one] == [True]
+    assert gap_grid.numbers(alone)[0]["gap_low"] == -1.0 != gap_grid.numbers(several)[0]["gap_low"]
+    words = json.loads((grid / "gap.json").read_text("utf-8"))["words"]
+    assert gap_grid.OVER_SEEDS in words and gap_grid.OF_ONE_RUN not in words
 
 
 def test_setting_and_config_exclude_each_other(tmp_path: Path) -> None:
@@ -174,7 +226,7 @@ def test_python_returns_what_the_command_writes(grid: Path) -> None:
     assert [one["bound"] for one in found.rows] == [float(row["bound"]) for row in rows_of(grid)]
     assert len(found.runs) == 4 and found.runs[0].config.engine.dtype == "float64"
     assert (found.path / gap_grid.PICTURE).exists()
-    assert found.plot().get_ylabel() == "bound / B"
+    assert "range $B$ of the loss" in found.plot().get_xlabel()
     assert "lr=0.01" in str(found) and "certified" in found._repr_html_()
     together = fedmuon.gap(tables, grid={"local.lr": [*RATES]}, seeds=2, together=True)
     assert together.table[0]["bound"] > found.table[0]["bound"]
