@@ -3,13 +3,14 @@
 The study is about Nesterov Muon, section 3. The objective has a known smoothness. The noise is
 symmetric stable with an index slightly above alpha. A cell has one method and one number of steps.
 All tail indices, schedules and seeds of a cell are computed together in one batch. With the same
-seed, all methods use the same noise.
+seed, all methods use the same noise. For the comparison of SGD with Muon, both are tuned over the
+same factors of their step sizes.
 """
 
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Rows, number
 from fedmuon.analysis.report.numbers import written
 from fedmuon.analysis.report.tables import Columns, where
+from fedmuon.analysis.report.tuning import Tuned, objection
 from fedmuon.analysis.report.verdicts import Claim, Curve, Effect, Rule, Slope, curve, quotient
 from fedmuon.analysis.theory.stationarity import rate
 from fedmuon.config.schema import Count, OrthogonalizerTable, Positive
@@ -56,6 +58,7 @@ MAPS = {
     ),
 }
 METHODS = (*MAPS, "normalized-sgd", "sgd")
+TUNED = "muon-exact"  # the method that is compared with SGD
 THEOREM, FREE, CLASSICAL = "theorem", "alpha-free", "classical"
 
 
@@ -74,7 +77,8 @@ class Settings(Table):
     margin: Positive
     sigma1: Annotated[float, Field(ge=0)]
     distance: Positive  # distance of the start from 0, in spectral norm
-    factors: Annotated[list[Positive], Field(min_length=1)]  # factors of SGD's step size
+    # factors of the step sizes with which SGD and Muon are compared
+    factors: Annotated[list[Positive], Field(min_length=1)]
     rows: Count = 6
     columns: Count = 4
 
@@ -185,14 +189,20 @@ class Group:
 def groups(settings: Settings, method: str, steps: int) -> list[Group]:
     """Return the groups of runs for a method.
 
-    For SGD, each group has its own factor of the usual step size.
+    For SGD, each group has its own factor of the usual step size. At the largest number of steps,
+    exact Muon has the same factors of the schedule without alpha, which needs to know as little as
+    SGD.
     """
-    alphas, rate = settings.alphas, steps**-0.5
+    alphas = settings.alphas
+    tuned = list(itertools.product(alphas, settings.factors))
     if method == "sgd":
-        every = itertools.product(alphas, settings.factors)
-        return [Group(a, CLASSICAL, c, c * rate, 0.0, 0.0) for a, c in every]
+        return [Group(a, CLASSICAL, c, c * steps**-0.5, 0.0, 0.0) for a, c in tuned]
+    rate, memory = heavy_tailed(steps)
     known = [Group(a, THEOREM, 1.0, *heavy_tailed(steps, a), settings.sigma1) for a in alphas]
-    return known + [Group(a, FREE, 1.0, *heavy_tailed(steps), 0.0) for a in alphas]
+    known += [Group(a, FREE, 1.0, rate, memory, 0.0) for a in alphas]
+    if method != TUNED or steps < max(settings.steps):
+        return known
+    return known + [Group(a, FREE, c, c * rate, memory, 0.0) for a, c in tuned if c != 1]
 
 
 def measure(settings: Settings, method: str, steps: int) -> Record:
@@ -305,7 +315,9 @@ STANDS_ON = (
     "over k of ‖∇f(X_k)‖_F. It is at least the minimum over k, which the theorems bound. Runs "
     "share the sketches of the randomized orthogonalizer at each step. A rate is an upper bound "
     "for large K. At small K, constants and terms of lower order are visible. For α < 2, the "
-    "means of SGD have infinite variance, so their intervals are too narrow."
+    "means of SGD have infinite variance, so their intervals are too narrow. SGD and Muon are "
+    "compared at the largest K, each at the best of the same factors of its step size, chosen on "
+    "these runs."
 )
 
 
@@ -320,19 +332,21 @@ def promised(alpha: float, schedule: str) -> float:
 def norms(rows: Columns, method: str, alpha: float, schedule: str = THEOREM) -> Curve:
     """Return a method's mean gradient norms for each K. `schedule` has no effect on SGD."""
     if method == "sgd":
-        return best_sgd(rows, alpha)[1]
-    given: dict[str, Any] = {"method": method, "schedule": schedule, "alpha": alpha}
-    return curve(rows, "steps", "mean_gradient", **given)
+        return tuning(rows, "sgd", CLASSICAL, alpha)[1]
+    usual: dict[str, Any] = {"method": method, "schedule": schedule, "alpha": alpha, "factor": 1.0}
+    return curve(rows, "steps", "mean_gradient", **usual)
 
 
-def best_sgd(rows: Columns, alpha: float) -> tuple[float, Curve]:
-    """Find the best step size factor of SGD at the largest K.
+def tuning(rows: Columns, method: str, schedule: str, alpha: float) -> tuple[Tuned, Curve]:
+    """Return the mean gradient norm for each factor of a step size at the largest K.
 
-    Return this factor and the norms for each K.
+    Also return the norms for each K with the best of these factors.
     """
-    mine = where(rows, method="sgd", alpha=alpha)
-    every = {c: curve(mine, "steps", "mean_gradient", factor=c) for c in levels(mine, "factor")}
-    return min(every.items(), key=lambda pair: pair[1].means[-1])
+    mine = where(rows, method=method, schedule=schedule, alpha=alpha)
+    last = where(mine, steps=mine["steps"].max())
+    tried = curve(last, "factor", "mean_gradient")
+    tuned = Tuned(NAMES[method], "factor", tried.sizes.tolist(), tried.means.tolist())
+    return tuned, curve(mine, "steps", "mean_gradient", factor=tuned.best)
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
@@ -359,16 +373,20 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def _against_sgd(rows: Columns) -> Sequence[Claim]:
-    """Return the claims that SGD with its best step size is worse than exact Muon.
+    """Return the claims that SGD is worse than exact Muon, each with its best step size.
 
-    Muon uses its best schedule. The claims are about the largest K. The estimates for different
-    alpha are independent, because each alpha has its own runs.
+    Muon uses the schedule without alpha. The claims are about the largest K. The estimates for
+    different alpha are independent, because each alpha has its own runs.
     """
     ratios: dict[float, Slope] = {}
+    tuned: dict[str, list[Tuned]] = {NAMES["sgd"]: [], NAMES[TUNED]: []}
     for alpha in levels(rows, "alpha"):
-        muon = [norms(rows, "muon-exact", alpha, schedule).runs[-1] for schedule in SCHEDULES]
-        best = min(muon, key=lambda runs: runs.mean())
-        ratios[alpha] = quotient(norms(rows, "sgd", alpha).runs[-1], best)
+        ends = []
+        for method, schedule in (("sgd", CLASSICAL), (TUNED, FREE)):
+            found, norms_of_best = tuning(rows, method, schedule, alpha)
+            tuned[NAMES[method]].append(replace(found, method=f"{NAMES[method]} at α = {alpha:g}"))
+            ends.append(norms_of_best.runs[-1])
+        ratios[alpha] = quotient(*ends)
     steps = {}
     for (low, below), (high, above) in itertools.pairwise(ratios.items()):
         # first-order error of the quotient of two independent estimates
@@ -383,7 +401,7 @@ def _against_sgd(rows: Columns) -> Sequence[Claim]:
         for alpha, one in ratios.items()
     }
     words = (
-        "mean gradient norm, SGD with its best step size / Muon with its better schedule, at K = "
+        "mean gradient norm, SGD / Muon, each with its best step size, at K = "
         f"{rows['steps'].max():.0f}: "
     )
     heaviest, ratio = min(ratios.items())
@@ -395,6 +413,7 @@ def _against_sgd(rows: Columns) -> Sequence[Claim]:
             words + in_words(shown),
             f"SGD is clearly behind Muon at {behind} of {len(ratios)} values of α, and clearly "
             f"ahead at {ahead}",
+            untuned=objection([*tuned], tuned),
         ),
         Claim(
             f"At the heaviest tail, α = {heaviest:g}, the gradient norm of SGD is clearly larger "
@@ -402,6 +421,7 @@ def _against_sgd(rows: Columns) -> Sequence[Claim]:
             Effect.between("SGD / Muon", {"": ratio}, unit="ratio"),
             Rule(low=1.0, strict=True),
             f"{words}α = {heaviest:g}: {shown[f'α = {heaviest:g}']}",
+            untuned=objection([*tuned], {name: each[:1] for name, each in tuned.items()}),
         ),
     ]
 
@@ -423,8 +443,12 @@ def numbers(rows: Columns) -> Rows:
                 lines.append(_line(f"  {alpha:g}", norms(rows, method, alpha, schedule), wanted))
     lines.append(heading(f"{NAMES['sgd']}, the best c / √K:", lines[0]))
     for alpha in alphas:
-        factor, one = best_sgd(rows, alpha)
-        lines.append(_line(f"  {alpha:g}, c = {factor:g}", one, "–"))
+        tuned, one = tuning(rows, "sgd", CLASSICAL, alpha)
+        lines.append(_line(f"  {alpha:g}, c = {tuned.best:g}", one, "–"))
+    lines.append(heading(f"{NAMES[TUNED]}, the best c times the {SCHEDULES[FREE]}:", lines[0]))
+    for alpha in alphas:
+        tuned, one = tuning(rows, TUNED, FREE, alpha)
+        lines.append((f"  {alpha:g}, c = {tuned.best:g}", "–", "–", "–", number(one.means[-1])))
     return lines
 
 

@@ -17,14 +17,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedmuon.analysis.report.tables import Columns
-from fedmuon.analysis.report.verdicts import POSITIVE, Claim, Effect, Rule, Slope
+from fedmuon.analysis.report.tuning import UNTUNED
+from fedmuon.analysis.report.verdicts import POSITIVE, Claim, Effect, Rule
 from fedmuon.config.schema import Count, Positive
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import Table
 from fedmuon.data.source import Source
 from fedmuon.experiments.studies import rank_dependence
-from fedmuon.experiments.studies.rank_dependence import FLAT, METHODS, NAMES, slopes
+from fedmuon.experiments.studies.rank_dependence import (
+    FLAT,
+    METHODS,
+    NAMES,
+    less_than_sgd,
+    slopes,
+)
 from fedmuon.experiments.studies.study import Call, Study, in_words, slopes_claim
 from fedmuon.experiments.suites.contents import SuiteRequest, cell
 from fedmuon.federated.client_data import read_source
@@ -191,44 +198,34 @@ STANDS_ON = (
 
 def claims(rows: Columns) -> Sequence[Claim]:
     """Return the claims that SGD-M's slope is positive, and that Muon's slope is nearly zero."""
-    every = {name: slopes(rows, name) for name in NAMES}
+    every = {name: slopes(rows, name) for name in METHODS}
     last = {name: list(by_length.values())[-1] for name, by_length in every.items()}
-    sgd, muons = last["sgd-m"], {name: last[name] for name in NAMES if name != "sgd-m"}
-    less = {
-        NAMES[name]: Slope(
-            sgd.value - one.value,
-            sgd.low - one.high,
-            sgd.high - one.low,
-            min(sgd.free, one.free),
-            sgd.few or one.few,
-        )
-        for name, one in muons.items()
-    }
     return [
         Claim(
             "With SGD-M, the nuclear norm of the layer's gradient grows with the width of the "
             "layer.",
-            Effect.between("log-log slope", {"": sgd}, unit="slope"),
+            Effect.between("log-log slope", {"": last["sgd-m"]}, unit="slope"),
             POSITIVE,
             in_words(every["sgd-m"]),
         ),
         Claim(
             "At the largest number of steps K, the nuclear norm grows less with the width for "
             "every variant of Muon than for SGD-M.",
-            Effect.between("slope, SGD-M − Muon", less, unit="slope"),
+            Effect.between("slope, SGD-M − Muon", less_than_sgd(last), unit="slope"),
             POSITIVE,
             "; ".join(f"{NAMES[name]} {one}" for name, one in last.items()),
+            untuned=UNTUNED.format("all methods"),
         ),
         slopes_claim(
             "At the largest number of steps K, the nuclear norm is about flat in the width for "
             f"every variant of Muon (log-log slope within ±{FLAT}).",
-            {NAMES[name]: one for name, one in muons.items()},
+            {NAMES[name]: one for name, one in last.items() if name != "sgd-m"},
             Rule(-FLAT, FLAT),
         ),
     ]
 
 
 STUDY = Study(
-    "layer-rank", Settings, cells, claims, rank_dependence.numbers, STANDS_ON,
+    "layer-rank", Settings, cells, claims, rank_dependence.table, STANDS_ON,
     {"layer-rank": rank_dependence.dependence},
 )  # fmt: skip

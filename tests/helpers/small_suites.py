@@ -104,7 +104,8 @@ lr-muon = 0.02
 # What differs from the files of the studies that come with fedmuon.
 STUDIES: dict[str, dict[str, Any]] = {
     "heavy-tail": {"alphas": [1.4, 2.0], "steps": [4, 16], "seeds": 2, "factors": [0.5, 1.0]},
-    "rank-dependence": {"ranks": [2, 4], "steps": [2, 4], "seeds": 2, "inputs": 6, "batch": 8},
+    "rank-dependence": {"ranks": [2, 4], "steps": [2, 4], "seeds": 2, "inputs": 6, "batch": 8,
+                        "factors": [0.5, 1.0, 2.0]},
     "dp-bias": {"rhos": [0.015625, 0.03125], "nodes": 4, "samples": 200},
     "bias": {"iterations": [1, 2], "lrs": [0.1, 0.2], "rounds": 12, "steps": 2,
              "seeds": 2, "drawn": 4},

@@ -22,9 +22,9 @@ from fedmuon.optim.schedules import heavy_tailed
 
 GIVEN: dict[Any, dict[str, Any]] = {
     heavy_tail: {"noise": 0.1, "margin": 0.1, "rows": 6, "columns": 4, "distance": 0.5,
-                 "factors": [0.5], "seeds": 2, "sigma1": 0.0},
+                 "factors": [0.5], "seeds": 2, "sigma1": 0.0, "steps": [4096]},
     rank_dependence: {"inputs": 8, "batch": 16, "label_noise": 0.1, "memory": 0.9, "lr_sgd": 1.0,
-                      "lr_muon": 0.05, "seeds": 2},
+                      "lr_muon": 0.05, "seeds": 2, "factors": [1.0]},
     dp_bias: {"norm": 2.0, "steps": 5, "coefficients": "quintic", "spacing": 0.02, "nodes": 8,
               "samples": 4000},
     dp_muon_steps: {"bound": 0.1, "lot": 64, "noise": 2.3395, "momentum": 0.95, "times": [1, 410],
@@ -170,7 +170,7 @@ def test_constants_do_not_depend_on_the_rank() -> None:
 def test_gradients_average_to_the_slope() -> None:
     goal = rank_dependence.targets(3, 8, 2)
     at = torch.full_like(goal, 0.1)
-    oracle = partial(rank_dependence._oracle, goal, 64, 0.1)
+    oracle = partial(rank_dependence._oracle, goal, 2, 64, 0.1)
     found = torch.stack([oracle(step, {"X": at})[1]["X"] for step in range(300)])
     error = found.std(0) / math.sqrt(300)
     away = (found.mean(0) - rank_dependence.slope(at, goal)).abs()
@@ -179,18 +179,38 @@ def test_gradients_average_to_the_slope() -> None:
 
 
 def test_sgd_with_momentum_is_the_naive_loop() -> None:
-    asked = settings(rank_dependence, steps=[2, 6])
+    """With each factor of the step size, on the same mini-batches."""
+    asked = settings(rank_dependence, steps=[2, 6], factors=[1.0, 0.5])
     rows = rank_dependence.measure(asked, "sgd-m", 3)["rows"]
     goal = rank_dependence.targets(3, 8, 2)
-    x, m, sizes = torch.zeros_like(goal), torch.zeros_like(goal), []
-    for step in range(6):
-        sizes.append(torch.linalg.svdvals((x - goal) / 3).sum(-1))
-        gradient = rank_dependence._oracle(goal, 16, 0.1, step, {"X": x})[1]["X"]
-        m = 0.9 * m + 0.1 * gradient
-        x = x - m
-    mean = torch.stack(sizes).mean(0)
-    assert [row["steps"] for row in rows] == [2, 2, 6, 6]
-    assert [row["mean_nuclear"] for row in rows[2:]] == pytest.approx(mean.tolist(), rel=1e-9)
+    means = []
+    for factor in (1.0, 0.5):
+        x, m, sizes = torch.zeros_like(goal), torch.zeros_like(goal), []
+        for step in range(6):
+            sizes.append(torch.linalg.svdvals((x - goal) / 3).sum(-1))
+            gradient = rank_dependence._oracle(goal, 2, 16, 0.1, step, {"X": x})[1]["X"]
+            m = 0.9 * m + 0.1 * gradient
+            x = x - factor * m
+        means += torch.stack(sizes).mean(0).tolist()
+    assert [row["steps"] for row in rows] == [2] * 4 + [6] * 4
+    assert [row["factor"] for row in rows] == [1.0, 1.0, 0.5, 0.5] * 2
+    assert [row["mean_nuclear"] for row in rows[4:]] == pytest.approx(means, rel=1e-9)
+    assert means[0] != pytest.approx(means[2], rel=1e-4)
+
+
+def test_sgd_is_flat_in_the_rank_at_its_best_step_size_for_each_rank() -> None:
+    """With one step size for all ranks, its norm grows: 1 / L is too small at large ranks."""
+    asked = settings(rank_dependence, inputs=32, batch=128, steps=[64], factors=[0.5, 1, 2, 4, 8])
+    means: dict[tuple[int, float], list[float]] = {}
+    for rank in (4, 32):
+        for row in rank_dependence.measure(asked, "sgd-m", rank)["rows"]:
+            means.setdefault((rank, row["factor"]), []).append(row["mean_nuclear"])
+    best = {
+        rank: min((float(np.mean(each)), at[1]) for at, each in means.items() if at[0] == rank)
+        for rank in (4, 32)
+    }
+    assert best[32][1] >= 4 * best[4][1] and best[32][0] < 1.2 * best[4][0]
+    assert np.mean(means[32, 1.0]) > 1.5 * np.mean(means[4, 1.0])
 
 
 def test_the_exact_map_is_flat_where_one_step_is_not() -> None:

@@ -259,30 +259,45 @@ def test_differences_seed_by_seed_have_students_interval() -> None:
 # claims on made-up rows
 
 
-def tails(bend: float = 0.0, sgd: float = 1.0) -> Columns:
-    """Every method at the theorem's rate, times K^bend; SGD is worse at 1.2 by the factor sgd."""
-    schedules = [(method, name) for method in heavy_tail.METHODS for name in (THEOREM, FREE)]
-    schedules = [one for one in schedules if one[0] != "sgd"] + [("sgd", "classical")]
+def tails(bend: float = 0.0, sgd: float = 1.0, best: float = 1.0) -> Columns:
+    """Every method at the theorem's rate, times K^bend; SGD is worse at 1.2 by the factor sgd.
 
-    def value(alpha: float, pair: tuple[str, str], steps: int, seed: int) -> dict[str, Any]:
-        method, schedule = pair
+    The step sizes of SGD and exact Muon are best at the factor `best`.
+    """
+    groups = [(method, name, 1.0) for method in heavy_tail.METHODS for name in (THEOREM, FREE)]
+    groups = [one for one in groups if one[0] != "sgd"]
+    groups += [("sgd", "classical", c) for c in (0.5, 1.0, 2.0)]
+    groups += [(heavy_tail.TUNED, FREE, c) for c in (0.5, 2.0)]
+
+    def value(alpha: float, group: tuple[str, str, float], steps: int, seed: int) -> dict[str, Any]:
+        method, schedule, factor = group
         scale = 0.9 * sgd ** ((2 - alpha) / 0.8) if method == "sgd" else 1.0
-        rate = promised(alpha, THEOREM if method == "sgd" else schedule)
+        rate = promised(alpha, FREE if method == "sgd" else schedule)
         size = scale * steps ** (rate + bend) * (1 + 0.001 * seed)
-        return {"method": method, "schedule": schedule, "factor": 1.0, "mean_gradient": size}
+        size *= 1 + 0.1 * abs(math.log2(factor / best)) * (method in ("sgd", heavy_tail.TUNED))
+        return {"method": method, "schedule": schedule, "factor": factor, "mean_gradient": size}
 
-    found = rows_of(value, pair=schedules, alpha=(1.2, 1.6, 2.0), steps=(64, 256, 1024),
+    found = rows_of(value, group=groups, alpha=(1.2, 1.6, 2.0), steps=(64, 256, 1024),
                     seed=(0, 1, 2, 3))  # fmt: skip
-    return {name: column for name, column in found.items() if name != "pair"}
+    return {name: column for name, column in found.items() if name != "group"}
 
 
-def ranks(**slopes: float) -> Columns:
-    return rows_of(
-        lambda method, rank, seed, **_: {
-            "mean_nuclear": rank ** slopes.get(method.replace("-", "_"), 0.0) * (1 + 0.001 * seed)
-        },
-        method=rank_dependence.NAMES, rank=(2, 4, 8), steps=(16, 64), seed=(0, 1, 2, 3),
-    )  # fmt: skip
+def ranks(usual: float = 0.5, ends: dict[str, float] | None = None, **slopes: float) -> Columns:
+    """Norms with the given slopes at the factor 2, which is the best, or at an end of the grid.
+
+    At the factor 1, the slope of SGD-M is `usual`.
+    """
+    worse = {0.5: 30.0, 1.0: 20.0, 2.0: 1.0, 4.0: 2.0}
+
+    def value(method: str, rank: int, factor: float, seed: int, **_: Any) -> dict[str, float]:
+        slope = slopes.get(method.replace("-", "_"), 0.0)
+        if method == "sgd-m" and factor == 1:
+            slope = usual
+        best = (ends or {}).get(method) == factor
+        return {"mean_nuclear": rank**slope * (1 + 0.001 * seed) * (worse[factor], 0.5)[best]}
+
+    return rows_of(value, method=rank_dependence.METHODS, rank=(2, 4, 8), steps=(16, 64),
+                   factor=tuple(worse), seed=(0, 1, 2, 3))  # fmt: skip
 
 
 def biases(plain: float = 2, corrected: float = 4, factor: float = 1.0, **changes: Any) -> Columns:
@@ -333,10 +348,14 @@ YES, NO = True, False
     (heavy_tail, tails(sgd=3.0), [YES] * 8),
     (heavy_tail, tails(bend=0.1, sgd=3.0), [NO] * 6 + [YES] * 2),
     (heavy_tail, tails(sgd=1 / 3.0), [..., ..., ..., ..., ..., ..., NO, NO]),
-    (rank_dependence, ranks(sgd_m=0.5), [YES] * 6),
-    (rank_dependence, ranks(sgd_m=0.5, muon_ns_1=0.4), [YES, YES, NO, YES, YES, YES]),
-    (rank_dependence, ranks(sgd_m=0.0), [NO, ..., ..., ..., ..., ...]),
-    (rank_dependence, ranks(sgd_m=0.5, muon_svd=0.6), [..., ..., ..., ..., ..., NO]),
+    (heavy_tail, tails(sgd=3.0, best=0.5), [YES] * 6 + [None] * 2),  # at the end of the grid
+    (rank_dependence, ranks(sgd_m=0.5), [YES] * 7),
+    (rank_dependence, ranks(sgd_m=0.5, muon_ns_1=0.4), [YES, YES, YES, NO, YES, YES, YES]),
+    (rank_dependence, ranks(usual=0.0, sgd_m=0.5), [NO, YES, ..., ..., ..., ..., ...]),
+    (rank_dependence, ranks(sgd_m=-0.1), [YES, NO, ..., ..., ..., ..., NO]),
+    (rank_dependence, ranks(sgd_m=0.5, muon_svd=0.6), [..., ..., ..., ..., ..., ..., NO]),
+    (rank_dependence, ranks(sgd_m=0.5, ends={"sgd-m": 4.0}),
+     [YES, None, YES, YES, YES, YES, None]),
     (dp_bias, biases(), [YES] * 7),
     (dp_bias, biases(corrected=2.5), [..., NO, ..., ..., ..., ..., ...]),
     (dp_bias, biases(plain=1.8), [NO, ..., ..., ..., ..., ..., ...]),
@@ -363,7 +382,7 @@ def test_details_of_heavy_tails() -> None:
 
 
 def test_noisy_seeds_leave_claims_inconclusive_and_one_seed_tests_none() -> None:
-    studies = ((heavy_tail, tails(sgd=1.1), "mean_gradient"), (rank_dependence, ranks(sgd_m=0.5),
+    studies = ((heavy_tail, tails(sgd=1.1), "mean_gradient"), (rank_dependence, ranks(sgd_m=0.1),
                "mean_nuclear"), (disk_regression, filters(0.95), "loss"))  # fmt: skip
     for study, rows, name in studies:
         noise = np.exp(0.6 * np.random.default_rng(0).standard_normal(len(rows[name])))
