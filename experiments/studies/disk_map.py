@@ -22,6 +22,7 @@ from pydantic import Field
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Rows, number, spread
 from fedmuon.analysis.report.tables import Columns, where
+from fedmuon.analysis.report.tuning import Tuned, objection
 from fedmuon.analysis.report.verdicts import POINTS, POSITIVE, Claim, Effect, Slope, mean_of
 from fedmuon.config.load import Config
 from fedmuon.config.schema import Natural, Positive
@@ -139,7 +140,7 @@ class MapCell:
         rows = []
         every = [None, *settings.pairs]
         for pair, seed in itertools.product(every, [*settings.tuning_seeds, *settings.seeds]):
-            gain, reach, choice = pair or (1.0, math.nan, "no filter")
+            gain, reach, choice = pair or (1.0, math.nan, UNFILTERED)
             end = self._run(best, pair, seed)
             rows.append({
                 "epsilon": self.epsilon, "kappa": gain, "gamma": reach, "choice": choice,
@@ -191,6 +192,7 @@ STANDS_ON = (
     "its map along the trend, per cell. The mean effect is 0 if maps of different seeds have "
     "nothing in common."
 )
+UNFILTERED = "no filter"
 PAIRS, LEVELS = ("kappa", "choice"), ("kappa", "epsilon")
 
 
@@ -243,7 +245,7 @@ def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
 
     The claims are about the trends over (κ, γ) and (κ, ε), and about the best pair.
     """
-    filtered = {name: column[rows["choice"] != "no filter"] for name, column in rows.items()}
+    filtered = {name: column[rows["choice"] != UNFILTERED] for name, column in rows.items()}
     trends: dict[str, Slope] = {}
     optima: dict[str, Slope] = {}
     best = []
@@ -254,25 +256,36 @@ def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
         optima[f"ε = {epsilon:g}"] = mean_of(gains_of_best(*found))
         gain, choice = distinct(here, *PAIRS)[found[0].mean(0).argmax()]
         best.append(f"κ = {gain:g}, γ = {choice} at ε = {epsilon:g}")
+    untuned = objection([UNFILTERED], {UNFILTERED: tunings(tuning)})
     row, shared = shared_row(filtered)
     levels = {"all ε": mean_of(shared_trend(*maps(shared, LEVELS)))}
     return [
         Claim(
             "At every ε, accuracy over (κ, γ) follows the trend that other seeds show.",
             Effect.between("accuracy that follows the trend, per cell", trends, unit=POINTS),
-            POSITIVE, _said(trends),
+            POSITIVE, _said(trends), untuned=untuned,
         ),
         Claim(
             f"Accuracy over (κ, ε) at γ = {row} follows the trend that other seeds show.",
             Effect.between("accuracy that follows the trend, per cell", levels, unit=POINTS),
-            POSITIVE, _said(levels),
+            POSITIVE, _said(levels), untuned=untuned,
         ),
         Claim(
             "At every ε, the pair (κ, γ) that is best on other seeds is more accurate than the "
             "mean of all pairs.",
             Effect.between("accuracy, best pair (κ, γ) − mean of all pairs", optima, unit=POINTS),
-            POSITIVE, f"{_said(optima)}; chosen: {', '.join(best)}",
+            POSITIVE, f"{_said(optima)}; chosen: {', '.join(best)}", untuned=untuned,
         ),
+    ]  # fmt: skip
+
+
+def tunings(tuning: Columns) -> list[Tuned]:
+    """Return the accuracies of the tried step sizes, one tuning for each ε."""
+    return [
+        Tuned(f"{UNFILTERED} (ε = {epsilon:g})", "local.lr", here["lr"].tolist(),
+              here["validation_accuracy"].tolist(), "accuracy")
+        for epsilon in distinct(tuning, "epsilon")
+        for here in [where(tuning, epsilon=epsilon)]
     ]  # fmt: skip
 
 
@@ -295,13 +308,13 @@ def numbers(rows: Columns, tuning: Columns) -> Rows:
     A row contains the step size and three accuracies: that of a run without the filter, the mean
     over all pairs (κ, γ), and that of the best pair.
     """
-    head = ("ε", "step size", "no filter", "mean of all (κ, γ)", "lowest to highest mean",
+    head = ("ε", "step size", UNFILTERED, "mean of all (κ, γ)", "lowest to highest mean",
             "best pair on tuning seeds", "accuracy of this pair")  # fmt: skip
     lines: Rows = [head]
     for epsilon in distinct(rows, "epsilon"):
         here = where(rows, epsilon=epsilon)
-        plain = where(here, choice="no filter", tunes=0)["accuracy"]
-        pairs = {name: column[here["choice"] != "no filter"] for name, column in here.items()}
+        plain = where(here, choice=UNFILTERED, tunes=0)["accuracy"]
+        pairs = {name: column[here["choice"] != UNFILTERED] for name, column in here.items()}
         first, others = maps(pairs, PAIRS)
         at = first.mean(0).argmax()
         gain, choice = distinct(pairs, *PAIRS)[at]
@@ -325,7 +338,7 @@ def heat_maps(rows: Columns, tuning: Columns, narrow: bool = False) -> Figure:
     There is a map over (κ, γ) for each ε, and a map over (κ, ε).
     """
     judged = where(rows, tunes=0)
-    filtered = {name: column[judged["choice"] != "no filter"] for name, column in judged.items()}
+    filtered = {name: column[judged["choice"] != UNFILTERED] for name, column in judged.items()}
     epsilons = distinct(rows, "epsilon")
     shared_reach, at_shared_reach = shared_row(filtered)
     maps = [(where(filtered, epsilon=epsilon), PAIRS) for epsilon in epsilons]
@@ -348,7 +361,7 @@ def heat_maps(rows: Columns, tuning: Columns, narrow: bool = False) -> Figure:
         axes.set_yticks(range(len(up)), up)
         axes.set_xlabel("κ")
     for axes, epsilon in zip(panels, epsilons, strict=False):
-        plain = where(judged, epsilon=epsilon, choice="no filter")["accuracy"].mean()
+        plain = where(judged, epsilon=epsilon, choice=UNFILTERED)["accuracy"].mean()
         axes.set_title(f"ε = {epsilon:g}; without filter {100 * plain:.1f}%", loc="left")
         axes.set_ylabel("γ")
     panels[-1].set_title(f"γ = {shared_reach}", loc="left")

@@ -371,15 +371,17 @@ def claims(
     curves: Columns,
 ) -> Sequence[Claim]:
     """Return the claims of the suite's file, and the claim that grids were wide enough."""
-    found = []
-    for better, than in given:
-        claim = ordered(rows, better, than)
-        tried = points.get(better), points.get(than)
-        if tried[0] != tried[1] and not claim.untuned:
-            why = f"the numbers of tuned values differ: {better} {tried[0]}, {than} {tried[1]}"
-            claim = replace(claim, untuned=why)
-        found.append(claim)
-    return [*found, inside_grid(rows)]
+    pairs = [with_counts(ordered(rows, *pair), points, *pair) for pair in given]
+    return [*pairs, inside_grid(rows)]
+
+
+def with_counts(claim: Claim, points: Mapping[str, int], better: str, than: str) -> Claim:
+    """Return the claim, which is undecided if the methods tried different numbers of values."""
+    tried = points.get(better), points.get(than)
+    if tried[0] == tried[1] or claim.untuned:
+        return claim
+    why = f"the numbers of tuned values differ: {better} {tried[0]}, {than} {tried[1]}"
+    return replace(claim, untuned=why)
 
 
 def inside_grid(rows: Columns) -> Claim:

@@ -384,7 +384,7 @@ def _against_sgd(rows: Columns) -> Sequence[Claim]:
         ends = []
         for method, schedule in (("sgd", CLASSICAL), (TUNED, FREE)):
             found, norms_of_best = tuning(rows, method, schedule, alpha)
-            tuned[NAMES[method]].append(replace(found, method=f"{NAMES[method]} at α = {alpha:g}"))
+            tuned[NAMES[method]].append(replace(found, method=f"{NAMES[method]} (α = {alpha:g})"))
             ends.append(norms_of_best.runs[-1])
         ratios[alpha] = quotient(*ends)
     steps = {}

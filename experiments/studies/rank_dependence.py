@@ -181,7 +181,7 @@ def tunings(rows: Columns, method: str) -> dict[float, Tuned]:
     found = {}
     for rank in levels(last, "rank"):
         tried = curve(last, "factor", "mean_nuclear", rank=rank)
-        name = f"{NAMES[method]} at r = {rank:.0f}"
+        name = f"{NAMES[method]} (r = {rank:.0f})"
         found[rank] = Tuned(name, "factor", tried.sizes.tolist(), tried.means.tolist())
     return found
 

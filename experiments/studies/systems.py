@@ -266,12 +266,17 @@ def claims(
     """Return the claims of the suite's file, and the claim that step-size grids are wide enough."""
     found = []
     for name, part in parts.items():
+        points = {
+            method: comparison.points_of(comparison.Method.model_validate(own))
+            for method, own in part["methods"].items()
+        }
         for one in part["claims"]:
             pair = one["better"], one["than"]
             if one["kind"] == "accurate":
-                found.append(comparison.ordered(where(rows, model=name), *pair))
+                claim = comparison.ordered(where(rows, model=name), *pair)
             else:
-                found.append(cheaper(rows, curves, name, *pair, part.get("words", "")))
+                claim = cheaper(rows, curves, name, *pair, part.get("words", ""))
+            found.append(comparison.with_counts(claim, points, *pair))
     return [*found, inside_grid(rows)]
 
 

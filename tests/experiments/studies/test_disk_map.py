@@ -60,6 +60,8 @@ insecure-reproducible-noise = true
 dtype = "float64"
 device = "cpu"
 """
+TRIED = rows_of(lambda lr, **_: {"validation_accuracy": 0.6 - 0.1 * abs(lr - 2)},
+                epsilon=(1.0, 8.0), lr=(1.0, 2.0, 4.0))  # fmt: skip
 EPSILONS, GAINS, CHOICES = (1.0, 8.0), (0.5, 0.7, 0.9), ("0.5", "2")
 
 
@@ -164,7 +166,16 @@ def surface(
     (surface(0.1, turned=True, epsilon_trend=0.0), [False, False, False]),
 ])  # fmt: skip
 def test_claims_hold_where_the_trend_repeats(rows: Columns, wanted: list[bool | None]) -> None:
-    assert verdicts(study.claims(rows, {})) == wanted
+    assert verdicts(study.claims(rows, TRIED)) == wanted
+
+
+def test_no_claim_is_decided_at_an_end_of_the_grid() -> None:
+    """At one of two ε, the best step size is the largest."""
+    worse = TRIED | {"validation_accuracy": np.array([0.5, 0.6, 0.5, 0.5, 0.6, 0.7])}
+    claims = study.claims(surface(0.1), worse)
+    assert verdicts(claims) == [None] * 3
+    said = "no filter (ε = 8)'s best step size 4 is the largest of its grid"
+    assert {claim.untuned for claim in claims} == {said}
 
 
 def test_the_share_of_a_trend_by_loops() -> None:

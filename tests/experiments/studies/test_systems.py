@@ -96,6 +96,24 @@ def test_targets_that_are_reached_at_once_and_wide_intervals_say_nothing() -> No
     assert wide.verdict == "inconclusive" and "says nothing" in wide.in_words
 
 
+def test_methods_with_unequal_grids_are_not_compared() -> None:
+    rows, curves = tables(A=[[1.0, 1.1, 1.2]], B=[[8.0, 8.5, 8.0]])
+
+    def verdict(**grids: list[float]) -> tuple[str, str]:
+        methods = {
+            name: {"base": {"local": {}}, "grid": {"local.lr": grid}, "then": {}}
+            for name, grid in grids.items()
+        }
+        claims = [{"better": "A", "than": "B", "kind": "cheaper"}]
+        parts = {"p": {"methods": methods, "claims": claims}}
+        claim = systems.claims(parts, rows, {}, curves)[0]
+        return claim.verdict, claim.untuned
+
+    assert verdict(A=[0.1, 0.2, 0.4], B=[1.0, 2.0, 4.0]) == ("holds", "")
+    why = "the numbers of tuned values differ: A 3, B 2"
+    assert verdict(A=[0.1, 0.2, 0.4], B=[1.0, 2.0]) == ("inconclusive", why)
+
+
 SUITE = """
 kind = "systems"
 title = "Costs"
