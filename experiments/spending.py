@@ -18,7 +18,6 @@ from fedmuon.experiments.tables import adjacency_of, columns, released_by
 from fedmuon.federated.accountant import client_name, delta_of, epsilons, protected
 from fedmuon.privacy.accounting.composition import loose
 from fedmuon.privacy.accounting.truncated import TOO_OFTEN
-from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanisms.client_level import EACH, EVERYONE
 from fedmuon.privacy.noise import CAVEATS, STOPPED
 from fedmuon.runs.data_notes import read_client_names
@@ -60,7 +59,12 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
     if (folder / "config.toml").exists():
         directory.require_sound()
     # The run may still be running, so read the ledger last: it is written before the other files.
-    done, head, ledger = directory.rounds_begun(), directory.ledger_head(), Ledger.read(file)
+    done, head, ledger = directory.rounds_begun(), directory.ledger_head(), directory.ledger()
+    if not ledger.about:
+        raise InputError(
+            f"{file} is empty, because the run was interrupted before its first release. Nothing "
+            "has been released yet."
+        )
     ledger.require(done, head)
     summary, doubt = directory.summary(), CAVEATS[ledger.about["noise"]]
     held: tuple[Config, np.ndarray] | None = None  # the config, and the sizes of the clients

@@ -532,7 +532,8 @@ class RunAccountant:
         fingerprint = hashlib.sha256(content).hexdigest()
         done = max(state.round, begun)
         known = released.secrecy, done, head, released.adjacency, rate_from
-        ledger = Ledger.open(path, fingerprint, *known, about)
+        opened = (path.parent / "rounds.jsonl").exists()  # written after the ledger was opened
+        ledger = Ledger.open(path, fingerprint, *known, about, opened)
         if ledger.lost:
             raise InputError(f"{path} {ledger.lost}: {AFRESH}")
         return cls(unit, ledger, unit.blocks(state.params))

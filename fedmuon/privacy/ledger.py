@@ -9,19 +9,23 @@ ledger's last hash at that time, and a ledger without this hash is rejected.
 
 A second file, `ledger.heads`, contains the hashes alone. It gets the hash of a line after the line
 is on the disk and before the lots are drawn. So a kill leaves at most one line whose hash is not in
-this file. A ledger that lacks a line of a hash in this file has lost a release, and is rejected.
+this file. A ledger that lacks a line of a hash in this file has lost a release, and is rejected. A
+run writes its file `rounds.jsonl` only after the first line and its hash are on the disk. So if
+`rounds.jsonl` exists, a ledger without them is rejected, too. If both files lose the same last
+lines, and no saved model and no record of a round is later, the loss cannot be noticed.
 """
 
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedmuon.core.errors import InputError
-from fedmuon.core.files import AFRESH, append, mendable, read_bytes, whole_lines
+from fedmuon.core.files import AFRESH, append, mendable, read_bytes
 from fedmuon.core.locks import require_place
 from fedmuon.privacy.accounting.composition import event
 from fedmuon.privacy.accounting.dominating_pairs import Event
@@ -29,6 +33,7 @@ from fedmuon.privacy.accounting.truncated import cut_probability
 from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling
 
 SECOND_FILE = "heads"  # key of the first line, and ending of the file with the hashes
+HASH = re.compile(r"[0-9a-f]{32}")
 FORMAT = 3  # format 2 named add-remove for every rate, and did not contain the source of rates
 
 
@@ -70,6 +75,7 @@ class Ledger:
         adjacency: str = "zero-out",
         rate_from: str = "samples",
         about: Mapping[str, Any] | None = None,
+        opened: bool = False,
     ) -> "Ledger":
         """Open the ledger of a run, or create it.
 
@@ -87,10 +93,12 @@ class Ledger:
             rate_from: The source of the rates: the clients' own `samples`, or `public`.
             about: Further settings that apply to all lines, for client-level privacy or lots in a
                 fixed order. The rate of a lot in a fixed order is 1 / (lots per epoch).
+            opened: Whether another file shows that the ledger was opened before.
 
         Raises:
             InputError: If the file belongs to another run, has damage other than an incomplete
-                last line, or lacks a line of its second file. No file is then changed.
+                last line, lacks a line of its second file, or was opened before and is missing. No
+                file is then changed.
         """
         first = {
             "ledger": FORMAT,
@@ -107,7 +115,7 @@ class Ledger:
         whole = _whole(content)
         ledger = cls(path)._replayed(whole, first)
         ledger.require(done, head)
-        ledger._require_complete(written_heads)
+        ledger._require_complete(written_heads, opened)
         if len(whole) > len(content):
             append(path, ["\n"], durable=True)
         elif len(whole) < len(content):
@@ -117,21 +125,21 @@ class Ledger:
             ledger._append({**first, SECOND_FILE: True})
             ledger.about = first
         else:
-            heads = path.with_suffix(f".{SECOND_FILE}")
-            if heads.exists():  # a kill may have left a part of the last hash
-                with mendable(heads, "write"):
-                    os.truncate(heads, sum(len(head) + 1 for head in written_heads))
+            _mend_heads(path, written_heads)
             ledger._append_heads(ledger.heads[len(written_heads) :])
         return ledger
 
     @classmethod
-    def read(cls, path: Path) -> "Ledger":
-        """Read the ledger of any run, which may still be running. No file is changed."""
+    def read(cls, path: Path, opened: bool = False) -> "Ledger":
+        """Read the ledger of any run, which may still be running. No file is changed.
+
+        `opened` says whether another file shows that the ledger was opened before.
+        """
         written_heads = _heads_of(path)  # before the ledger, which gets each line first
         with mendable(path, "read"):
             content = read_bytes(path)
         ledger = cls(path)._replayed(_whole(content))
-        ledger._require_complete(written_heads)
+        ledger._require_complete(written_heads, opened)
         return ledger
 
     def _replayed(self, whole: bytes, first: dict[str, Any] | None = None) -> "Ledger":
@@ -231,15 +239,23 @@ class Ledger:
         if lines := [f"{head}\n" for head in heads]:
             append(self.path.with_suffix(f".{SECOND_FILE}"), lines, durable=True)
 
-    def _require_complete(self, written_heads: list[str]) -> None:
-        """Raise an error if a hash in the second file has no line in the ledger."""
+    def _require_complete(self, written_heads: list[str], opened: bool) -> None:
+        """Raise an error if the two files show that a line of the ledger is missing."""
         file = self.path.with_suffix(f".{SECOND_FILE}")
+        if opened and not self.heads:
+            raise InputError(
+                f"The privacy ledger {self.path} is missing or empty, although the run has begun, "
+                f"so the spent epsilon is unknown: {AFRESH}"
+            )
         if self.heads[: len(written_heads)] != written_heads:
             raise InputError(
                 f"The privacy ledger {self.path} lacks a line that {file} names, so the spent "
                 f"epsilon is unknown: {AFRESH}"
             )
-        if self.has_second_file and self.entries and len(written_heads) < len(self.heads) - 1:
+        # A kill can only leave the last line without its hash. The first line had its hash before
+        # the run could begin.
+        certain = len(self.heads) - 1 if self.entries else int(opened)
+        if self.has_second_file and len(written_heads) < certain:
             raise InputError(
                 f"{file} names {len(written_heads)} of the {len(self.heads)} lines of the privacy "
                 f"ledger, so lines may be missing there too and the spent epsilon is unknown: "
@@ -313,9 +329,27 @@ class Ledger:
 
 
 def _heads_of(path: Path) -> list[str]:
-    """Return the hashes in the second file of a ledger. A line that a kill cut off is left out."""
-    file = path.with_suffix(f".{SECOND_FILE}")
-    return [line.rstrip("\n") for line in whole_lines(file)]
+    """Return the hashes in the second file of a ledger. A hash that a kill cut off is left out."""
+    if not (file := path.with_suffix(f".{SECOND_FILE}")).exists():
+        return []
+    with mendable(file, "read"):
+        *lines, last = read_bytes(file).decode("utf-8", errors="replace").split("\n")
+    return [*lines, last] if HASH.fullmatch(last) else lines
+
+
+def _mend_heads(path: Path, heads: list[str]) -> None:
+    """Remove a part of a hash that a kill left at the end of the second file.
+
+    If only the last newline is missing, add it.
+    """
+    file, size = path.with_suffix(f".{SECOND_FILE}"), sum(len(head) + 1 for head in heads)
+    if not file.exists():
+        return
+    if file.stat().st_size < size:
+        append(file, ["\n"], durable=True)
+    else:
+        with mendable(file, "write"):
+            os.truncate(file, size)
 
 
 def _whole(content: bytes) -> bytes:

@@ -24,8 +24,10 @@ from fedmuon.core.errors import InputError, NonFinite, instead
 from fedmuon.core.files import AFRESH, Record, digest, mendable, sums_of, write_bytes
 from fedmuon.core.locks import DRIVER, LOCK, require_place
 
-if TYPE_CHECKING:  # numpy is imported only to write or read a checkpoint
+if TYPE_CHECKING:  # numpy is imported only to write or read a checkpoint, or for a ledger
     import numpy as np
+
+    from fedmuon.privacy.ledger import Ledger
 
 __all__ = ["Record", "RunDirectory"]
 
@@ -158,9 +160,13 @@ class RunDirectory:
                 "contains a finished private run without its summary.json. The privacy budget of "
                 "this run is already spent"
             )
+        return self.ledger().lost
+
+    def ledger(self) -> "Ledger":
+        """Return the ledger of a private run. Raise an error if it is known to lack a release."""
         from fedmuon.privacy.ledger import Ledger  # imports numpy, so only if needed
 
-        return Ledger.read(ledger).lost
+        return Ledger.read(self.path / LEDGERS[0], (self.path / "rounds.jsonl").exists())
 
     def require_resumable(self) -> None:
         """Raise an error if the run cannot be resumed. No file is changed."""

@@ -67,6 +67,13 @@ def test_a_drawing_takes_the_ink_of_its_page() -> None:
     assert names and used <= set(names) and all(one.startswith("maps-") for one in names)
 
 
+def test_no_page_contains_a_conflict_of_versions() -> None:
+    marks = re.compile(r"^(<<<<<<<|>>>>>>>) ", re.MULTILINE)
+    assert marks.search("a\n<<<<<<< HEAD\n")  # the control
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    assert [page for page in pages if marks.search(page.read_text(encoding="utf-8"))] == []
+
+
 def test_every_mark_is_made() -> None:
     pages = [page.read_text(encoding="utf-8") for page in sorted(DOCS.rglob("*.md"))]
     found = re.findall(r"^<!-- made: (.+) -->$", "\n".join(pages), re.MULTILINE)

@@ -63,6 +63,9 @@ def test_the_page_is_made_of_the_descriptions() -> None:
     assert other != text and config_page.written(other) == text
     sections = re.findall(r"^## `\[([a-z]+)\]`", text, re.MULTILINE)
     assert sections == [*Config.model_fields]
+    for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        rows = re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE)
+        assert len(rows) == len(set(rows)), "a key has two rows"
 
 
 def test_every_key_is_described_and_no_other() -> None:

@@ -170,6 +170,42 @@ def test_a_release_that_its_ledger_lost_is_not_forgotten(
     assert summary["privacy"]["epsilon"] > 4.0 and len(lines(tmp_path)) > 4
 
 
+@pytest.mark.parametrize("lost", ["both files", "a line and the second file", "all content"])
+def test_a_first_round_that_its_ledger_lost_is_not_forgotten(tmp_path: Path, lost: str) -> None:
+    """No checkpoint exists yet. The file rounds.jsonl shows that the run has begun."""
+    broken_off(TARGET, tmp_path, at=1)
+    (tmp_path / CHECKPOINTS[0]).unlink()
+    assert not RunDirectory(tmp_path).saved_rounds() and len(lines(tmp_path)) == 1
+    files = [tmp_path / name for name in ("ledger.jsonl", "ledger.heads")]
+    whole = [file.read_bytes() for file in files]
+    for file in files:
+        if lost == "all content":
+            file.write_bytes(b"")
+        else:
+            file.unlink()
+    if lost == "a line and the second file":
+        files[0].write_bytes(whole[0].splitlines(keepends=True)[0])
+    said = "missing or empty|names 0 of the 1 lines"
+    with pytest.raises(InputError, match=said):
+        execute(None, tmp_path, resume=True)
+    if files[0].exists():
+        with pytest.raises(InputError, match=said):
+            spent(tmp_path)
+    for file, content in zip(files, whole, strict=True):
+        file.write_bytes(content)
+    assert execute(None, tmp_path, resume=True)["privacy"]["epsilon"] > 4.0  # the control
+
+
+def test_a_run_that_a_kill_ended_before_its_first_release_has_spent_nothing(tmp_path: Path) -> None:
+    broken_off(TARGET, tmp_path, at=1)
+    for name in ("rounds.jsonl", "ledger.heads", CHECKPOINTS[0]):
+        (tmp_path / name).unlink()
+    (tmp_path / "ledger.jsonl").write_bytes(b"")
+    with pytest.raises(InputError, match="Nothing has been released yet"):
+        spent(tmp_path)
+    assert execute(None, tmp_path, resume=True)["privacy"]["epsilon"] <= 4.0
+
+
 def test_a_noise_that_misses_its_target_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"epsilon = 4\. Set only one of noise and epsilon"):
         execute(private(4, epsilon=4.0, noise=0.5), tmp_path / "loud")

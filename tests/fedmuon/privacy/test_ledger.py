@@ -131,7 +131,7 @@ def test_a_line_cut_off_by_a_kill_is_cut_away(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lines", [0, 1, 2, 3])
-@pytest.mark.parametrize("cut", [0, 1, 20])
+@pytest.mark.parametrize("cut", [0, 1, 20, 32])
 def test_every_state_that_a_kill_leaves_is_continued(tmp_path: Path, lines: int, cut: int) -> None:
     """The hash of the last line is missing, or is not whole; all earlier hashes are there."""
     file, heads = tmp_path / "ledger.jsonl", tmp_path / "ledger.heads"
@@ -169,6 +169,37 @@ def test_a_ledger_that_lost_a_release_is_refused(tmp_path: Path) -> None:
         Ledger.read(file)
     heads.write_bytes(whole_heads)
     assert len(Ledger.open(file, "config").entries) == 3  # the control
+
+
+def test_a_hash_that_lacks_only_its_newline_still_names_its_line(tmp_path: Path) -> None:
+    file, heads = tmp_path / "ledger.jsonl", tmp_path / "ledger.heads"
+    filled(file)
+    whole, whole_heads = file.read_bytes(), heads.read_bytes()
+    heads.write_bytes(whole_heads[:-1])
+    file.write_bytes(whole[:-10])
+    with pytest.raises(InputError, match="lacks a line that"):
+        Ledger.open(file, "config")
+    file.write_bytes(whole)
+    assert len(Ledger.open(file, "config").entries) == 3 and heads.read_bytes() == whole_heads
+
+
+def test_a_ledger_that_was_opened_before_has_its_first_line_and_hash(tmp_path: Path) -> None:
+    file, heads = tmp_path / "ledger.jsonl", tmp_path / "ledger.heads"
+    Ledger.open(file, "config")
+    whole = file.read_bytes()
+    heads.unlink()
+    with pytest.raises(InputError, match="names 0 of the 1 lines"):
+        Ledger.open(file, "config", opened=True)
+    file.write_bytes(b"")
+    for opened in (
+        lambda: Ledger.open(file, "config", opened=True),
+        lambda: Ledger.read(file, True),
+    ):
+        with pytest.raises(InputError, match="missing or empty, although the run has begun"):
+            opened()
+    assert not heads.exists() and not file.read_bytes()
+    file.write_bytes(whole)  # the control: a kill before any other file was written leaves this
+    assert Ledger.open(file, "config").entries == [] and heads.exists()
 
 
 def test_a_ledger_of_version_1_0_continues_and_gets_its_second_file(tmp_path: Path) -> None:
