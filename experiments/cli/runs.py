@@ -433,7 +433,7 @@ def tune(
     name: Annotated[
         str,
         Argument(
-            help="Name of a suite of kind `training` with a table [tuning], or its TOML file.",
+            help="Name of a suite of kind `training` with a table \\[tuning], or its TOML file.",
             autocompletion=completion.suites,
         ),
     ],

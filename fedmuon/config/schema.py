@@ -54,7 +54,8 @@ def _named(key: str, *more: str) -> Callable[[str], str]:
         if value in NAMES[key] or value in more or is_own(value):
             return value
         raise ValueError(
-            f"{instead(value, NAMES[key])} (for your own object, write package.module:object)"
+            f"{instead(value, [*more, *NAMES[key]])} (for your own object, write "
+            "package.module:object)"
         )
 
     return check

@@ -9,6 +9,7 @@ from fedmuon.core.errors import InputError
 
 NORMALIZATIONS = ("unit", "ball")
 PIXELS, TOKENS = "pixels", "tokens"
+MANY_CLASSES = 1_000_000  # labels as high as this, and fewer samples, are no numbers of classes
 CHUNK = 512  # number of rows mapped at once, so that temporary arrays fit into a cache
 
 
@@ -103,6 +104,12 @@ class Source:
                 return (
                     f"has labels from {low} to {high}, but labels must be the numbers from 0 to "
                     f"the number of classes minus 1: renumber the labels from 0 to {last}"
+                )
+            if high >= max(MANY_CLASSES, len(labels)):
+                distinct = len(np.unique(labels))
+                return (
+                    f"has labels up to {high}, which would be {high + 1} classes, but only "
+                    f"{distinct} different labels: renumber the labels from 0 to {distinct - 1}"
                 )
         elif not (finite := np.isfinite(labels).reshape(len(labels), -1).all(1)).all():
             place = int(finite.argmin())

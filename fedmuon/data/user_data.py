@@ -17,6 +17,7 @@ MEND = (
     "pass (inputs, labels), a table with [data] target, or a sequence of pairs (input, label) or "
     "dicts"
 )
+LARGEST_LABEL = np.iinfo(np.int64).max
 LABELS = ("label", "labels", "target", "targets", "y")  # usual names of the label's entry
 KNOWN = ("torch.float16", "torch.float32", "torch.float64")  # the float types that numpy has
 DENSE = "convert it with {} to a dense array, if this array fits into memory"
@@ -390,7 +391,12 @@ def owners_of(data: Any, client: str) -> np.ndarray:
         items = [data[number] for number in range(len(data))]
         if all(client in one for one in items):
             return np.array([one[client] for one in items], object)
-        names = next(one for one in items if client not in one)
+        number = next(at for at, one in enumerate(items) if client not in one)
+        raise InputError(
+            f"[data] client = '{client}' is not an entry of sample {number} of data, which has "
+            f"{listed(items[number])}: add the entry to this sample, or set client to an entry of "
+            "all samples"
+        )
     else:
         raise InputError(
             f"[data] client = '{client}' has no effect, because data is a {type(data).__name__}, "
@@ -520,6 +526,12 @@ def _arrays(
             f"such as '{known[0]}': use the same labels in data and test"
         )
     if labels.dtype.kind in "iub":
+        if labels.dtype.kind == "u" and (most := int(labels.max(initial=0))) > LARGEST_LABEL:
+            where = place(int(labels.reshape(-1).argmax()))
+            raise InputError(
+                f"{what} is {most} in {where}, but labels must be the numbers from 0 to the number "
+                "of classes minus 1: renumber the labels"
+            )
         labels = labels.astype(np.int64)
     elif labels.dtype.kind == "f":
         labels = labels.astype(np.float64)

@@ -3,7 +3,7 @@
 import csv
 import io
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from fedmuon.data.words import (
     Place,
     is_missing,
     is_number,
+    is_plain,
     listed,
     numbered,
     sample_place,
@@ -55,8 +56,8 @@ def npz(
 def comma_separated(folder: str = "", label: str = "label", client: str = "") -> Source:
     """Read a .csv file with a column of labels and columns of inputs, named in the first line.
 
-    `client`, if set, is the name of the column with the owner of each sample. Spaces around names,
-    labels and clients are ignored.
+    `client`, if set, is the name of the column with the owner of each sample. Owners are compared
+    as text, so `01` and `1` are two clients. Spaces around names, labels and clients are ignored.
     """
     path = _file(folder, "csv")
     try:
@@ -88,7 +89,10 @@ def comma_separated(folder: str = "", label: str = "label", client: str = "") ->
             )
     _require_distinct(path, names)
     found = zip(names, zip(*(row for _, row in body), strict=True), strict=True)
-    columns = {name: _numbers(column) for name, column in found}
+    columns = {
+        name: _owners(column) if name == client.strip() else _numbers(column)
+        for name, column in found
+    }
     return _of_table(path, columns, label.strip(), client.strip(), lambda k: f"line {body[k][0]}")
 
 
@@ -130,7 +134,7 @@ def _require_names(path: Path, columns: Columns, kind: str, **options: str) -> N
     """Raise an error if an option names a column that the file does not contain."""
     if len(columns) < 2:
         raise InputError(
-            f"{path} needs a {kind} of labels and at least one {kind} of inputs, but it contains "
+            f"{path} needs labels and at least one {kind} of inputs, but it contains "
             f"{listed(columns) or f'no {kind}s'}."
         )
     for option, name in options.items():
@@ -207,6 +211,12 @@ def _source(
                 f"the clients {client!r} of {path} have {len(owner)} values, but there are "
                 f"{len(labels)} labels: save one client for each sample"
             )
+    if labels.dtype.kind == "f" and labels.ndim == 1 and not (sound := np.isfinite(labels)).all():
+        number = int(sound.argmin())
+        raise InputError(
+            f"the label {label!r} is {labels[number]} in {within(number)}, but labels must be "
+            "finite: correct or remove this sample"
+        )
     source = as_source((inputs, labels), where=str(path), what=f"the label {label!r}", place=within)
     return replace(source, name=path.stem, owner=owner, owner_names=owners)
 
@@ -223,8 +233,21 @@ def _file(folder: str, suffix: str) -> Path:
     return path
 
 
-def _numbers(column: tuple[str, ...]) -> np.ndarray:
+def _owners(column: Sequence[str]) -> np.ndarray:
+    """Return a column of owners as integers if all are written like integers, or else as text.
+
+    Different texts stay different. As floats, two long numbers can become one.
+    """
+    cells = [cell.strip() for cell in column]
+    values = _numbers(cells)
+    plain = values.dtype.kind == "i" and [*map(str, values.tolist())] == cells
+    return values if plain else np.array(cells, object)
+
+
+def _numbers(column: Sequence[str]) -> np.ndarray:
     """Convert a column of text to integers or floats, or keep the text if this is not possible."""
+    if not is_plain("".join(column)):
+        return np.array(column, object)
     values: Any = np.array(column)
     for kind in (np.int64, np.float64):
         try:

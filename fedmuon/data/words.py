@@ -131,7 +131,15 @@ def is_number(word: str) -> bool:
         float(word)
     except ValueError:
         return False
-    return True
+    return is_plain(word)
+
+
+def is_plain(text: str) -> bool:
+    """Return whether Python reads numbers in a text as other programs do.
+
+    Python also reads `1_000` and digits of other alphabets. NumPy ignores a zero byte at an end.
+    """
+    return text.isascii() and "_" not in text and "\0" not in text
 
 
 def listed(names: Iterable[Any], most: int = 10) -> str:

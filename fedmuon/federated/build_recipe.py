@@ -241,7 +241,13 @@ def routes(network: nn.Module, rule: str, qkv: str = "split", muon: str = "") ->
     learned = [one for one in network.named_parameters() if one[1].requires_grad]
     every = [name for name, param in learned if param.ndim >= 2]
     fused = FUSED if qkv == "split" else {}
-    if patterns := [one.strip() for one in muon.split(",") if one.strip()]:
+    if muon:
+        patterns = [one.strip() for one in muon.split(",")]
+        if "" in patterns:
+            raise InputError(
+                f"[local] muon = '{muon}' lacks a pattern before or after a comma: add a pattern, "
+                "or remove the comma"
+            )
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in every):
                 some = ", ".join(every[:6]) + (", ..." if len(every) > 6 else "")

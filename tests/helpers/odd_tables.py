@@ -110,6 +110,22 @@ def _tables() -> Iterator[tuple[str, dict[str, list[Any]], dict[str, Any], Right
     numbers = [10, 20, 30, 40]
     yield ("clients: numbers", _columns(site=[numbers[k] for k in SITES]), client,
            fine(owner=SITES, names=("10", "20", "30", "40")), everywhere)  # fmt: skip
+    for kind, ids in (
+        ("20 digits", [f"8949020000123456789{k}" for k in range(4)]),
+        ("above 2^63", ["8949020000123456788", "8949020000123456789", "9223372036854775808",
+                        "9223372036854775809"]),
+        ("leading zeros", ["01", "1", "2", "3"]), ("written as floats", ["1", "1.0", "1e0", "2"]),
+    ):  # fmt: skip
+        yield (f"clients: {kind}", _columns(site=[ids[k] for k in SITES]), client,
+               fine(owner=SITES, names=tuple(ids)), everywhere)  # fmt: skip
+    for cell in ("1_000", "１２", "1\0"):
+        yield (f"input {cell!r}", _columns(x1=_spoilt(map(str, X[:, 1]), (23, cell))), {},
+               error("x1", repr(cell), "@23"), everywhere)  # fmt: skip
+    for cell in ("nan", "inf"):
+        yield (f"label {cell} among numbers", _columns(_spoilt(map(str, CODES), (23, cell))), {},
+               error("label", cell, "@23"), "csv")  # fmt: skip
+    yield ("label 2^60", _columns(_spoilt(CODES, (23, 2**60))), {},
+           error("labels up to", "renumber"), everywhere)  # fmt: skip
     yield ("clients: empty", _columns(site=_spoilt(PLACES, (9, None))), client,
            error("client", "empty", "@9"), everywhere)  # fmt: skip
     yield ("clients: too many asked", _columns(**sites), {**client, "clients": 10},

@@ -100,6 +100,9 @@ def test_patterns_replace_the_rule() -> None:
         matrix_counts(model, "hidden", "split", "*lora*, *lore*")
     with pytest.raises(InputError, match="matches no matrix"):  # a vector
         matrix_counts(model, "hidden", "split", "4.bias")
+    for pattern in (",", " , ,*", "*lora*,"):
+        with pytest.raises(InputError, match="lacks a pattern before or after a comma"):
+            matrix_counts(model, "hidden", "split", pattern)
 
 
 def test_a_run_prints_its_routes() -> None:
