@@ -62,7 +62,11 @@ class Fitting(Table):
                 yield from bare.__rich_console__(console, options)
                 return
         turned = Table(
-            title=self.title, caption=self.caption, title_justify="left", show_header=False
+            title=self.title,
+            caption=self.caption,
+            title_justify="left",
+            caption_justify="left",
+            show_header=False,
         )
         turned.add_column(no_wrap=True)
         turned.add_column(overflow="fold")
@@ -74,7 +78,13 @@ class Fitting(Table):
 
     def _bare(self) -> Table:
         """Return the rows as a table without a frame, whose headings can be wrapped at spaces."""
-        bare = Table(title=self.title, caption=self.caption, title_justify="left", box=None)
+        bare = Table(
+            title=self.title,
+            caption=self.caption,
+            title_justify="left",
+            caption_justify="left",
+            box=None,
+        )
         for column in self.columns:
             cells = [width(str(one)) for one in column.cells]
             words = [cell_len(word) for word in str(column.header).replace("-", "- ").split()]
@@ -118,7 +128,9 @@ def facts(title: str, rows: Facts, count: int = 6) -> Table:
         count: The number of significant digits of a float. Use six digits for constants and four
             for measurements.
     """
-    shown = Table("", "", title=escape(title), title_justify="left", show_header=False)
+    shown = Table(
+        "", "", title=escape(title), title_justify="left", caption_justify="left", show_header=False
+    )
     for name, value in rows:
         if value is not None and value != "":
             text = written(value, f".{count}g") if isinstance(value, float) else str(value)
@@ -143,7 +155,7 @@ def columns(
     The first `left` columns contain text, whose lines can be wrapped. The others contain numbers,
     whose lines are never wrapped. `dense` is the attribute of `Fitting`.
     """
-    shown = Fitting(title=title, title_justify="left")
+    shown = Fitting(title=title, title_justify="left", caption_justify="left")
     shown.dense = dense
     for place, name in enumerate(head):
         words = place < left

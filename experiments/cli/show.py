@@ -48,6 +48,8 @@ NOTES = {"client_loss": "loss {}", "accuracy": "accuracy {}", "largest": "larges
 HEIGHT, WIDTH, GAP = 7, 38, 2  # of a curve: lines, minimum characters, characters between two
 FIRST = ("train_loss", "test_loss", "accuracy", "client_loss")  # order of the curves
 SIGNED = ("test_gap",)
+TEST_GAP = "The test gap is the test loss minus the train loss."
+CLIENT_LOSS = "The client loss is the mean loss of a round's clients before their last step."
 NO_CURVES = (*SIGNED, "simulated_seconds")
 
 
@@ -253,6 +255,8 @@ def summary_table(summary: Record) -> Group:
         if isinstance(summary[name], float)
     }
     numbers = columns(title, list(values), [list(values.values())], left=0)
+    if "test_gap" in summary:
+        numbers.caption = TEST_GAP
     return Group(numbers, *accounts(summary))
 
 
@@ -378,6 +382,8 @@ def run_parts(run: RunStatus, width: int, x: str = "rounds") -> Iterator[Rendera
     ]
     for line in plots.side_by_side(panels, across, GAP):
         yield Text(line)
+    if len(curves.get("client loss", ())) > 1:
+        yield Text(CLIENT_LOSS)
     if panels and x != "rounds":
         yield Text(f"Horizontal axis of the curves: {AXES[x]}.")
 

@@ -326,6 +326,8 @@ def settings(config: Config) -> dict[str, str]:
                 if config.local.recipe in PRIVATE:
                     continue  # the run draws lots instead
                 value = "full"
+            if key == "federation.aggregate" and value == "mean":
+                value = "mean with equal weights"
             text = f"{value:g}" if isinstance(value, float) else f"{value}"
             words.append(f"{SHORT[key]} = {text}" if key in SHORT else text)
         lines[line] = ", ".join(words)

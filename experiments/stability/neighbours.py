@@ -62,6 +62,14 @@ SECRET_COHORTS = (
     "cohorts = 'poisson' draws secret participants. Set cohorts = 'fixed'."
 )
 GAP = "population gap"  # at the clients' label shares; the test gap uses the held-out samples
+OF_NEIGHBOURS = (
+    "A neighbour is the run with one sample replaced. Its perturbation is the distance between the "
+    "two final models, and its certificate is a limit of this distance."
+)
+MEANINGS = (
+    f"{OF_NEIGHBOURS} The population gap is the loss on new samples, estimated from held-out "
+    "samples with the clients' label shares, minus the train loss."
+)
 MEMORY, MOST = 1 << 30, 256  # maximum bytes and maximum number of neighbours of one stack
 INCONCLUSIVE = Text("inconclusive: the interval of the gap reaches above the bound", style="yellow")
 
@@ -297,7 +305,7 @@ def verdict_table(out: Path, record: Record) -> Table:
         share = (moved[used] / promised[used]).max() if used.any() else 0.0
         rows += [
             ("largest share of its certificate", share),
-            ("perturbations within", _yes(bool((moved <= promised).all()))),
+            ("perturbations within their certificates", _yes(bool((moved <= promised).all()))),
             ("bound", value),
             ("bound over B", record.get("share")),
         ]
@@ -316,14 +324,16 @@ def verdict_table(out: Path, record: Record) -> Table:
         rows += [(GAP, written(record["gap"], "+.4g")), ("its 95% interval", ends)]
         if within is None or within is INCONCLUSIVE:
             rows += [("why so wide", " ".join(record.get("gap_notes", [])))]
-        rows += [] if within is None else [(f"{GAP} within", within)]
+        rows += [] if within is None else [(f"{GAP} within the bound", within)]
     summary = RunDirectory(out).summary() or {}
     rows += [(k.replace("_", " "), summary.get(k)) for k in ("accuracy", "train_loss", "test_loss")]
     if (found := record.get("influence")) is not None:
         rows += [(words, found[name]) for name, words in CALIBRATION.items()]
     constants = certificates.constant_of(record)
     title = f"{len(moved)} neighbours; the bound is {record['status']} (with {constants})"
-    return facts(title + unreleased(summary), rows, 4)
+    table = facts(title + unreleased(summary), rows, 4)
+    table.caption = MEANINGS if record["gap"] is not None else OF_NEIGHBOURS
+    return table
 
 
 def _within(record: Record, value: float) -> Text:

@@ -220,6 +220,11 @@ def weights(sizes: np.ndarray, kind: str) -> np.ndarray:
     )
 
 
+def are_uneven(sizes: np.ndarray) -> bool:
+    """Return whether the numbers of samples differ by more than a factor of 2."""
+    return int(sizes.max()) > 2 * int(sizes.min())
+
+
 def _by_class(labels: np.ndarray) -> list[np.ndarray]:
     """Return one array of sample indices for each class that occurs, ordered by class."""
     order = np.argsort(labels, kind="stable")

@@ -1,7 +1,10 @@
 """Notes on settings that may not do what the user wants: unequal weights, and swamping noise."""
 
 from fedmuon.config.load import Config
+from fedmuon.config.user_objects import user_objects
+from fedmuon.core.choices import average_of
 from fedmuon.data.federated import FederatedData
+from fedmuon.data.partition import are_uneven
 from fedmuon.federated.rounds import Experiment, begin, joint
 from fedmuon.privacy.mechanisms.client_level import leaves
 
@@ -13,19 +16,23 @@ def config_notes(config: Config, data: FederatedData, experiment: Experiment) ->
 
 
 def uneven_sizes(config: Config, data: FederatedData, experiment: Experiment) -> str:
-    """Return a note if a plain mean averages clients whose sizes differ by more than a factor of 2.
+    """Return a note if sizes differ by more than a factor of 2, and a mean ignores them.
 
-    The note is empty for private runs, whose sizes are protected.
+    The note is empty if the plain mean is that of the optimizer's paper, which the run's card says.
+    It is also empty for private runs, whose sizes are protected. It has no numbers, so that runs
+    with other seeds have the same note.
     """
-    small, large = int(data.sizes.min()), int(data.sizes.max())
     if experiment.recipe.private or not experiment.recipe.aggregate.averages:
         return ""
-    if large <= 2 * small or config.federation.aggregate != "mean":
+    if config.federation.aggregate != "mean" or not are_uneven(data.sizes):
         return ""
+    own, name = user_objects(config).recipe is not None, config.local.recipe
+    if not own and average_of(name) == "mean":
+        return ""
+    why = "your optimizer takes" if own else f"this run of {name} takes"
     return (
-        f"The clients have {small} to {large} samples, but the server takes the plain mean, so "
-        "each client of a round has the same weight. To weight clients by their samples, set "
-        "federation.aggregate = 'by-samples'."
+        f"The sizes of the clients differ by more than a factor of 2, but {why} the plain mean. To "
+        "weight clients by their samples, set federation.aggregate = 'by-samples'."
     )
 
 

@@ -201,7 +201,7 @@ def _line(name: str, counts: Counter[str]) -> str:
 
 # Notes that a run may print before its end: on the sizes of its clients, and on other programs.
 NOTE = re.compile(
-    r"fedmuon: (The clients have \d+ to \d+ samples, but the server takes the plain mean, |"
+    r"fedmuon: (The sizes of the clients differ by more than a factor of 2, but |"
     r"(Other programs use about|This process may use only) \d+ of \d+ cores, but torch uses ).*"
 )
 

@@ -22,11 +22,13 @@ from fedmuon.analysis.report.numbers import digits
 from fedmuon.core.errors import Interrupted, NonFinite
 from fedmuon.core.locks import LOCK, held, writer
 from fedmuon.experiments.cli import app
+from fedmuon.experiments.cli.show import CLIENT_LOSS, TEST_GAP
 from fedmuon.experiments.inspect import plots, status
 from fedmuon.experiments.inspect.page import of_run, of_runs
 from fedmuon.experiments.inspect.status import NEIGHBOURS, RunStatus
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import neighbours
+from fedmuon.experiments.stability.neighbours import MEANINGS
 from fedmuon.experiments.tables import columns
 from fedmuon.runs.directory import AUDIT, FAILED
 
@@ -440,6 +442,13 @@ def test_gaps_of_two_kinds_have_two_names(runs: Path, tmp_path: Path) -> None:
     said("stability", str(config), "--trials", "2", "--out", str(tmp_path / "s"))
     text = said("show", str(tmp_path / "s"), width=120)
     assert "┃  test gap " in text and "│ population gap " in text and "│ gap " not in text
+    assert "│ perturbations within their certificates " in text
+    assert "│ population gap within the bound " in text
+    said_once = " ".join(text.split())
+    for meaning in (TEST_GAP, CLIENT_LOSS, MEANINGS):
+        assert said_once.count(meaning) == 1
+    plain = " ".join(said("show", str(runs / "a0"), width=120).split())
+    assert TEST_GAP in plain and MEANINGS not in plain  # negative control: a run without neighbours
 
 
 @pytest.mark.usefixtures("undrawn")

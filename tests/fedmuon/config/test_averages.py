@@ -129,9 +129,36 @@ def test_the_command_says_which_mean(
         main(["run", str(file), "--out", str(tmp_path / name)])
         said[name] = " ".join(capsys.readouterr().err.split())
         main(["show", str(tmp_path / name)])
-        assert f"average = {name}" in " ".join(capsys.readouterr().out.split())
-    assert "the server takes the plain mean" in said["mean"]
-    assert "the server takes the plain mean" not in said["by-samples"]
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f"average = {name}" in shown
+        assert ("with equal weights" in shown) == (name == "mean")
+    assert "this run of fedavg takes the plain mean" in said["mean"]
+    assert "plain mean" not in said["by-samples"]
+
+
+def test_a_default_config_has_no_note_and_a_card_with_the_mean(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plain mean is that of the papers of FedMuon and others, so only the card says it."""
+    monkeypatch.setenv("COLUMNS", "200")
+    rounds = "--set=federation.rounds=1"
+    for place, more in enumerate(([], ["--set=local.recipe=scaffold", "--set=local.lr=0.1"])):
+        main(["run", rounds, *more, "--out", str(tmp_path / str(place))])
+        assert "plain mean" not in capsys.readouterr().err
+    main(["show", str(tmp_path / "0")])
+    assert "average = mean with equal weights │" in capsys.readouterr().out
+
+
+def test_your_own_optimizer_with_the_default_mean_has_a_note(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_once.cache_clear()
+    config = tables(federation={"partition": "quantity"}, data={"alpha": 0.2})
+    del config["local"]["recipe"], config["local"]["lr"]
+    chain = fedmuon.Chain((fedmuon.links.gradient(), fedmuon.links.descend(0.1)))
+    own = fedmuon.Recipe(chain, lambda old, mean, states: (mean, states))
+    fedmuon.run(config, recipe=own, out=tmp_path / "own")
+    assert sum("your optimizer takes the plain mean" in one for one in caplog.messages) == 1
 
 
 def test_runs_with_the_same_note_log_it_once(
@@ -139,9 +166,9 @@ def test_runs_with_the_same_note_log_it_once(
 ) -> None:
     warn_once.cache_clear()
     counts = []
-    for place, seed in enumerate((0, 0, 7)):  # another seed has other sizes, so another note
+    for place, seed in enumerate((0, 0, 7)):  # another seed has other sizes, but the same note
         config = tables(federation={"aggregate": "mean", "partition": "quantity", "seed": seed},
                         data={"alpha": 0.2})  # fmt: skip
         fedmuon.run(config, out=tmp_path / str(place))
-        counts.append(sum("the server takes the plain mean" in one for one in caplog.messages))
-    assert counts == [1, 1, 2]
+        counts.append(sum("takes the plain mean" in one for one in caplog.messages))
+    assert counts == [1, 1, 1]
