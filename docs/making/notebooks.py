@@ -168,13 +168,17 @@ def executed(page: Path) -> list[list[Output]]:
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         (place := Path(folder, "work")).mkdir()
+        # A process that is killed after LIMIT cannot remove its temporary runs. Ray needs short
+        # paths, so its folders stay where they are.
+        environment["RAY_TMPDIR"] = os.environ.get("RAY_TMPDIR", tempfile.gettempdir())
+        environment["TMPDIR"] = folder
         found = Path(folder, "outputs.json")  # a file, because Ray workers may print to stdout
         command = [sys.executable, "-m", "docs.making.notebooks", str(page), str(found)]
         ended = subprocess.run(
             command, cwd=place, env=environment, capture_output=True, text=True, timeout=LIMIT
         )
         if ended.returncode:
-            raise CellError(f"{page.relative_to(ROOT)}: a cell fails\n{ended.stderr}")
+            raise CellError(f"{os.path.relpath(page, ROOT)}: a cell fails\n{ended.stderr}")
         outputs = found.read_text(encoding="utf-8")
     saved.parent.mkdir(parents=True, exist_ok=True)
     saved.write_text(outputs, encoding="utf-8")

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,3 +157,19 @@ def test_a_page_runs_and_its_text_is_true(name: str) -> None:
     names: Names = {}
     notebooks.run(PAGES[name].read_text(encoding="utf-8"), names)
     assert TRUE[name](names)
+
+
+def test_a_page_that_is_killed_leaves_no_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed process cannot remove its runs without `out`, so they are in the page's folder."""
+    monkeypatch.setattr(notebooks, "CACHE", tmp_path / "cache")
+    (shared := tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(shared))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    page = tmp_path / "page.md"
+    lines = "import tempfile", "print(tempfile.mkdtemp())", "import os", "os.kill(os.getpid(), 9)"
+    page.write_text("```{code-cell} python\n" + "\n".join(lines) + "\n```\n", encoding="utf-8")
+    with pytest.raises(CellError):
+        notebooks.executed(page)
+    assert not [*shared.iterdir()]
