@@ -61,6 +61,8 @@ PARTS = {
                        "--sides 512 --exact 256 --rank 62 --budget 2"),
     "privacy": Part("clipped gradients, compared with Opacus", "--pairs 1 --lot 256 --calls 3",
                     "--pairs 1 --lot 64 --calls 3 --models mlp"),
+    "many": Part("ls, compare, report and watch with many run folders", "--runs 2000",
+                 "--runs 50", "benchmarks.many_runs"),
     "deployment": Part("costs of a deployment round", "--rounds 2", "--rounds 1"),
 }  # fmt: skip
 

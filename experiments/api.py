@@ -26,6 +26,7 @@ from fedmuon.core.files import Temporary
 from fedmuon.core.threads import without_autocast
 from fedmuon.experiments import settings, unlearning
 from fedmuon.experiments.cli.show import is_wanted, shown
+from fedmuon.experiments.inspect.listing import comparison
 from fedmuon.experiments.planning import cost
 from fedmuon.experiments.results import (
     Comparison,
@@ -33,7 +34,6 @@ from fedmuon.experiments.results import (
     Result,
     StabilityResult,
     SweepResult,
-    comparison,
 )
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import certificates

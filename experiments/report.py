@@ -5,7 +5,7 @@ A folder can be a suite (suite.json, whose `kind` names the other files), a run 
 folders, at any depth, gets one page for all of them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from fedmuon.analysis.report.write import as_written, write_page
 from fedmuon.core.errors import InputError, plain
 from fedmuon.core.files import mendable, sums_of
 from fedmuon.experiments.inspect.client_figure import clients_picture
+from fedmuon.experiments.inspect.index import statuses
 from fedmuon.experiments.inspect.page import drawn, of_runs
 from fedmuon.experiments.inspect.status import RunStatus, is_run, run_status
 from fedmuon.experiments.stability.neighbours_report import findings as of_neighbours
@@ -59,10 +60,8 @@ def write_report(folder: Path, tell: Callable[[str], None] = lambda line: None) 
     Raises:
         InputError: If the folder itself is damaged or contains no results.
     """
-    found, missing = _gathered(folder)
+    found, missing, readable = _gathered(folder)
     # All readable runs are drawn together if there are several.
-    places = [folder] if _reader(folder) or is_run(folder) else outputs_below(folder)
-    readable = [run for run in map(RunStatus, filter(is_run, places)) if not run.damage]
     runs = [drawn(run) for run in readable] if len(readable) > 1 else []
     page = write_page(folder, found, runs, missing.left_out, missing.unfinished)
     lines = [f"{LEFT_OUT}: {why}" for why in missing.left_out]
@@ -77,17 +76,21 @@ def gather(folder: Path) -> list[Findings]:
     return _gathered(folder)[0]
 
 
-def _gathered(folder: Path) -> tuple[list[Findings], Missing]:
-    """Return the findings as `gather` does, and the reasons why some subfolders are left out."""
+def _gathered(folder: Path) -> tuple[list[Findings], Missing, list[RunStatus]]:
+    """Return the findings as `gather` does.
+
+    Also return the reasons why some subfolders are left out, and the intact runs among the
+    subfolders.
+    """
     if not folder.is_dir():
         raise InputError(
             f"{folder} is not a folder. Pass a folder that `fedmuon suite`, `stability` or `run` "
             "wrote."
         )
     if reader := _reader(folder):
-        return [_read(reader, folder)], Missing()
+        return [_read(reader, folder)], Missing(), []
     if _is_plain(folder):
-        return [of_runs([folder])], Missing()
+        return [of_runs([run_status(folder)])], Missing(), []
     several = {SWEEP: "a sweep", GAP: "a result of `fedmuon gap`"}
     if what := next((what for name, what in several.items() if (folder / name).is_file()), None):
         raise InputError(
@@ -96,7 +99,8 @@ def _gathered(folder: Path) -> tuple[list[Findings], Missing]:
         )
     with mendable(folder, "read"):
         below = [*outputs_below(folder)]
-    found, missing = _each(below)
+    runs = {run.path: run for run in statuses([one for one in below if is_run(one)])}
+    found, missing = _each(below, runs)
     if not found:
         reasons = [*missing.left_out, *missing.unfinished]
         raise InputError(
@@ -108,7 +112,7 @@ def _gathered(folder: Path) -> tuple[list[Findings], Missing]:
                 "--resume."
             )
         )
-    return found, missing
+    return found, missing, [run for run in runs.values() if not run.damage]
 
 
 def outputs_below(folder: Path) -> Iterator[Path]:
@@ -122,7 +126,9 @@ def outputs_below(folder: Path) -> Iterator[Path]:
             yield from outputs_below(entry)
 
 
-def _each(folders: Sequence[Path]) -> tuple[list[Findings], Missing]:
+def _each(
+    folders: Sequence[Path], runs: Mapping[Path, RunStatus]
+) -> tuple[list[Findings], Missing]:
     """Return the findings of each folder, and the reasons why some folders are left out.
 
     All plain runs share one section of the report. If there are several sections, the title of each
@@ -133,11 +139,10 @@ def _each(folders: Sequence[Path]) -> tuple[list[Findings], Missing]:
         try:
             if reader := _reader(folder):
                 found.append(_read(reader, folder))
-            elif _is_plain(folder):
-                _require_sound(folder)
-                plain_runs.append(folder)
-            elif is_run(folder):
-                _require_sound(folder)  # the run is drawn together with the others
+            elif run := runs.get(folder):  # an unfinished run is only drawn with the others
+                if run.damage:
+                    raise InputError(run.damage)
+                plain_runs += [run] if (folder / "summary.json").exists() else []
         except Unfinished as error:
             missing.unfinished.append(str(error))
         except InputError as error:
@@ -150,12 +155,6 @@ def _each(folders: Sequence[Path]) -> tuple[list[Findings], Missing]:
 def _is_plain(folder: Path) -> bool:
     """Return whether the folder contains a finished run without neighbours."""
     return (folder / "summary.json").exists() and is_run(folder) and not _reader(folder)
-
-
-def _require_sound(folder: Path) -> None:
-    """Raise an error if files of a run are damaged or missing."""
-    if why := run_status(folder).damage:
-        raise InputError(why)
 
 
 def _read(reader: Callable[[Path], Findings], folder: Path) -> Findings:

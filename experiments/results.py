@@ -6,12 +6,12 @@ import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Protocol, Self, overload
 
 from fedmuon.analysis.report.latex import latex
 from fedmuon.config.load import Config, flatten, load
@@ -33,7 +33,6 @@ from fedmuon.runs.directory import (
     RunDirectory,
     client_records,
     from_start,
-    traffic_of,
 )
 
 if TYPE_CHECKING:
@@ -617,7 +616,7 @@ class Comparison:
     """
 
     rows: list[Record]
-    curves: dict[str, list[list[Record]]]
+    curves: Mapping[str, list[list[Record]]]
     note: str = ""  # a note on the numbers
     folders: dict[str, list[Path]] = field(default_factory=dict)  # row name -> folders of its runs
     left_out: Sequence[str] = ()  # why some runs are not included
@@ -858,28 +857,47 @@ SPENT = 0.01  # relative error that is allowed when noise is chosen for a target
 DIGEST = "data.options.digest"  # digest of samples that the user passed; never shown
 
 
+class ReadRun(Protocol):
+    """What a comparison reads of a run: the properties of `RunStatus` with these names."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def config(self) -> Config: ...
+    @property
+    def summary(self) -> Record | None: ...
+    @property
+    def totals(self) -> Record: ...
+    @property
+    def from_start(self) -> list[Record]: ...
+
+
 @dataclass(frozen=True)
 class Finished:
     """The data of a finished run that a comparison uses."""
 
-    folder: Path
-    config: Config
+    run: ReadRun
     summary: Record
-    rounds: list[Record]
     objects: dict[str, str]  # kind -> name and digest of the user's own object
     neighbours: bool  # whether the run has neighbours
 
     @classmethod
-    def read(cls, folder: Path) -> "Finished":
-        """Read the run in a folder, or raise an error if one of its files was changed."""
-        directory = RunDirectory(folder)
-        summary = directory.finished()
-        directory.require_unchanged()
-        config, file = load(folder / "config.toml"), folder / "objects.json"
+    def read(cls, run: ReadRun) -> "Finished":
+        """Read a run, or raise an error if it is unfinished or one of its files was changed."""
+        summary = RunDirectory(run.path).finished() if run.summary is None else run.summary
+        _ = run.totals, run.config  # may be damaged
+        file = run.path / "objects.json"
         told = json.loads(read_text(file)) if file.exists() else {}
         objects = {kind: str(one) for kind, one in told.items()}
-        neighbours = (folder / "neighbours.csv").exists()
-        return cls(folder, config, summary, directory.records(), objects, neighbours)
+        return cls(run, summary, objects, (run.path / "neighbours.csv").exists())
+
+    @property
+    def folder(self) -> Path:
+        return self.run.path
+
+    @property
+    def config(self) -> Config:
+        return self.run.config
 
     def keys(self) -> dict[str, Any]:
         """Return the config as `table.key` -> value.
@@ -903,25 +921,22 @@ class Finished:
         return ".options." in name or (reads(self.config, name) and not idle)
 
 
-def comparison(labelled: Mapping[str, Sequence[Path]]) -> Comparison:
-    """Compare the finished runs in these folders, grouped by label.
+def compared(
+    labelled: Sequence[tuple[str, ReadRun]], optional: Mapping[Path, bool] = {}
+) -> Comparison:
+    """Compare finished runs with their labels.
 
-    If a folder is not a run folder, the runs directly inside it are compared, except damaged runs.
-    Runs with different labels are in different groups.
+    A damaged run is an error, or is left out if the mapping `optional` says so for its folder.
     """
-    runs: dict[tuple[str, Path], Finished] = {}
+    runs: list[tuple[str, Finished]] = []
     left: list[str] = []
-    for label, folders in labelled.items():
-        for folder in folders:
-            is_run = (folder / "config.toml").exists()
-            below = [] if is_run else [one.parent for one in sorted(folder.glob("*/summary.json"))]
-            for place in below or [folder]:
-                try:
-                    runs[label, place.resolve()] = Finished.read(place)
-                except InputError as error:
-                    if not below:
-                        raise
-                    left.append(str(error))
+    for label, run in labelled:
+        try:
+            runs.append((label, Finished.read(run)))
+        except InputError as error:
+            if not optional.get(run.path):
+                raise
+            left.append(str(error))
     if not runs:
         raise InputError(
             left[0]
@@ -931,8 +946,8 @@ def comparison(labelled: Mapping[str, Sequence[Path]]) -> Comparison:
                 "result of a finished run."
             )
         )
-    note = NOT_RELEASED if any("privacy" in run.summary for run in runs.values()) else ""
-    return _grouped([(label, run) for (label, _), run in runs.items()], note, left)
+    note = NOT_RELEASED if any("privacy" in run.summary for _, run in runs) else ""
+    return _grouped(runs, note, left)
 
 
 def _grouped(runs: Sequence[tuple[str, Finished]], note: str, left: Sequence[str]) -> Comparison:
@@ -977,11 +992,27 @@ def _grouped(runs: Sequence[tuple[str, Finished]], note: str, left: Sequence[str
         row = {"run": name, **changed[key], **_spent(members)}
         rows.append({**row, "seeds": len(members), **_measures(members)})
         sent.append(_traffic(members))
-        curves[name] = [from_start(one.rounds, one.summary) for one in members]
+        curves[name] = members
         folders[name] = [one.folder for one in members]
     if any(one != sent[0] for one in sent):  # show the traffic only if it differs
         rows = [row | one for row, one in zip(rows, sent, strict=True)]
-    return Comparison(rows, curves, note, folders, left)
+    return Comparison(rows, Curves(curves), note, folders, left)
+
+
+class Curves(Mapping[str, list[list[Record]]]):
+    """The round records of the runs of each row. They are read when they are needed."""
+
+    def __init__(self, members: Mapping[str, Sequence[Finished]]) -> None:
+        self._members = members
+
+    def __getitem__(self, name: str) -> list[list[Record]]:
+        return [one.run.from_start for one in self._members[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
 
 
 def _name_objects(flats: Sequence[dict[str, Any]], objects: Sequence[Mapping[str, str]]) -> None:
@@ -1023,7 +1054,7 @@ def _traffic(members: Sequence[Finished]) -> Record:
 
     If the traffic is unknown, the result is {}.
     """
-    known = [traffic_of(one.rounds) for one in members]
+    known = [one.run.totals["traffic"] for one in members]
     totals = [one for one in known if one is not None]
     if len(totals) < len(known):
         return {}

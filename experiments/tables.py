@@ -1,5 +1,6 @@
 """Show records as tables to people, and as JSON numbers to programs."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,6 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +18,9 @@ from fedmuon.analysis.report.numbers import number, written
 HALF_NOTE = "± is half of the 95% interval of the mean over seeds (Student's t)."
 SWEEP = "sweep.json"  # the summary of a finished sweep
 GAP = "gap.json"  # the summary of a finished `fedmuon gap`
+MANY = 100  # a table with more rows is drawn quickly
+MARKUP = re.compile(r"[\[\\\t\r]|:\S*:")  # what rich does not print as it is
+FILL = "x"
 ENDLESS, WORDS = 10_000, 12  # width of an unlimited terminal; minimum width of a text column
 NOT_RELEASED = (
     "Losses and accuracies of private runs are measured on the private data without noise. "
@@ -53,7 +58,10 @@ class Fitting(Table):
         A line of the list begins with the name of the column.
         """
         if self.fits(console, options):
-            yield from super().__rich_console__(console, options)
+            if len(self.rows) > MANY and (lines := self._repeated(console, options)):
+                yield from lines
+            else:
+                yield from super().__rich_console__(console, options)
             return
         if self.dense:
             bare = self._bare()
@@ -75,6 +83,39 @@ class Fitting(Table):
                 turned.add_row(str(column.header), cell)
             turned.add_section()
         yield from turned.__rich_console__(console, options)
+
+    def _repeated(self, console: Console, options: ConsoleOptions) -> list[Segment]:
+        """Return the lines of a long table, made from the line of one row.
+
+        Rich needs seconds for thousands of rows. The result is empty if a cell has markup or would
+        be wrapped.
+        """
+        cells = [list(map(str, column.cells)) for column in self.columns]
+        if self.caption or any(MARKUP.search("\n".join(column)) for column in cells):
+            return []
+        if any("\n" in cell for column in cells for cell in column):
+            return []
+        sizes = [max(map(cell_len, [str(column.header), *of]))
+                 for column, of in zip(self.columns, cells, strict=True)]  # fmt: skip
+        sample = Table(title=self.title, title_justify=self.title_justify)
+        sample.columns = [replace(column, _cells=[]) for column in self.columns]
+        sample.add_row(*(FILL * size for size in sizes))
+        if Measurement.get(console, options.update(max_width=ENDLESS), sample).maximum > (
+            options.max_width
+        ):
+            return []
+        *before, row, last = Segment.split_lines(console.render(sample, options))
+        edges = re.split(f"{FILL}+", "".join(part.text for part in row))
+        if len(edges) != len(sizes) + 1:
+            return []
+        found = [part for line in before for part in (*line, Segment.line())]
+        for line in zip(*cells, strict=True):
+            text = edges[0]
+            for cell, size, column, edge in zip(line, sizes, self.columns, edges[1:], strict=True):
+                room = " " * (size - cell_len(cell))
+                text += (room + cell if column.justify == "right" else cell + room) + edge
+            found += [Segment(text), Segment.line()]
+        return [*found, *last, Segment.line()]
 
     def _bare(self) -> Table:
         """Return the rows as a table without a frame, whose headings can be wrapped at spaces."""
@@ -105,17 +146,21 @@ class Fitting(Table):
 
         Numbers and short words, with at most `WORDS` letters, must not be broken.
         """
-        rigid = Table(*(replace(column) for column in self.columns))
-        for column in rigid.columns:
-            texts = [column.header, *column.cells]
-            wide = max(width(str(one)) for one in texts)
-            column.min_width = wide if column.no_wrap else min(wide, WORDS)
+        rigid = Table(*(replace(column, _cells=[]) for column in self.columns))
+        for column, of in zip(rigid.columns, self.columns, strict=True):
+            texts = [str(one) for one in (of.header, *of.cells)]
+            # Only these two texts determine the minimum width of the column.
+            words = max(texts, key=lambda one: max(map(width, one.split()), default=0))
+            column._cells = [(widest := max(texts, key=width)), words]
+            column.min_width = width(widest) if column.no_wrap else min(width(widest), WORDS)
         least = Measurement.get(console, options.update(max_width=ENDLESS), rigid).minimum
         return least <= options.max_width
 
 
 def width(markup: str) -> int:
     """Return the number of columns of the terminal that a text with markup takes."""
+    if not MARKUP.search(markup):
+        return cell_len(markup)
     return cell_len(Text.from_markup(markup).plain)
 
 

@@ -27,7 +27,8 @@ def cite(
     Example: [bold]fedmuon cite runs/a runs/b[/]
     """
     from fedmuon.experiments.citing import references  # the config
-    from fedmuon.experiments.inspect.status import is_run, run_status, runs_below  # the config
+    from fedmuon.experiments.inspect.index import runs_below  # the config
+    from fedmuon.experiments.inspect.status import is_run, run_status
 
     used = []
     for folder in folders:

@@ -210,9 +210,9 @@ def ls(
 
     Example: [bold]fedmuon ls runs --sort accuracy --reverse[/]
     """
-    from fedmuon.experiments.inspect import listing, status  # the config
+    from fedmuon.experiments.inspect import index, listing  # the config
 
-    if not (runs := status.runs_below(folder)) and not style.as_json:
+    if not (runs := index.runs_below(folder)) and not style.as_json:
         print_path("There are no runs in", folder)
         return
     rows = listing.in_order([listing.row(one, folder) for one in runs], sort, reverse)

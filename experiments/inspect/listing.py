@@ -1,7 +1,7 @@
 """A table of all runs below a folder, sortable by any column, and a comparison of runs."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ from fedmuon.analysis.report.numbers import digits, number
 from fedmuon.core.choices import SPREAD
 from fedmuon.core.errors import InputError, plain
 from fedmuon.core.files import finite
+from fedmuon.experiments.inspect.index import statuses
 from fedmuon.experiments.inspect.status import RunStatus
-from fedmuon.experiments.results import Comparison, comparison
+from fedmuon.experiments.results import Comparison, compared
 from fedmuon.experiments.tables import SWEEP, short
 from fedmuon.runs.directory import Record
 
@@ -37,10 +38,10 @@ def row(run: RunStatus, root: Path) -> Record:
         "recipe": config.local.recipe,
         "data": config.data.name,
         "seed": config.federation.seed,
-        "rounds": len(run.rounds),
+        "rounds": run.totals["rounds"],
         "of": config.federation.rounds,
         **{one: finite(measures.get(one)) for one in ("accuracy", "test_loss", "train_loss")},
-        "seconds": run.rounds[-1]["seconds"] if run.rounds else None,
+        "seconds": run.totals["seconds"],
         "state": run.state.partition(":")[0],
         "private": run.private,
     }
@@ -67,6 +68,25 @@ def cells(one: Record, names: Sequence[str]) -> list[str]:
     if one["state"] not in ("finished", "damaged"):
         text["rounds"] += f"/{one['of']}"
     return [text[name] for name in names]
+
+
+def comparison(labelled: Mapping[str, Sequence[Path]]) -> Comparison:
+    """Compare the finished runs in these folders, grouped by label.
+
+    If a folder is not a run folder, the runs directly inside it are compared, except damaged runs.
+    Runs with different labels are in different groups.
+    """
+    places: dict[Path, bool] = {}  # folder of a run -> whether an error may leave the run out
+    labels: dict[tuple[str, Path], Path] = {}
+    for label, folders in labelled.items():
+        for folder in folders:
+            is_run = (folder / "config.toml").exists()
+            below = [] if is_run else [one.parent for one in sorted(folder.glob("*/summary.json"))]
+            for place in below or [folder]:
+                places[place] = bool(below) and places.get(place, True)
+                labels[label, place.resolve()] = place
+    known = dict(zip(places, statuses([*places]), strict=True))
+    return compared([(label, known[place]) for (label, _), place in labels.items()], places)
 
 
 def heads(found: Comparison) -> list[str]:

@@ -15,8 +15,8 @@ from fedmuon.core.choices import SPREAD
 from fedmuon.core.files import mendable, write_bytes
 from fedmuon.experiments.inspect.client_figure import clients_picture
 from fedmuon.experiments.inspect.listing import LATE, head, heads, names_of
-from fedmuon.experiments.inspect.status import RunStatus, run_status
-from fedmuon.experiments.results import comparison
+from fedmuon.experiments.inspect.status import RunStatus
+from fedmuon.experiments.results import compared
 from fedmuon.experiments.stability.neighbours_report import account
 from fedmuon.experiments.tables import short, unreleased
 from fedmuon.runs.directory import Record
@@ -33,21 +33,21 @@ def write(run: RunStatus, file: Path, x: str = "rounds") -> Path:
     return file
 
 
-def of_runs(folders: Sequence[Path]) -> Findings:
+def of_runs(runs: Sequence[RunStatus]) -> Findings:
     """Return the section for finished plain runs: details of one run, or several side by side.
 
     The table of several runs shows folders, measurements, keys that differ, and spent privacy.
     """
-    if len(folders) == 1:
-        return of_run(run_status(folders[0]))
-    found = comparison({"": folders})
-    runs = [run_status(folder) for folder in folders]
+    if len(runs) == 1:
+        return of_run(runs[0])
+    found = compared([("", run) for run in runs])
+    names = names_of(found)
     first = ["seeds", *(one for one in found.measures if not one.startswith(LATE))]
     rest = [one for one in heads(found) if one not in ("run", *first)]
     keys = [one for one in rest if one not in found.measures]
     late = [one for one in rest if one in found.measures]
     rows = []
-    for name, row in zip(names_of(found), found.rows, strict=True):
+    for name, row in zip(names, found.rows, strict=True):
         cells = []
         for one in [*first, *keys, *late]:
             value = row.get(one)
@@ -56,18 +56,19 @@ def of_runs(folders: Sequence[Path]) -> Findings:
             else:
                 cells.append("–" if value is None else str(value))
         rows.append((name, *cells))
-    curves = dict(zip(names_of(found), found.curves.values(), strict=True))
+    few = len(names) <= len(SERIES)
+    curves = dict(zip(names, found.curves.values(), strict=True)) if few else {}
     return Findings(
         name="runs",
-        title=f"{len(folders)} runs side by side",
+        title=f"{len(runs)} runs side by side",
         data=", ".join(dict.fromkeys(one.config.data.name for one in runs)),
         claims=[],
         numbers_title="Mean over seeds, with half of its 95% interval",
         head=("run", *map(head, first), *short(keys), *map(head, late)),
         numbers=rows,
         note=found.note,
-        pictures=[_picture(curves)] if len(curves) <= len(SERIES) else [],
-        again=f"fedmuon compare {' '.join(sorted({str(one.parent) for one in folders}))}",
+        pictures=[_picture(curves)] if few else [],
+        again=f"fedmuon compare {' '.join(sorted({str(one.path.parent) for one in runs}))}",
         circumstances=circumstances(runs[0].summary or {}, ("dtype", "engine", "device")),
     )
 
@@ -107,7 +108,7 @@ def drawn(run: RunStatus) -> DrawnRun:
         f"{config.local.recipe} on {config.data.name}",
         f"seed {config.federation.seed}",
         state,
-        f"{len(run.rounds)} of {config.federation.rounds} rounds",
+        f"{run.totals['rounds']} of {config.federation.rounds} rounds",
         "not released" if run.private else "",
     )
     curves = {name.replace("_", " "): run.curve(name) for name in run.measures}

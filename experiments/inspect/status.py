@@ -1,7 +1,9 @@
 """The status of a run folder: what the run has done, whether it can resume, and its settings."""
 
 import json
+import os
 import shlex
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -15,7 +17,7 @@ from fedmuon.config.schema import reads
 from fedmuon.config.user_objects import IN_PYTHON, handed_over
 from fedmuon.core.choices import PRIVATE
 from fedmuon.core.errors import InputError
-from fedmuon.core.files import AFRESH, SUMS, read_text, require_sound
+from fedmuon.core.files import AFRESH, SUMS, mendable, read_text, require_sound
 from fedmuon.core.locks import writer
 from fedmuon.core.tables import attribute
 from fedmuon.experiments.tables import NOT_RELEASED
@@ -30,7 +32,8 @@ from fedmuon.runs.directory import (
 
 NEIGHBOURS, BOUND = "neighbours.csv", "bound.json"
 NO_MEASURES = ("round", "bytes_down", "bytes_up", "train_seconds", "seconds")
-Changed = tuple[tuple[int, int], ...]  # time of the last change and size of each file of a folder
+# Name, times of the last change of content and of attributes in ns, and size of each file.
+Changed = tuple[tuple[str, int, int, int], ...]
 
 # Line of the card -> the keys that it shows if the run uses them.
 LINES = {
@@ -63,23 +66,30 @@ SHORT = SYMBOLS | {
 }  # fmt: skip
 UNSET = ("none", "constant", "always", 0)  # values in the next tables that have no effect
 SPARSE = ("compression", "devices")
+SETTLED = 2 * 10**9  # ns; a younger file or folder may change without a new time of this change
+_listings: dict[Path, tuple[tuple[int, int, int], list[Path], Path | None]] = {}
 
 
 @dataclass(frozen=True)
 class RunStatus:
     """The status of a run folder.
 
-    If `brief` is True, large files are only partly checked, so that runs can be listed quickly.
+    If `brief` is True, large files are only partly checked, so that runs can be listed quickly. If
+    `recalled` is True, the index of runs supplied the status of an intact finished run.
     """
 
     path: Path
     brief: bool = False
+    recalled: bool = False
 
     @cached_property
     def config(self) -> Config:
         """Return the resolved config."""
         RunDirectory(self.path).require_config()
-        return load(self.path / "config.toml")
+        file = self.path / "config.toml"
+        with mendable(file, "read"):
+            of = file.stat()
+        return _loaded(file, (of.st_mtime_ns, of.st_ctime_ns, of.st_size))
 
     @cached_property
     def rounds(self) -> list[Record]:
@@ -89,10 +99,35 @@ class RunStatus:
             InputError: If the run has finished and one of its files is damaged.
         """
         directory = RunDirectory(self.path)
+        if self.recalled:
+            if len(records := directory.records()) < self.totals["rounds"]:
+                raise InputError(f"{self.path} changed while it was read: repeat the command")
+            return records
         if self.summary is not None:
             directory.require_unchanged(self.brief)
         directory.require_fixed()
         return directory.records()
+
+    @cached_property
+    def totals(self) -> Record:
+        """Return the numbers that all rounds determine.
+
+        `rounds` is the number of rounds, `seconds` is their duration, `measures` contains the last
+        value of every measure, and `traffic` is the result of `traffic_of`.
+        """
+        last: dict[str, float] = {}
+        for record in self.rounds:
+            last |= {
+                name: value
+                for name, value in record.items()
+                if isinstance(value, float) and name not in NO_MEASURES
+            }
+        return {
+            "rounds": len(self.rounds),
+            "seconds": self.rounds[-1]["seconds"] if self.rounds else None,
+            "measures": last,
+            "traffic": traffic_of(self.rounds),
+        }
 
     @cached_property
     def summary(self) -> Record | None:
@@ -140,14 +175,7 @@ class RunStatus:
     @property
     def measures(self) -> dict[str, float]:
         """Return the last value of every measure in the records of the rounds."""
-        last: dict[str, float] = {}
-        for record in self.rounds:
-            last |= {
-                name: value
-                for name, value in record.items()
-                if isinstance(value, float) and name not in NO_MEASURES
-            }
-        return last
+        return self.totals["measures"]
 
     def curve(self, name: str, x: str = "rounds") -> list[tuple[float, float]]:
         """Return the curve of a measure as pairs of a position on the axis `x` and a value.
@@ -215,8 +243,14 @@ class RunStatus:
 
     @property
     def _changed(self) -> Changed:
-        there = (one.stat() for one in sorted(self.path.iterdir()) if one.is_file())
-        return tuple((one.st_mtime_ns, one.st_size) for one in there)
+        return changed(self.path)
+
+
+def changed(folder: Path) -> Changed:
+    """Return the names, times and sizes of all files of a folder, which show whether it changed."""
+    with os.scandir(folder) as entries:
+        there = sorted((one.name, one.stat()) for one in entries if one.is_file())
+    return tuple((name, of.st_mtime_ns, of.st_ctime_ns, of.st_size) for name, of in there)
 
 
 def _replies_of(rounds: Sequence[Record], clients: int) -> str:
@@ -252,6 +286,12 @@ def _memory_of(workers: list[Record]) -> str:
 
 
 # These functions read whole files, so each result is cached until a file of the folder changes.
+
+
+@lru_cache(1024)
+def _loaded(file: Path, changed: tuple[int, int, int]) -> Config:
+    """Return a config. `fedmuon watch` needs it every second."""
+    return load(file)
 
 
 @lru_cache(1024)
@@ -301,14 +341,45 @@ def run_status(folder: Path) -> RunStatus:
     return RunStatus(folder)
 
 
-def runs_below(folder: Path) -> list[RunStatus]:
-    """Return all runs in the folder and below it, ordered by path."""
+def folders_below(folder: Path) -> dict[Path, Path]:
+    """Return the folders of all runs in the folder and below it, ordered by path.
+
+    Each folder leads to the last file that the run has written before its first round.
+    """
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder. Pass a folder that contains runs.")
-    places = {
-        file.parent for name in ("config.toml", "schedule.npy") for file in folder.rglob(name)
-    }
-    return [RunStatus(place, brief=True) for place in sorted(places) if is_run(place)]
+    found, waiting = {}, [folder]
+    while waiting:
+        place = waiting.pop()
+        below, begun = _listing(place)
+        if begun:
+            found[place] = begun
+        waiting += reversed(below)
+    return found
+
+
+def _listing(folder: Path) -> tuple[list[Path], Path | None]:
+    """Return the subfolders of a folder, and the file that `folders_below` returns for a run.
+
+    `fedmuon watch` needs them every second, so they are stored until the folder changes. Links to
+    folders are left out.
+    """
+    now = time.time_ns()
+    try:
+        there = folder.stat()
+        stamp = there.st_mtime_ns, there.st_ctime_ns, there.st_ino
+        if (known := _listings.get(folder)) and known[0] == stamp:
+            return known[1:]
+        with os.scandir(folder) as entries:
+            names = sorted(one.name for one in entries if one.is_dir(follow_symlinks=False))
+    except (FileNotFoundError, PermissionError):  # the folder was removed, or cannot be read
+        return [], None
+    begun = folder / "schedule.npy"  # missing if the run is damaged or has just begun
+    begun = begun if begun.exists() else folder / "config.toml"
+    found = [folder / name for name in names], begun if is_run(folder) else None
+    if max(stamp[:2]) < now - SETTLED:
+        _listings[folder] = stamp, *found
+    return found
 
 
 def settings(config: Config) -> dict[str, str]:

@@ -30,7 +30,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import Record, regular, unsealed
-from fedmuon.experiments.inspect.status import RunStatus, runs_below, settings
+from fedmuon.experiments.inspect.status import RunStatus, folders_below, settings
 from fedmuon.runs.directory import UNTRAINED, RunDirectory
 
 ROUNDS = "rounds.jsonl"
@@ -60,14 +60,13 @@ def runs_of(folder: Path) -> dict[str, Path]:
     empty.
     """
     begun: dict[Path, float] = {}
-    for run in runs_below(folder) if folder.is_dir() else ():
+    for run, file in folders_below(folder).items() if folder.is_dir() else ():
         with contextlib.suppress(FileNotFoundError):  # the run was removed in the meantime
-            last = run.path / "schedule.npy"  # missing if the run is damaged or has just begun
-            file = last if last.exists() else run.path / "config.toml"
-            begun[run.path] = file.stat().st_mtime
+            begun[run] = file.stat().st_mtime
     newest = sorted(begun, key=lambda one: begun[one], reverse=True)
-    alone = folder.resolve().name
-    return {alone if one == folder else str(one.relative_to(folder)): one for one in newest}
+    alone, root = folder.resolve().name, f"{folder}/".replace("//", "/")
+    # For thousands of runs, `relative_to` would take a third of the time of this function.
+    return {alone if one == folder else str(one).removeprefix(root): one for one in newest}
 
 
 def about(name: str, folder: Path) -> Record:

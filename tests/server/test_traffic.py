@@ -11,8 +11,8 @@ from flwr.app import ArrayRecord, Message
 from test_messages import CLIENT, answer, request, strategy
 
 from fedmuon.core.errors import InputError
+from fedmuon.experiments.inspect.listing import comparison
 from fedmuon.experiments.inspect.status import RunStatus
-from fedmuon.experiments.results import comparison
 from fedmuon.experiments.run import execute
 from fedmuon.federated.wire import pack
 from fedmuon.runs.directory import traffic_of

@@ -310,13 +310,13 @@ def test_compare_has_the_keys_that_only_some_rows_have(runs: Path) -> None:
     for key in ("recipe", "noise", "lot"):
         assert heads.index(key) < heads.index("seeds") < heads.index("accuracy")
     assert text.count("spent epsilon") == 1
-    page = of_runs(folders)
+    page = of_runs([RunStatus(one) for one in folders])
     assert page.head.index("seeds") < page.head.index("accuracy") < page.head.index("lot")
     assert "spent epsilon" in page.head and "not released" in page.note
 
 
 def test_a_page_names_runs_by_their_folders_and_has_each_key_once(runs: Path) -> None:
-    page = of_runs([runs / name for name in ("a0", "a1", "deep/b")])
+    page = of_runs([RunStatus(runs / name) for name in ("a0", "a1", "deep/b")])
     assert [row[0] for row in page.numbers] == ["a0, a1", "deep/b"]
     assert page.head[:2] == ("run", "seeds") and page.head.count("lr") == 1
     row = fedmuon.compare([runs / "a0", runs / "a1"]).rows[0]

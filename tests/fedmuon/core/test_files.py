@@ -24,11 +24,11 @@ from fedmuon.data.readers import read_idx
 from fedmuon.experiments import spending
 from fedmuon.experiments.auditing import one_run
 from fedmuon.experiments.cli import main
-from fedmuon.experiments.inspect.listing import row
-from fedmuon.experiments.inspect.status import RunStatus, runs_below
+from fedmuon.experiments.inspect.index import runs_below
+from fedmuon.experiments.inspect.listing import comparison, row
+from fedmuon.experiments.inspect.status import RunStatus
 from fedmuon.experiments.inspect.watch import about, rounds_since, runs_of
 from fedmuon.experiments.report import gather
-from fedmuon.experiments.results import comparison
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import finished_run, neighbours
 from fedmuon.experiments.studies.find import find

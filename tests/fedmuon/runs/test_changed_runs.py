@@ -15,7 +15,8 @@ from fedmuon.core import files
 from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.core.locks import held
 from fedmuon.experiments.cli import app
-from fedmuon.experiments.inspect.status import RunStatus, runs_below
+from fedmuon.experiments.inspect.index import runs_below
+from fedmuon.experiments.inspect.status import RunStatus
 from fedmuon.experiments.inspect.watch import about, runs_of
 from fedmuon.experiments.report import gather, write_report
 from fedmuon.experiments.run import execute
