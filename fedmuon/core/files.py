@@ -15,12 +15,15 @@ import json
 import math
 import os
 import shutil
+import signal
 import stat
 import tempfile
+import threading
 import weakref
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from fedmuon.core.errors import InputError
@@ -309,18 +312,39 @@ def several_runs(folder: Path) -> str:
 class Temporary:
     """A temporary folder that is removed when this object is deleted or Python ends.
 
-    Only the process that created the folder removes the folder.
+    SIGTERM and SIGHUP remove the folder, too, unless the program has its own handlers. Only the
+    process that created the folder removes the folder.
     """
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="out-of-fedmuon-"))
-        weakref.finalize(self, _remove, self.path, os.getpid())
+        _TEMPORARY[self] = weakref.finalize(self, _remove, self.path, os.getpid())
+        _on_end_signals()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Temporary":
         return self  # copies of a result share the folder
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # unpickled copies do not remove the folder
+
+
+_TEMPORARY: weakref.WeakKeyDictionary[Temporary, Callable[[], object]] = weakref.WeakKeyDictionary()
+
+
+def _on_end_signals() -> None:
+    """Remove temporary folders before a signal ends Python, which then calls no finalizers."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for end in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(end) is signal.SIG_DFL:
+            signal.signal(end, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    for remove in [*_TEMPORARY.values()]:
+        remove()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def _remove(path: Path, process: int) -> None:

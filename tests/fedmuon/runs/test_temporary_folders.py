@@ -7,6 +7,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
@@ -89,6 +90,32 @@ def test_the_end_of_python_removes_it(place: Path) -> None:
     environment = os.environ | {"TMPDIR": str(place)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True)
     assert done.stdout == b"True\n" and held(place) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_python_removes_it(place: Path, number: signal.Signals) -> None:
+    program = (
+        "import os, time; from fedmuon.core.files import Temporary; kept = Temporary(); "
+        f"print(kept.path.is_dir(), flush=True); os.kill(os.getpid(), {number}); time.sleep(10)"
+    )
+    environment = os.environ | {"TMPDIR": str(place)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True)
+    assert (done.stdout, done.returncode) == (b"True\n", -number) and held(place) == []
+    # negative control: nothing can remove the folder of a process that is killed with kill -9
+    program = program.replace(f", {number})", ", 9)")
+    subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True)
+    assert len(held(place)) == 1
+
+
+def test_a_handler_of_the_program_stays(place: Path) -> None:
+    def own(number: int, frame: object) -> None: ...
+
+    before = signal.signal(signal.SIGTERM, own)
+    try:
+        kept = Temporary()
+        assert signal.getsignal(signal.SIGTERM) is own and kept.path.is_dir()
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_run_that_was_broken_off_can_be_resumed(
