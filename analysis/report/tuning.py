@@ -4,11 +4,14 @@ A comparison of two methods depends on their step sizes. The rule makes the comp
 `inconclusive` in each of the following cases:
 
 - The best value of a method is at an end of its grid. A better value may lie outside the grid.
+- A method's best value is far from the next values of its grid, or its whole grid is narrow. A
+  better value may lie between two values or outside the grid.
 - A method has fewer tuned values than its opponent.
 - A method was tuned for other settings, or was not tuned.
 
 The verdict names the method and the case. A verdict of `holds` or `refuted` is therefore possible
-only if both methods had the same number of values, and their best values are inside the grids.
+only if both methods had the same number of values, and their best values are inside grids that are
+neither coarse nor narrow.
 """
 
 import itertools
@@ -19,6 +22,8 @@ from typing import Any
 
 from fedmuon.analysis.report.comparisons import HIGHER
 
+COARSEST = 4.0  # largest quotient of the best value and the next values of its grid
+NARROWEST = 2.0  # smallest quotient of the largest and the smallest value of a grid
 UNTUNED = "the step sizes of {} were not tuned"
 
 
@@ -93,6 +98,19 @@ class Tuned:
         return next((name for name, loss in ends.items() if loss == least), "")
 
     @property
+    def spacing(self) -> str:
+        """Return why the grid is too coarse at its best value or too narrow, or ""."""
+        grid = sorted(self.values)
+        if grid[0] <= 0:
+            return ""
+        if (width := grid[-1] / grid[0]) < NARROWEST:
+            return f"its grid ends at {width:.6g} times its smallest value"
+        at = grid.index(self.best)
+        apart = max(high / low for low, high in itertools.pairwise(grid[max(0, at - 1) : at + 2]))
+        far = apart > COARSEST
+        return f"the next values of its grid are up to {apart:.3g} times apart" if far else ""
+
+    @property
     def inside(self) -> bool:
         """Whether the best value is strictly inside the grid."""
         return not math.isnan(self.best) and not self.end
@@ -117,12 +135,14 @@ def objection(methods: Sequence[str], tuned: Mapping[str, Sequence[Tuned]]) -> s
     every = [one for name in names for one in tuned[name]]
     said = [f"{one.method} was tuned for other settings" for one in every if not one.fits]
     for one in every:
+        word = one.key.removeprefix("local.") if one.key != "local.lr" else "step size"
         if math.isnan(one.best):
             said.append(f"{one.method} diverged with every value of its grid")
         elif one.end:
-            word = one.key.removeprefix("local.") if one.key != "local.lr" else "step size"
             value = {"smallest": min, "largest": max}[one.end](one.values)
             said.append(f"{one.method}'s best {word} {value:g} is the {one.end} of its grid")
+        elif one.spacing:
+            said.append(f"{one.method}'s best {word} is {one.best:g}, but {one.spacing}")
     counts = {name: {len(set(one.values)) for one in tuned[name]} for name in names}
     if len(set().union(*counts.values())) > 1:
         each = (f"{name} {' to '.join(map(str, sorted(many)))}" for name, many in counts.items())

@@ -24,7 +24,7 @@ from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import Nested
 
 Key = Annotated[str, Field(pattern=r"^[a-z-]+\.[a-z-]+$")]
-FEWEST = 3  # values of a grid: with fewer, no value can be inside
+FEWEST = 3  # values of a grid: with fewer, no value can be inside; and words of a reason
 
 
 class Tuning(Table):
@@ -47,6 +47,8 @@ class Tuning(Table):
     def _check(self) -> "Tuning":
         if bool(self.stated) == bool(self.grids):
             raise ValueError("set either grids or stated")
+        if self.stated and len(self.stated.split()) < FEWEST:
+            raise ValueError("stated must be a sentence with the reason why nothing is tuned")
         sizes = {len(set(values)) for values in self.grids.values()}
         if len(sizes) > 1 or min(sizes, default=FEWEST) < FEWEST:
             raise ValueError(

@@ -189,8 +189,14 @@ def tune(
         if done == extensions or time.monotonic() - begun > budget:
             say(f"A best value is still at an end of its grid: {ends}.")
             break
+        try:
+            work = trials(suite, wider)
+        except InputError as error:
+            say(
+                f"A best value is at an end of its grid: {ends}. No wider grid is possible: {error}"
+            )
+            break
         say(f"A best value is at an end of its grid: {ends}. All grids are extended.")
-        work = trials(suite, wider)
     kept = ("suite", "data", "scale", "again", "key", "measure", "seeds", "at", "seconds", "runs")
     content = {name: found[name] for name in kept} | {"suite": suite.request.stem}
     return content | {"methods": found["methods"]}

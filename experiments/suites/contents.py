@@ -242,8 +242,11 @@ def sizes_that_fit(tables: Tables) -> dict[str, Scalar]:
     data = tables["data"]
     if data["name"] == "synthetic":
         return {}
-    # Only a decoder reads text, and with longer windows there are fewer samples.
-    held, most = room(read_source(cell({"data": data, "task": tables.get("task", {})})),
+    # Only a decoder reads text, and with longer windows there are fewer samples. Sizes are left
+    # out, because they may not fit the default number of clients.
+    sizes = ("train", "test", "validation", "minimum")
+    source = {name: value for name, value in data.items() if name not in sizes}
+    held, most = room(read_source(cell({"data": source, "task": tables.get("task", {})})),
                       data.get("test", TEST))  # fmt: skip
     kept = float(data.get("validation", 0))
     most = int(most / (1 + kept)) if kept < 1 else most - int(kept)

@@ -139,7 +139,7 @@ class Ledger:
         with mendable(path, "read"):
             content = read_bytes(path)
         ledger = cls(path)._replayed(_whole(content))
-        ledger._require_complete(written_heads, opened)
+        ledger._require_complete(written_heads, opened, _heads_of(path))  # now with later hashes
         return ledger
 
     def _replayed(self, whole: bytes, first: dict[str, Any] | None = None) -> "Ledger":
@@ -239,8 +239,14 @@ class Ledger:
         if lines := [f"{head}\n" for head in heads]:
             append(self.path.with_suffix(f".{SECOND_FILE}"), lines, durable=True)
 
-    def _require_complete(self, written_heads: list[str], opened: bool) -> None:
-        """Raise an error if the two files show that a line of the ledger is missing."""
+    def _require_complete(
+        self, written_heads: list[str], opened: bool, later_heads: list[str] | None = None
+    ) -> None:
+        """Raise an error if the two files show that a line of the ledger is missing.
+
+        The ledger of a running run grows while it is read. Then `written_heads` are the hashes that
+        were in the second file before the ledger was read, and `later_heads` those afterwards.
+        """
         file = self.path.with_suffix(f".{SECOND_FILE}")
         if opened and not self.heads:
             raise InputError(
@@ -255,9 +261,10 @@ class Ledger:
         # A kill can only leave the last line without its hash. The first line had its hash before
         # the run could begin.
         certain = len(self.heads) - 1 if self.entries else int(opened)
-        if self.has_second_file and len(written_heads) < certain:
+        named = len(written_heads if later_heads is None else later_heads)
+        if self.has_second_file and named < certain:
             raise InputError(
-                f"{file} names {len(written_heads)} of the {len(self.heads)} lines of the privacy "
+                f"{file} names {named} of the {len(self.heads)} lines of the privacy "
                 f"ledger, so lines may be missing there too and the spent epsilon is unknown: "
                 f"{AFRESH}"
             )

@@ -151,7 +151,12 @@ class RunDirectory:
             return ""
         ledger, heads = (self.path / name for name in LEDGERS)
         if not ledger.exists() and not heads.exists():
-            return ""  # the run can start again with the same result
+            if not any(name in sums_of(self.path) for name in LEDGERS):
+                return ""  # the run can start again with the same result
+            return (
+                "contains a finished private run without its ledger. The privacy budget of this "
+                "run is already spent"
+            )
         if not ledger.exists():
             return f"has {heads.name}, but no {ledger.name}, so the spent epsilon is unknown"
         held = any((self.path / name).exists() for name in CHECKPOINTS)

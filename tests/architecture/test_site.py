@@ -159,7 +159,7 @@ def test_a_finished_suite_is_kept(tmp_path: Path) -> None:
     assert results.keep(tmp_path / "run", tmp_path) == tmp_path / "ranks.json"
     held = results.read("ranks", tmp_path)
     assert held and {"scale", "data", "machine", "seconds", "again"} <= set(held)
-    assert len(held["claims"]) == 6 and all(one["verdict"] for one in held["claims"])
+    assert len(held["claims"]) == 7 and all(one["verdict"] for one in held["claims"])
     assert papers.circumstances(held).startswith("Full scale of this suite")
     assert results.read("rank", tmp_path) is None
 

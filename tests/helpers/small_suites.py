@@ -100,6 +100,7 @@ label-noise = 0.1
 memory = 0.9
 lr-sgd = 1.0
 lr-muon = 0.02
+factors = [0.5, 1.0, 2.0]
 """
 # What differs from the files of the studies that come with fedmuon.
 STUDIES: dict[str, dict[str, Any]] = {

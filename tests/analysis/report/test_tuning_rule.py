@@ -40,11 +40,20 @@ def test_equal_grids_with_best_values_inside_are_accepted() -> None:
         (tuned("Muon", [2.0, 2.0, 2.0, 2.0, 2.0]), "of its grid"),
         (tuned("Muon", [1.0], [0.1]), "of its grid"),
         (tuned("Muon", [.1, .2, .3, .4, .5], measure="accuracy"), "0.16 is the largest"),
+        (tuned("Muon", VALLEY, [1e-6, 1e-5, 1e-4, 1e9, 1e10]), "up to 1e+13 times apart"),
+        (tuned("Muon", VALLEY, [0.01, 0.02, 0.1, 0.2, 0.4]), "0.1, but the next values of its"),
+        (tuned("Muon", VALLEY, [0.1, 0.1001, 0.1002, 0.1003, 0.1004]), "ends at 1.004 times its"),
     ],
 )  # fmt: skip
 def test_unequal_tuning_is_named(other: Tuned, words: str) -> None:
     assert words in said(INSIDE, other)
     assert words in said(other, INSIDE)
+
+
+def test_a_wide_step_far_from_the_best_value_does_not_matter() -> None:
+    """Grids whose next values are 10 / 3 times apart are fine enough, too."""
+    assert said(INSIDE, tuned("Muon", VALLEY, [0.0001, 0.02, 0.04, 0.08, 9.0])) == ""
+    assert said(INSIDE, tuned("Muon", VALLEY, [0.01, 0.03, 0.1, 0.3, 1.0])) == ""
 
 
 def test_the_numbers_of_values_are_named() -> None:

@@ -17,7 +17,7 @@ from fedmuon.config.load import load
 from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.experiments.report import gather, write_report
 from fedmuon.experiments.studies.training import MEASURES, TrainingRun
-from fedmuon.experiments.suites import suite
+from fedmuon.experiments.suites import contents, suite
 from fedmuon.federated.build import resolve
 from fedmuon.federated.rounds import run_rounds
 from fedmuon.runs.directory import RunDirectory
@@ -297,3 +297,13 @@ def test_sizes_that_are_no_numbers_are_refused(key: str, tmp_path: Path) -> None
     assert text != TINY
     with pytest.raises(InputError, match=rf"\[data\] {key} = .* is not valid"):
         training(tmp_path, text)
+
+
+def test_sizes_are_not_checked_with_the_default_number_of_clients() -> None:
+    tables: contents.Tables = {
+        "data": {"name": "digits", "train": 100},
+        "federation": {"clients": 1},
+    }
+    assert contents.sizes_that_fit(tables)["train"] == 100
+    with pytest.raises(InputError, match="each of 20 clients"):  # the control
+        contents.cell({"data": tables["data"]})

@@ -11,9 +11,10 @@ from fedmuon.analysis.report.tuning import Tuned
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.report import gather
+from fedmuon.experiments.studies import tuning_runs
 from fedmuon.experiments.studies.find import find
 from fedmuon.experiments.studies.training import Training
-from fedmuon.experiments.studies.tuned import place
+from fedmuon.experiments.studies.tuned import Tuning, place
 from fedmuon.experiments.studies.tuning_runs import store, trials, tune
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.suite import execute
@@ -158,11 +159,38 @@ def test_keys_that_follow_keep_their_share(tmp_path: Path) -> None:
         ("seeds = [100, 101]", "seeds = [1]", "would be biased"),
         ("seeds = [100, 101]", "seeds = []", "at least one seed"),
         ("seeds = [100, 101]", 'stated = "the paper"', "either grids or stated"),
+        ("seeds = [100, 101]", 'stated = " "', "either grids or stated"),
     ],
 )
 def test_wrong_tables_are_rejected(tmp_path: Path, before: str, after: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         tiny(tmp_path, TINY.replace(before, after, 1))
+
+
+@pytest.mark.parametrize("stated", [" ", ".", "the paper"])
+def test_a_reason_is_a_sentence(stated: str) -> None:
+    with pytest.raises(ValueError, match="stated must be a sentence"):
+        Tuning(stated=stated)
+    assert Tuning(stated="All methods use the step size of the paper.").stated
+
+
+def test_a_grid_that_cannot_grow_keeps_its_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs with the first values are stored, although the next value would be too large."""
+    said: list[str] = []
+    work, first = tiny(tmp_path, TINY.replace("[0.01, 0.04, 0.16]", "[1e-9, 2e-9, 4e-9]")), trials
+
+    def limited(suite: Training, grids: Any = None) -> Any:
+        if grids is not None:
+            raise InputError("[local] lr = 1e+23 is not valid")
+        return first(suite, grids)
+
+    monkeypatch.setattr(tuning_runs, "trials", limited)
+    found = tune(work, tmp_path / "a", say=said.append)
+    assert all(len(one["values"]) == 3 for one in found["methods"])
+    (words,) = said
+    assert "No wider grid is possible: [local] lr = 1e+23 is not valid" in words
 
 
 def test_the_command_tunes_and_stores(tmp_path: Path) -> None:

@@ -196,6 +196,15 @@ def test_a_first_round_that_its_ledger_lost_is_not_forgotten(tmp_path: Path, los
     assert execute(None, tmp_path, resume=True)["privacy"]["epsilon"] > 4.0  # the control
 
 
+def test_a_finished_run_without_its_ledger_and_records_is_not_run_again(tmp_path: Path) -> None:
+    """Its checksums name the ledger. Without the checksums as well, nothing shows the run."""
+    execute(TARGET, tmp_path)
+    for name in ("ledger.jsonl", "ledger.heads", "summary.json", "rounds.jsonl"):
+        (tmp_path / name).unlink()
+    with pytest.raises(InputError, match="finished private run without its ledger"):
+        execute(None, tmp_path, resume=True)
+
+
 def test_a_run_that_a_kill_ended_before_its_first_release_has_spent_nothing(tmp_path: Path) -> None:
     broken_off(TARGET, tmp_path, at=1)
     for name in ("rounds.jsonl", "ledger.heads", CHECKPOINTS[0]):

@@ -30,6 +30,7 @@ from fedmuon.optim import DPSGD
 from fedmuon.optim.aggregators import by_samples
 from fedmuon.optim.private import Private
 from fedmuon.optim.recipes import make_recipe
+from fedmuon.privacy import ledger as ledger_module
 from fedmuon.privacy.accounting.composition import account, epsilon
 from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.ledger import Ledger
@@ -200,6 +201,26 @@ def test_a_ledger_that_was_opened_before_has_its_first_line_and_hash(tmp_path: P
     assert not heads.exists() and not file.read_bytes()
     file.write_bytes(whole)  # the control: a kill before any other file was written leaves this
     assert Ledger.open(file, "config").entries == [] and heads.exists()
+
+
+def test_a_ledger_that_grows_while_it_is_read_is_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines of two rounds are added after the reader has read the hashes."""
+    file = tmp_path / "ledger.jsonl"
+    running, early = filled(file), file.with_suffix(".heads").read_text().split()
+
+    def hashes(path: Path) -> list[str]:
+        monkeypatch.undo()
+        for number in (3, 4):
+            running.begin(number, [0, 1], [0.1, 0.1], **NOISE)
+        return early
+
+    monkeypatch.setattr(ledger_module, "_heads_of", hashes)
+    assert len(Ledger.read(file).entries) == 5
+    with pytest.raises(InputError, match="names 4 of the 6 lines"):  # the control: hashes are lost
+        file.with_suffix(".heads").write_text("".join(f"{head}\n" for head in early))
+        Ledger.read(file)
 
 
 def test_a_ledger_of_version_1_0_continues_and_gets_its_second_file(tmp_path: Path) -> None:
