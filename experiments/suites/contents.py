@@ -242,12 +242,10 @@ def sizes_that_fit(tables: Tables) -> dict[str, Scalar]:
     data = tables["data"]
     if data["name"] == "synthetic":
         return {}
-    # Only a decoder reads text, and with longer windows there are fewer samples. Sizes are left
-    # out, because they may not fit the default number of clients.
-    sizes = ("train", "test", "validation", "minimum")
-    source = {name: value for name, value in data.items() if name not in sizes}
-    held, most = room(read_source(cell({"data": source, "task": tables.get("task", {})})),
-                      data.get("test", TEST))  # fmt: skip
+    # Only a decoder reads text, and with longer windows there are fewer samples. The sizes may not
+    # fit the default number of clients.
+    lone = {"task": tables.get("task", {}), "federation": {"clients": 1, "per-round": 1}}
+    held, most = room(read_source(cell({"data": data} | lone)), data.get("test", TEST))
     kept = float(data.get("validation", 0))
     most = int(most / (1 + kept)) if kept < 1 else most - int(kept)
     return {"train": max(1, min(int(data.get("train", most)), most)), "test": held}
