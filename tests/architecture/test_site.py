@@ -25,7 +25,7 @@ CLAIMS = [(number, one) for number in papers.known() for kind in ("claims", "bey
 
 def test_the_readme_is_short_and_names_the_papers_as_their_pages_do() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 125
+    assert len(text.splitlines()) <= 130
     for one in papers.known():
         assert f"| [{one}](docs/papers/{one}.md) | {papers.titled(papers.read(one))} |" in text
     assert "](/concepts/orth.md)" in made.readme("What", "it", "found")
