@@ -171,7 +171,7 @@ def test_claims_hold_where_the_trend_repeats(rows: Columns, wanted: list[bool | 
 
 def test_no_claim_is_decided_at_an_end_of_the_grid() -> None:
     """At one of two ε, the best step size is the largest."""
-    worse = TRIED | {"validation_accuracy": np.array([0.5, 0.6, 0.5, 0.5, 0.6, 0.7])}
+    worse = {**TRIED, "validation_accuracy": np.array([0.5, 0.6, 0.5, 0.5, 0.6, 0.7])}
     claims = study.claims(surface(0.1), worse)
     assert verdicts(claims) == [None] * 3
     said = "no filter (ε = 8)'s best step size 4 is the largest of its grid"
