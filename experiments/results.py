@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from fedmuon.analysis.report.latex import latex
 from fedmuon.config.load import Config, flatten, load
@@ -857,19 +857,7 @@ SPENT = 0.01  # relative error that is allowed when noise is chosen for a target
 DIGEST = "data.options.digest"  # digest of samples that the user passed; never shown
 
 
-class ReadRun(Protocol):
-    """What a comparison reads of a run: the properties of `RunStatus` with these names."""
-
-    @property
-    def path(self) -> Path: ...
-    @property
-    def config(self) -> Config: ...
-    @property
-    def summary(self) -> Record | None: ...
-    @property
-    def totals(self) -> Record: ...
-    @property
-    def from_start(self) -> list[Record]: ...
+ReadRun = Any  # a `RunStatus`, whose package imports this module
 
 
 @dataclass(frozen=True)
