@@ -335,6 +335,12 @@ def is_run(folder: Path) -> bool:
 def run_status(folder: Path) -> RunStatus:
     """Return the run in a folder, or raise an InputError if there is none."""
     if not is_run(folder):
+        if (folder / "suite.lock").is_file():
+            raise InputError(
+                f"{folder} contains a suite, sweep or gap that has not finished. To continue it, "
+                "repeat its command with --resume. Its finished runs are in "
+                f"{folder / 'runs'}."
+            )
         raise InputError(
             f"{folder} is not a run folder. Pass a run folder; `fedmuon ls` lists them."
         )

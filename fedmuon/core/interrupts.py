@@ -3,13 +3,13 @@
 The package `fedmuon` imports this module before all others. It therefore imports almost nothing.
 """
 
+# This part of `signal` is built in: Ctrl-C cannot interrupt its import.
+import _signal as signal  # pyright: ignore[reportMissingImports]
 import os
-import signal
 import sys
-from types import FrameType
 
 
-def stop(number: int, frame: FrameType | None) -> None:
+def stop(number: int, frame: object) -> None:
     """Print one sentence and end the program, before a command has begun."""
     os.write(2, b"fedmuon: interrupted: nothing new was saved, run the command again\n")
     os._exit(128 + number)

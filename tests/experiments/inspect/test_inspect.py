@@ -186,6 +186,9 @@ def test_show_as_a_page(runs: Path, tmp_path: Path) -> None:
 def test_other_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("[local]\nlr = 0.1\n")
     assert "is not a run folder" in refused("show", str(tmp_path))
+    (tmp_path / "unfinished").mkdir()
+    (tmp_path / "unfinished" / "suite.lock").write_text("[]")
+    assert "repeat its command with --resume" in refused("show", str(tmp_path / "unfinished"))
     assert "is not a folder" in refused("ls", str(tmp_path / "nowhere"))
     assert "no runs in" in said("ls", str(tmp_path))
     assert json.loads(said("ls", str(tmp_path), "--json")) == {"runs": []}
