@@ -154,7 +154,8 @@ def _show_gaps(folder: Path, asked: Sequence[str]) -> None:
     from fedmuon.analysis.report.tables import read_json  # numpy
     from fedmuon.experiments.studies import gap_grid  # torch, scipy, matplotlib
 
-    _require_no_option(asked, folder, "a result of `fedmuon gap`")
+    drawn = f"a result of `fedmuon gap`, whose picture is {folder / gap_grid.PICTURE}"
+    _require_no_option(asked, folder, drawn)
     summary = read_json(folder / tables.GAP, ("seeds", "grid", "table", "words"))
     table = tables.columns(gap_grid.title_of(summary), *gap_grid.shown(summary["table"]))
     tell(summary, table, *map(Text, summary["words"]))

@@ -245,12 +245,12 @@ def stability(
                 "fedmuon stability --setting controlled"
             )
         print_path("Results are in", folder)
-        _tell_of_picture(folder)
+        _tell_of_picture(folder, "stability.png")
 
 
-def _tell_of_picture(folder: Path) -> None:
+def _tell_of_picture(folder: Path, name: str = "run.png") -> None:
     """Name the command that draws a run: its curves, and its neighbours if it has any."""
-    note(f"For a picture, use: fedmuon show {shlex.quote(str(folder))} --figure run.png")
+    note(f"For a picture, use: fedmuon show {shlex.quote(str(folder))} --figure {name}")
 
 
 def gap(

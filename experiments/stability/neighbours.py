@@ -307,7 +307,7 @@ def verdict_table(out: Path, record: Record) -> Table:
             ("largest share of its certificate", share),
             ("perturbations within their certificates", _yes(bool((moved <= promised).all()))),
             ("bound", value),
-            ("bound over B", record.get("share")),
+            ("bound over the range B of the loss", record.get("share")),
         ]
     rows += gap.start_words(record)
     if after := record.get("realized"):

@@ -34,7 +34,8 @@ PICTURE = "gap.png"
 WORDS = ("setting", "run", "form", "status", "note")  # columns of gap.csv that are texts
 ALONE = (
     "Each bound holds with probability 1 − δ for a setting that was fixed before anybody saw the "
-    "samples. For {count} bounds that hold together, δ must be divided by {count}: use --together."
+    "samples. To let all {count} bounds of gap.csv (settings × seeds × forms) hold together, use "
+    "--together, which divides δ by {count}."
 )
 TOGETHER = (
     "All {count} bounds hold together with probability at least {chance}, if the grid was fixed "
