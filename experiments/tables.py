@@ -150,7 +150,7 @@ class Fitting(Table):
         for column, of in zip(rigid.columns, self.columns, strict=True):
             texts = [str(one) for one in (of.header, *of.cells)]
             # Only these two texts determine the minimum width of the column.
-            words = max(texts, key=lambda one: max(map(width, one.split()), default=0))
+            words = max(texts, key=lambda one: max(map(cell_len, plain(one).split()), default=0))
             column._cells = [(widest := max(texts, key=width)), words]
             column.min_width = width(widest) if column.no_wrap else min(width(widest), WORDS)
         least = Measurement.get(console, options.update(max_width=ENDLESS), rigid).minimum
@@ -159,9 +159,12 @@ class Fitting(Table):
 
 def width(markup: str) -> int:
     """Return the number of columns of the terminal that a text with markup takes."""
-    if not MARKUP.search(markup):
-        return cell_len(markup)
-    return cell_len(Text.from_markup(markup).plain)
+    return cell_len(plain(markup))
+
+
+def plain(markup: str) -> str:
+    """Return a text with markup without its markup."""
+    return Text.from_markup(markup).plain if MARKUP.search(markup) else markup
 
 
 def facts(title: str, rows: Facts, count: int = 6) -> Table:

@@ -306,6 +306,8 @@ def verdicts(name: str, claim: Claim, kept: Kept | None) -> str:
     if kept is None:
         return f"no stored result; run `fedmuon suite {name}`"
     words = judged(claim, kept)
+    if why := claim.get("undecided"):
+        return f"**{INCONCLUSIVE}**: {why}{scale(kept)} (`{name}`)"
     said = counted(words) if len(words) > 1 else f"**{words[0]}**"
     return f"{said}{scale(kept)} (`{name}`)"
 

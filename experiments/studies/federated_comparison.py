@@ -296,7 +296,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
                 )
             head = {"model": name, "alpha": alpha, "method": label}
             slug = contents.slug(f"{name}-{alpha:g}-{label}")
-            runs = points_of(method) * len(settings.tuning_seeds) + len(settings.seeds)
+            runs = trials_of(method) * len(settings.tuning_seeds) + len(settings.seeds)
             size = runs * config.federation.rounds
             found.append(Compared(slug, size, head, config, tables, settings))
     return found
@@ -326,17 +326,30 @@ def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
     settings = about["settings"]
     given = [(one["better"], one["than"]) for one in settings["claims"]]
     points = {
-        name: points_of(Method.model_validate(one)) for name, one in settings["methods"].items()
+        name: points_of(Method.model_validate(one), settings["base"])
+        for name, one in settings["methods"].items()
     }
     return described(replace(study, claims=partial(claims, given, points)), folder, about)
 
 
-def points_of(method: Method) -> int:
-    """Return the number of step sizes, or of their combinations, that a method tries at first.
-
-    A grid may grow afterwards. All grids may grow by the same number of values.
-    """
+def trials_of(method: Method) -> int:
+    """Return the number of trials of a method with each tuning seed, before a grid grows."""
     return math.prod(map(len, method.grid.values())) + sum(map(len, method.then.values()))
+
+
+def points_of(method: Method, base: Nested) -> int:
+    """Return the number of different step sizes, or combinations, that a method tries at first.
+
+    A grid may grow afterwards. All grids may grow by the same number of values. A key of `then` is
+    tried with the best values of the grid. If its usual value, from the suite's `base` or from the
+    method, is among its values, then this combination was tried before.
+    """
+    usual = merged(base, method.base)
+    repeated = 0
+    for name, values in method.then.items():
+        table, _, key = name.partition(".")
+        repeated += usual.get(table, {}).get(key) in values
+    return trials_of(method) - repeated
 
 
 def described(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:

@@ -350,7 +350,7 @@ def tuning(rows: Columns, method: str, schedule: str, alpha: float) -> tuple[Tun
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Return the claims that Muon attains both rates of the theorems, and that SGD is slower."""
+    """Return the claims that Muon attains both rates, and that heavy tails harm SGD more."""
     kept = []
     for schedule, method in itertools.product(SCHEDULES, MUON):
         found, slopes = {}, {}

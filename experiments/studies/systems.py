@@ -267,7 +267,7 @@ def claims(
     found = []
     for name, part in parts.items():
         points = {
-            method: comparison.points_of(comparison.Method.model_validate(own))
+            method: comparison.points_of(comparison.Method.model_validate(own), {})
             for method, own in part["methods"].items()
         }
         for one in part["claims"]:

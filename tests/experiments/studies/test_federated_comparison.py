@@ -223,3 +223,14 @@ def test_from_the_command_to_the_report(tmp_path: Path) -> None:
         assert list(csv.DictReader((out / f"{name}.csv").read_text().splitlines()))
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "FedMuon ends at least as accurate as FedAvg" in page and "target 0.3" in page
+
+
+def test_a_combination_that_is_tried_twice_counts_once() -> None:
+    grid, then = {"local.lr": [0.1, 0.2, 0.4]}, {"local.aux-lr": [0.01, 0.02]}
+    method = comparison.Method.model_validate({"base": {}, "grid": grid, "then": then})
+    assert comparison.points_of(method, {}) == comparison.trials_of(method) == 5
+    assert comparison.points_of(method, {"local": {"aux-lr": 0.02}}) == 4
+    own = comparison.Method.model_validate(
+        {"grid": grid, "then": then, "base": {"local": {"aux-lr": 0.03}}}
+    )
+    assert comparison.points_of(own, {"local": {"aux-lr": 0.02}}) == 5
