@@ -1,12 +1,12 @@
 """Show records as tables to people, and as JSON numbers to programs."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.segment import Segment
@@ -78,11 +78,15 @@ class Fitting(Table):
         )
         turned.add_column(no_wrap=True)
         turned.add_column(overflow="fold")
-        for cells in zip(*(column.cells for column in self.columns), strict=True):
+        for cells in self._lines():
             for column, cell in zip(self.columns, cells, strict=True):
                 turned.add_row(str(column.header), cell)
             turned.add_section()
         yield from turned.__rich_console__(console, options)
+
+    def _lines(self) -> Iterator[tuple[RenderableType, ...]]:
+        """Return the cells of each row."""
+        return zip(*(column.cells for column in self.columns), strict=True)
 
     def _repeated(self, console: Console, options: ConsoleOptions) -> list[Segment]:
         """Return the lines of a long table, made from the line of one row.
@@ -137,7 +141,7 @@ class Fitting(Table):
                 overflow="fold",
                 vertical="bottom",
             )
-        for cells in zip(*(column.cells for column in self.columns), strict=True):
+        for cells in self._lines():
             bare.add_row(*cells)
         return bare
 

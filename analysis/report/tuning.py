@@ -98,7 +98,7 @@ class Tuned:
         return next((name for name, loss in ends.items() if loss == least), "")
 
     @property
-    def spacing(self) -> str:
+    def flaw_of_grid(self) -> str:
         """Return why the grid is too coarse at its best value or too narrow, or ""."""
         grid = sorted(self.values)
         if grid[0] <= 0:
@@ -141,8 +141,8 @@ def objection(methods: Sequence[str], tuned: Mapping[str, Sequence[Tuned]]) -> s
         elif one.end:
             value = {"smallest": min, "largest": max}[one.end](one.values)
             said.append(f"{one.method}'s best {word} {value:g} is the {one.end} of its grid")
-        elif one.spacing:
-            said.append(f"{one.method}'s best {word} is {one.best:g}, but {one.spacing}")
+        elif one.flaw_of_grid:
+            said.append(f"{one.method}'s best {word} is {one.best:g}, but {one.flaw_of_grid}")
     counts = {name: {len(set(one.values)) for one in tuned[name]} for name in names}
     if len(set().union(*counts.values())) > 1:
         each = (f"{name} {' to '.join(map(str, sorted(many)))}" for name, many in counts.items())

@@ -276,8 +276,7 @@ def folder_seconds(run: Run, state: ServerState) -> FolderSeconds:
 
 def _ledger(run: Run, state: ServerState) -> tuple[float, float]:
     """Return the seconds to write a ledger line, and to compute the epsilon of all participants."""
-    path, plan = run.directory.path / "trial-ledger" / "ledger.jsonl", run.experiment.plan
-    path.parent.mkdir()  # the ledger of a run that has begun would have to exist
+    path, plan = run.directory.path / "ledger.jsonl", run.experiment.plan
     account = RunAccountant.open(path, run.config, run.experiment, run.data.sizes, state)
     lines = account.ahead(itertools.repeat(cast(Round, None)), 0)
     spent: list[float] = []

@@ -28,7 +28,7 @@ from fedmuon.config.load import Config
 from fedmuon.config.schema import Natural, Positive
 from fedmuon.core.errors import InputError
 from fedmuon.core.tables import Scalar, Table
-from fedmuon.experiments.studies.study import Study, distinct
+from fedmuon.experiments.studies.study import Study, distinct, tuned_in_rows
 from fedmuon.experiments.studies.training import TrainingRun
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import SuiteRequest, merged
@@ -282,10 +282,9 @@ def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
 def tunings(tuning: Columns) -> list[Tuned]:
     """Return the accuracies of the tried step sizes, one tuning for each ε."""
     return [
-        Tuned(f"{UNFILTERED} (ε = {epsilon:g})", "local.lr", here["lr"].tolist(),
-              here["validation_accuracy"].tolist(), "accuracy")
+        tuned_in_rows(where(tuning, epsilon=epsilon), f"{UNFILTERED} (ε = {epsilon:g})", "lr",
+                      "validation_accuracy", "local.lr", "accuracy")
         for epsilon in distinct(tuning, "epsilon")
-        for here in [where(tuning, epsilon=epsilon)]
     ]  # fmt: skip
 
 

@@ -39,6 +39,7 @@ from fedmuon.experiments.studies.study import (
     in_words,
     levels,
     run_chain,
+    tuned_in_rows,
 )
 from fedmuon.experiments.suites.contents import SuiteRequest
 from fedmuon.optim.chain import Chain
@@ -344,8 +345,7 @@ def tuning(rows: Columns, method: str, schedule: str, alpha: float) -> tuple[Tun
     """
     mine = where(rows, method=method, schedule=schedule, alpha=alpha)
     last = where(mine, steps=mine["steps"].max())
-    tried = curve(last, "factor", "mean_gradient")
-    tuned = Tuned(NAMES[method], "factor", tried.sizes.tolist(), tried.means.tolist())
+    tuned = tuned_in_rows(last, NAMES[method], "factor", "mean_gradient")
     return tuned, curve(mine, "steps", "mean_gradient", factor=tuned.best)
 
 

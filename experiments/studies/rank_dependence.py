@@ -35,6 +35,7 @@ from fedmuon.experiments.studies.study import (
     levels,
     run_chain,
     seed_rows,
+    tuned_in_rows,
 )
 from fedmuon.experiments.suites.contents import SuiteRequest
 from fedmuon.optim.chain import Chain
@@ -178,12 +179,12 @@ def slopes(rows: Columns, method: str) -> dict[str, Slope]:
 def tunings(rows: Columns, method: str) -> dict[float, Tuned]:
     """Return the mean nuclear norm at the largest K for each factor, by rank."""
     last = where(rows, method=method, steps=rows["steps"].max())
-    found = {}
-    for rank in levels(last, "rank"):
-        tried = curve(last, "factor", "mean_nuclear", rank=rank)
-        name = f"{NAMES[method]} (r = {rank:.0f})"
-        found[rank] = Tuned(name, "factor", tried.sizes.tolist(), tried.means.tolist())
-    return found
+    return {
+        rank: tuned_in_rows(
+            where(last, rank=rank), f"{NAMES[method]} (r = {rank:.0f})", "factor", "mean_nuclear"
+        )
+        for rank in levels(last, "rank")
+    }
 
 
 def tuned_rows(rows: Columns) -> Columns:

@@ -21,6 +21,7 @@ from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Findings, Picture
 from fedmuon.analysis.report.findings import Rows as Lines
 from fedmuon.analysis.report.tables import Columns, read_table, where
+from fedmuon.analysis.report.tuning import Tuned
 from fedmuon.analysis.report.verdicts import Claim, Effect, Rule, Slope, curve
 from fedmuon.core.errors import InputError
 from fedmuon.core.tables import Table, validate
@@ -192,6 +193,23 @@ def _released(gradient: Callable[[Params], tuple[Tensor, Params]], points: Point
             for name in found[0][1]
         }
     )
+
+
+def tuned_in_rows(
+    rows: Columns, method: str, value: str, measure: str, key: str = "", name: str = "test_loss"
+) -> Tuned:
+    """Return the tuning of a method from rows in which the column `value` has the tried values.
+
+    Args:
+        rows: The rows of this method.
+        method: The name of the method.
+        value: The column with the tried values.
+        measure: The column with the scores. The score of a value is their mean.
+        key: What was tuned. The default is `value`.
+        name: The measure of the scores, which says whether higher is better.
+    """
+    tried = curve(rows, value, measure)
+    return Tuned(method, key or value, tried.sizes.tolist(), tried.means.tolist(), name)
 
 
 def seed_rows(shared: Record, name: str, values: Iterable[Any]) -> list[Record]:

@@ -65,7 +65,7 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
     claims = [
         replace(
             judge(one, runs, curves, label, chance),
-            also=" ".join(filter(None, (one.get("also", ""), tuning_note(one, about)))),
+            also=" ".join(filter(None, notes(one, about, runs))),
             untuned=untuned(one, about),
         )
         for one in about["claims"]
@@ -132,9 +132,31 @@ def _stated(about: Mapping[str, Any]) -> str:
     return str((about.get("tuning") or {}).get("stated", ""))
 
 
+def notes(claim: Mapping[str, Any], about: Mapping[str, Any], runs: Columns) -> tuple[str, ...]:
+    """Return what a reader of the claim has to know besides its verdict. Texts may be empty."""
+    return claim.get("also", ""), tuning_note(claim, about), unequal_rounds(claim, runs)
+
+
 def tuning_note(claim: Mapping[str, Any], about: Mapping[str, Any]) -> str:
     """Return the note on the step sizes of a claim that the rule does not judge."""
     return "" if claim.get("untuned") or claim["measure"] in COSTS else _stated(about)
+
+
+def unequal_rounds(claim: Mapping[str, Any], runs: Columns) -> str:
+    """Return the note that the compared variants did not make the same number of rounds, or "".
+
+    A measure of costs, such as the rounds to an accuracy, needs no note.
+    """
+    if claim["measure"] in COSTS:
+        return ""
+    most = {
+        name: int(runs["round"][runs["variant"] == name].max(initial=0))
+        for name in (claim["better"], claim.get("than", claim["better"]))
+    }
+    if len(set(most.values())) == 1:
+        return ""
+    each = " and ".join(f"{name} {rounds}" for name, rounds in most.items())
+    return f"The numbers of rounds differ: {each}."
 
 
 def untuned(claim: Mapping[str, Any], about: Mapping[str, Any]) -> str:

@@ -506,7 +506,8 @@ class RunAccountant:
         sizes: np.ndarray,
         state: ServerState,
         head: str | None = None,
-        begun: int = 0,
+        rounds_begun: int = 0,
+        opened: bool = False,
     ) -> "RunAccountant":
         """Open the account of a private run, or create it.
 
@@ -517,8 +518,9 @@ class RunAccountant:
             sizes: Number of samples of each client [N].
             state: The state from which the run continues.
             head: The hash of the ledger's last line when this state was saved.
-            begun: Number of rounds that began, as far as other files show. These can be more rounds
-                than `state` includes, and each of them made its releases.
+            rounds_begun: Number of rounds that began, as far as other files show. These can be more
+                rounds than `state` includes, and each of them made its releases.
+            opened: Whether another file shows that the ledger was opened before.
 
         Raises:
             InputError: If the ledger is damaged, belongs to another run, or cannot be continued.
@@ -530,9 +532,8 @@ class RunAccountant:
         held = path.parent / "config.toml"
         content = read_bytes(held) if held.exists() else dump(config).encode()
         fingerprint = hashlib.sha256(content).hexdigest()
-        done = max(state.round, begun)
+        done = max(state.round, rounds_begun)
         known = released.secrecy, done, head, released.adjacency, rate_from
-        opened = (path.parent / "rounds.jsonl").exists()  # written after the ledger was opened
         ledger = Ledger.open(path, fingerprint, *known, about, opened)
         if ledger.lost:
             raise InputError(f"{path} {ledger.lost}: {AFRESH}")

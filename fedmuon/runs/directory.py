@@ -171,7 +171,14 @@ class RunDirectory:
         """Return the ledger of a private run. Raise an error if it is known to lack a release."""
         from fedmuon.privacy.ledger import Ledger  # imports numpy, so only if needed
 
-        return Ledger.read(self.path / LEDGERS[0], (self.path / "rounds.jsonl").exists())
+        return Ledger.read(self.path / LEDGERS[0], self.opened_ledger())
+
+    def opened_ledger(self) -> bool:
+        """Return whether a private run in this folder has certainly opened its ledger.
+
+        A run writes rounds.jsonl only after the first line of its ledger.
+        """
+        return (self.path / "rounds.jsonl").exists()
 
     def require_resumable(self) -> None:
         """Raise an error if the run cannot be resumed. No file is changed."""

@@ -191,7 +191,8 @@ def train(
     accountant = None
     if experiment.recipe.private:  # before records are cut back, because they prove releases
         ledger, head = directory.path / "ledger.jsonl", directory.ledger_head()
-        known = config, experiment, run.data.sizes, state, head, directory.rounds_begun()
+        seen_before = directory.rounds_begun(), directory.opened_ledger()
+        known = config, experiment, run.data.sizes, state, head, *seen_before
         accountant = RunAccountant.open(ledger, *known)
     earlier, record = directory.cut_back(state.round, config.output.clients), {}
     seen = Counter(client for one in earlier for client in answered(one))  # rounds per client

@@ -16,6 +16,7 @@ from made_training import TINY, read, training
 from fedmuon.config.load import load
 from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.experiments.report import gather, write_report
+from fedmuon.experiments.studies.find import find
 from fedmuon.experiments.studies.training import MEASURES, TrainingRun
 from fedmuon.experiments.suites import contents, suite
 from fedmuon.federated.build import resolve
@@ -307,3 +308,19 @@ def test_sizes_are_not_checked_with_the_default_number_of_clients() -> None:
     assert contents.sizes_that_fit(tables)["train"] == 100
     with pytest.raises(InputError, match="each of 20 clients"):  # the control
         contents.cell({"data": tables["data"]})
+
+
+def test_a_claim_names_unequal_rounds(tmp_path: Path, done: Path) -> None:
+    (equal,) = gather(done)
+    assert not any("numbers of rounds" in claim.also for claim in equal.claims)
+    text = (
+        'kind = "training"\ntitle = "Unequal"\ndata = "synthetic"\nseeds = [0, 1]\n'
+        "[base.data]\ntrain = 60\ntest = 30\n"
+        "[base.federation]\nclients = 2\nper-round = 2\nrounds = 2\n[base.local]\nsteps = 1\n"
+        '[variants.FedAvg.local]\nrecipe = "fedavg"\n[variants.FedMuon.federation]\nrounds = 3\n'
+        '[claims.loss]\nbetter = "FedMuon"\nthan = "FedAvg"\nmeasure = "test_loss"\n'
+    )
+    (tmp_path / "unequal.toml").write_text(text)
+    suite.execute(find(str(tmp_path / "unequal.toml"), None, "full", {}), tmp_path / "out")
+    (part,) = gather(tmp_path / "out")
+    assert "The numbers of rounds differ: FedMuon 3 and FedAvg 2." in part.claims[0].also
