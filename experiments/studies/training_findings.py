@@ -151,7 +151,7 @@ def unequal_rounds(claim: Mapping[str, Any], runs: Columns) -> str:
         return ""
     most = {
         name: int(runs["round"][runs["variant"] == name].max(initial=0))
-        for name in (claim["better"], claim.get("than", claim["better"]))
+        for name in filter(None, (claim["better"], claim.get("than", "")))
     }
     if len(set(most.values())) == 1:
         return ""
@@ -548,7 +548,9 @@ def by_epsilon(runs: Columns, variants: Sequence[str], narrow: bool = False) -> 
         points[:, 0] = [runs["epsilon"][rows_of(runs, name, x)].mean() for x in points[:, 0]]
         points = points[np.argsort(points[:, 0])]
         _with_bars(axes, points, APART * (place - (len(variants) - 1) / 2), look, name)
-    style.levels_on_x(axes, np.unique(runs["epsilon"].round(2)))
+    # One tick per level: an interrupted run has a slightly larger epsilon than the others.
+    means = [runs["epsilon"][runs["x"] == x].mean() for x in values]
+    style.levels_on_x(axes, np.unique(np.round(means, 2)))
     axes.margins(x=0.1)
     axes.set_xlabel(f"ε (upper end; {', '.join(np.unique(runs['adjacency']))})")
     axes.set_ylabel("final accuracy")

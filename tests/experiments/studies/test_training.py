@@ -319,8 +319,11 @@ def test_a_claim_names_unequal_rounds(tmp_path: Path, done: Path) -> None:
         "[base.federation]\nclients = 2\nper-round = 2\nrounds = 2\n[base.local]\nsteps = 1\n"
         '[variants.FedAvg.local]\nrecipe = "fedavg"\n[variants.FedMuon.federation]\nrounds = 3\n'
         '[claims.loss]\nbetter = "FedMuon"\nthan = "FedAvg"\nmeasure = "test_loss"\n'
+        '[sweep]\nkey = "local.steps"\nvalues = [1, 2]\nlabel = "E"\n'
+        '[claims.steps]\nkind = "falling"\nbetter = "FedAvg"\nmeasure = "test_loss"\n'
     )
     (tmp_path / "unequal.toml").write_text(text)
     suite.execute(find(str(tmp_path / "unequal.toml"), None, "full", {}), tmp_path / "out")
     (part,) = gather(tmp_path / "out")
     assert "The numbers of rounds differ: FedMuon 3 and FedAvg 2." in part.claims[0].also
+    assert "numbers of rounds" not in part.claims[1].also  # one variant along the sweep
