@@ -79,7 +79,10 @@ def place(parent: Path) -> Path:
 def _status(folder: Path, brief: bool, entry: Record | None) -> tuple[RunStatus, Record | None]:
     """Return the status of a run, and its entry for the index, if it may have one."""
     now = time.time_ns()
-    files = changed(folder)  # before the files are read, so that a later change is noticed
+    try:
+        files = changed(folder)  # before the files are read, so that a later change is noticed
+    except OSError:  # the folder is missing, is a file or was removed
+        return RunStatus(folder, brief), None
     if entry and entry["files"] == _key(files) and (brief or entry["whole"]):
         return _recalled(folder, brief, entry), entry
     run = RunStatus(folder, brief)

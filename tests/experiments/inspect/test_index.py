@@ -11,6 +11,7 @@ from conftest import small
 from typer.testing import CliRunner
 
 from fedmuon.config.load import Config
+from fedmuon.core.errors import InputError
 from fedmuon.core.locks import LOCK
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.inspect import index, status
@@ -218,11 +219,33 @@ def test_curves_of_recalled_runs_are_read_when_they_are_needed(runs: Path) -> No
         _ = third.curves[name]
 
 
+def test_a_run_that_is_removed_while_runs_are_listed_is_damaged(runs: Path) -> None:
+    folders = [*status.folders_below(runs)]
+    shutil.rmtree(runs / "r01")
+    found = index.statuses(folders, brief=True)
+    assert [one.path.name for one in found if one.damage] == ["r01"]
+
+
 def test_few_runs_have_no_index(runs: Path) -> None:
     for number in range(index.FEWEST - 1, COUNT):
         shutil.rmtree(runs / f"r{number:02}")
     assert recalled(runs) == recalled(runs) == [False] * (index.FEWEST - 1)
     assert not index.place(runs).exists()
+
+
+@pytest.mark.parametrize("kind", ["missing", "file"])
+def test_one_of_many_paths_without_a_run_is_rejected(runs: Path, kind: str) -> None:
+    if kind == "file":
+        (runs / "other").write_text("text")
+    paths = [*sorted(one for one in runs.iterdir() if one.is_dir()), runs / "other"]
+    with pytest.raises(InputError) as few:
+        comparison({"": paths[-2:]})
+    for _ in range(2):  # without an index, and with one
+        with pytest.raises(InputError) as many:
+            comparison({"": paths})
+        assert str(many.value) == str(few.value) and str(runs / "other") in str(few.value)
+    done = CliRunner().invoke(app, ["compare", *map(str, paths)])
+    assert isinstance(done.exception, InputError)  # the command prints it
 
 
 @pytest.mark.parametrize(
