@@ -2,11 +2,12 @@
 
     python -m benchmarks.many_runs [--runs 2000]
 
-One real run of 50 rounds is copied. Each command runs with no index of runs because its folder is
-not writable ("without"), with no index yet ("cold"), and with the index of an earlier command
-("warm"). The figures are seconds of CPU time of the whole command, because other load on the
-machine disturbs it least. The peer of a figure is the time without an index. A request of the page
-of `watch` needs no index. Its peer is the first request, which reads every folder.
+One real run of 50 rounds is copied. Each command runs without an index of runs, because
+FEDMUON_CACHE names a folder that cannot be created ("without"), with no index yet ("cold"), and
+with the index of an earlier command ("warm"). The figures are seconds of CPU time of the whole
+command, because other load on the machine disturbs it least. The peer of a figure is the time
+without an index. A request of the page of `watch` needs no index. Its peer is the first request,
+which reads every folder.
 """
 
 import os
@@ -29,7 +30,7 @@ CONFIG = ("data.name=synthetic", "data.train=200", "data.test=100", "federation.
 COMMANDS = ("ls", "compare", "report")
 
 
-def fedmuon(*words: str, cache: str = os.devnull) -> float:
+def cpu_seconds_of(*words: str, cache: str = os.devnull) -> float:
     """Run a command, and return its CPU seconds. Without a cache folder, it cannot use an index."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
@@ -59,16 +60,16 @@ def rows(count: int) -> Iterator[Row]:
     """Copy a run, and yield a row for each command."""
     with tempfile.TemporaryDirectory() as name:
         place, runs = Path(name), Path(name) / "runs"
-        fedmuon("run", "--out", str(place / "run"), *(f"--set={one}" for one in CONFIG))
+        cpu_seconds_of("run", "--out", str(place / "run"), *(f"--set={one}" for one in CONFIG))
         for number in range(count):
             shutil.copytree(place / "run", runs / f"run-{number:05}")
         time.sleep(2 * SETTLED / 1e9)  # the index stores no run that has just changed
         say(f"{count} copies of a run")
         for command in COMMANDS:
             cache = str(place / f"cache-{command}")
-            without = fedmuon(command, str(runs))
-            cold = fedmuon(command, str(runs), cache=cache)
-            warm = fedmuon(command, str(runs), cache=cache)
+            without = cpu_seconds_of(command, str(runs))
+            cold = cpu_seconds_of(command, str(runs), cache=cache)
+            warm = cpu_seconds_of(command, str(runs), cache=cache)
             for what, seconds in {"cold": cold, "warm": warm}.items():
                 figure = f"{command}, {count} runs, {what} index"
                 yield Row(figure, seconds, without, without / seconds)

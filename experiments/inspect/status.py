@@ -66,7 +66,7 @@ SHORT = SYMBOLS | {
 }  # fmt: skip
 UNSET = ("none", "constant", "always", 0)  # values in the next tables that have no effect
 SPARSE = ("compression", "devices")
-SETTLED = 2 * 10**9  # ns; a younger file or folder may change without a new time of this change
+SETTLED = 2 * 10**9  # ns; a file changed more recently may change again without a new time stamp
 _listings: dict[Path, tuple[tuple[int, int, int], list[Path], Path | None]] = {}
 
 

@@ -65,7 +65,7 @@ def bound_words(record: Mapping[str, Any]) -> str:
     share = f" = {number(value / top, 3)} $B$" + ", vacuous" * (value >= top) if top else ""
     return (
         f"bound on the gap $F-\\hat F$: {number(value, 3)}{share}\n"
-        "($B$: range of the loss; a loss is not on this axis)"
+        "($B$: range of the loss; the axis shows distances, not losses)"
     )
 
 

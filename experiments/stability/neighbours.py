@@ -64,7 +64,7 @@ SECRET_COHORTS = (
 GAP = "population gap"  # at the clients' label shares; the test gap uses the held-out samples
 OF_NEIGHBOURS = (
     "A neighbour is the run with one sample replaced. Its perturbation is the distance between the "
-    "two final models, and its certificate is a limit of this distance."
+    "two final models, and its certificate is the proved maximum of this distance."
 )
 MEANINGS = (
     f"{OF_NEIGHBOURS} The population gap is the loss on new samples, estimated from held-out "

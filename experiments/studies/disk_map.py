@@ -42,6 +42,7 @@ SETTLED = {
     "privacy.kappa": "gains", "privacy.lookahead": "reaches", "privacy.epsilon": "epsilons",
     "local.lr": "lrs", "federation.seed": "seeds", "data.name": "--data",
 }  # fmt: skip
+UNFILTERED = "no filter"
 
 
 class Settings(Table):
@@ -192,7 +193,6 @@ STANDS_ON = (
     "its map along the trend, per cell. The mean effect is 0 if maps of different seeds have "
     "nothing in common."
 )
-UNFILTERED = "no filter"
 PAIRS, LEVELS = ("kappa", "choice"), ("kappa", "epsilon")
 
 

@@ -46,8 +46,8 @@ ESTIMATED = (
     "proved."
 )
 ACROSS = 5.2  # inches
-# What the 95% interval of a gap covers, in words, and its name in the picture. A setting has one
-# run, or several runs with different seeds.
+# Sentences on the 95% interval of a gap, and its names in the picture. A setting has one run, or
+# several runs with different seeds.
 OVER_SEEDS = (
     "The 95% interval of a gap is Student's interval of its mean over seeds. In gap.csv, it is "
     "that of one run, from its held-out samples."

@@ -9,7 +9,7 @@ from fedmuon.core.errors import InputError
 
 NORMALIZATIONS = ("unit", "ball")
 PIXELS, TOKENS = "pixels", "tokens"
-MANY_CLASSES = 1_000_000  # labels as high as this, and fewer samples, are no numbers of classes
+MANY_CLASSES = 1_000_000  # a label this high is rejected, unless there are as many samples
 CHUNK = 512  # number of rows mapped at once, so that temporary arrays fit into a cache
 
 
