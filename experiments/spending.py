@@ -21,7 +21,7 @@ from fedmuon.privacy.accounting.truncated import TOO_OFTEN
 from fedmuon.privacy.mechanisms.client_level import EACH, EVERYONE
 from fedmuon.privacy.noise import CAVEATS, STOPPED
 from fedmuon.runs.data_notes import read_client_names
-from fedmuon.runs.directory import AUDIT, Record, RunDirectory
+from fedmuon.runs.directory import AUDIT, LEDGER_LOST, Record, RunDirectory
 
 UNFINISHED = (
     "The run has not ended. If you stop the run because of values that the run did not release, "
@@ -49,13 +49,15 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
             name.
     """
     file = folder / LEDGER
+    directory = RunDirectory(folder)
     if not file.exists():
+        if directory.released():
+            raise InputError(f"{folder} {LEDGER_LOST}. Restore {LEDGER} from a copy.")
         below = next(iter(sorted(folder.glob(f"*/{LEDGER}"))), None)
         raise InputError(
             f"{folder} has no {LEDGER}, so it is not the folder of a private run. Pass the "
             "folder of a private run" + (f", such as {below.parent}." if below else ".")
         )
-    directory = RunDirectory(folder)
     if (folder / "config.toml").exists():
         directory.require_sound()
     # The run may still be running, so read the ledger last: it is written before the other files.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fedmuon.analysis.report.numbers import digits, in_bytes
 from fedmuon.config.describe import SYMBOLS
+from fedmuon.config.incompatible import is_private
 from fedmuon.config.load import Config, load
 from fedmuon.config.schema import reads
 from fedmuon.config.user_objects import IN_PYTHON, handed_over
@@ -164,8 +165,8 @@ class RunStatus:
     @property
     def private(self) -> bool:
         """Return whether the run is private, so that its measurements are not released."""
-        named = self.config.local.recipe in PRIVATE or self.config.privacy.level == "client"
-        return named or (self.path / "ledger.jsonl").exists()  # also true for custom recipes
+        ledger = self.path / "ledger.jsonl"  # also exists for private custom recipes
+        return is_private(self.config) or ledger.exists()
 
     @property
     def note(self) -> str:

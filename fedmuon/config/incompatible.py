@@ -330,11 +330,17 @@ def _text_problems(config: Config) -> Iterator[str]:
         )
 
 
+def is_private(config: Config) -> bool:
+    """Return whether a config names a private recipe or privacy of clients.
+
+    A custom recipe may be private, too. The config does not show this.
+    """
+    return config.privacy.level == "client" or config.local.recipe in PRIVATE
+
+
 def has_no_noise(config: Config) -> bool:
     """Return whether a run with this config is private but would release results without noise."""
-    privacy = config.privacy
-    private = privacy.level == "client" or config.local.recipe in PRIVATE
-    return private and not (privacy.noise or privacy.epsilon)
+    return is_private(config) and not (config.privacy.noise or config.privacy.epsilon)
 
 
 def missing_noise(config: Config) -> Iterator[str]:

@@ -37,6 +37,10 @@ CLIENTS = "clients.jsonl"  # records of clients, if they are requested
 CLIENT_NAMES = "client-names.json"  # the names of clients, if a column or the user names them
 CLOCK = "clock.npz"  # the timetable of simulated devices
 LEDGERS = ("ledger.jsonl", "ledger.heads")  # of a private run; see fedmuon.privacy.ledger
+LEDGER_LOST = (
+    "contains a private run that has begun, but its ledger is missing, so the spent epsilon is "
+    "unknown"
+)
 RUN_ID = "run-id.txt"  # identifies the run to nodes that store client states
 PERSONAL_MODELS = "personal.safetensors"
 MAYBE = ("routes.txt", "objects.json", CLIENT_NAMES, CLOCK, RUN_ID, *LEDGERS, CLIENTS,
@@ -152,7 +156,8 @@ class RunDirectory:
         ledger, heads = (self.path / name for name in LEDGERS)
         if not ledger.exists() and not heads.exists():
             if not any(name in sums_of(self.path) for name in LEDGERS):
-                return ""  # the run can start again with the same result
+                # without a release, the run can start again with the same result
+                return LEDGER_LOST if self.released() else ""
             return (
                 "contains a finished private run without its ledger. The privacy budget of this "
                 "run is already spent"
@@ -179,6 +184,18 @@ class RunDirectory:
         A run writes rounds.jsonl only after the first line of its ledger.
         """
         return (self.path / "rounds.jsonl").exists()
+
+    def released(self) -> bool:
+        """Return whether the config is private and the run has made a release.
+
+        A damaged config counts as not private. A custom recipe counts as not private, too.
+        """
+        from fedmuon.config.incompatible import is_private  # imports pydantic, so only if needed
+        from fedmuon.config.load import load
+
+        with contextlib.suppress(InputError, OSError):
+            return self.opened_ledger() and is_private(load(self.path / "config.toml"))
+        return False
 
     def require_resumable(self) -> None:
         """Raise an error if the run cannot be resumed. No file is changed."""

@@ -15,11 +15,14 @@ import torch
 from conftest import private, quick, small
 from cut_off import broken_off
 from torch import nn
+from typer.testing import CliRunner
 
 import fedmuon
 from fedmuon.config.load import nested, parse
 from fedmuon.core.errors import InputError
 from fedmuon.experiments import spending
+from fedmuon.experiments.cli import app
+from fedmuon.experiments.inspect.status import RunStatus
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.spending import spent
 from fedmuon.optim.private import Private
@@ -157,7 +160,8 @@ def test_a_release_that_its_ledger_lost_is_not_forgotten(
         for name in CHECKPOINTS:
             (tmp_path / name).unlink(missing_ok=True)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
-    with pytest.raises(InputError, match=r"no entry for round|lacks a line|no ledger\.jsonl"):
+    said = r"no entry for round|lacks a line|no ledger\.jsonl|its ledger is missing"
+    with pytest.raises(InputError, match=said):
         execute(None, tmp_path, resume=True)
     if ledger.exists():
         with pytest.raises(InputError, match=r"no entry for round|lacks a line"):
@@ -185,15 +189,34 @@ def test_a_first_round_that_its_ledger_lost_is_not_forgotten(tmp_path: Path, los
             file.unlink()
     if lost == "a line and the second file":
         files[0].write_bytes(whole[0].splitlines(keepends=True)[0])
-    said = "missing or empty|names 0 of the 1 lines"
+    said = "missing or empty|names 0 of the 1 lines|its ledger is missing, so the spent epsilon"
     with pytest.raises(InputError, match=said):
         execute(None, tmp_path, resume=True)
-    if files[0].exists():
-        with pytest.raises(InputError, match=said):
-            spent(tmp_path)
+    with pytest.raises(InputError, match=said):
+        spent(tmp_path)
     for file, content in zip(files, whole, strict=True):
         file.write_bytes(content)
     assert execute(None, tmp_path, resume=True)["privacy"]["epsilon"] > 4.0  # the control
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_a_begun_run_without_its_ledger_is_shown_as_lost(tmp_path: Path, rounds: int) -> None:
+    """A run without rounds.jsonl has released nothing, so it can start again."""
+    broken_off(TARGET, tmp_path, at=1)
+    for name in ("ledger.jsonl", "ledger.heads", *(() if rounds else ("rounds.jsonl",))):
+        (tmp_path / name).unlink()
+    (tmp_path / CHECKPOINTS[0]).unlink()
+    found = RunStatus(tmp_path).state
+    if not rounds:
+        assert found == "unfinished" and not RunDirectory(tmp_path).lost()
+        with pytest.raises(InputError, match="not the folder of a private run"):
+            spent(tmp_path)
+        return
+    assert found.startswith("lost: ") and RunDirectory(tmp_path).lost() in found
+    for shown in ("ls", "show"):
+        assert "--resume" not in CliRunner().invoke(app, [shown, str(tmp_path)]).output
+    with pytest.raises(InputError, match="has begun, but its ledger is missing, so the spent"):
+        spent(tmp_path)
 
 
 def test_a_finished_run_without_its_ledger_and_records_is_not_run_again(tmp_path: Path) -> None:
