@@ -695,7 +695,8 @@ def with_command(claim: Claim, about: Mapping[str, Any], folder: Path | None = N
     if claim.untuned:
         command = f"fedmuon tune {shlex.quote(words[2])}"
         if (about.get("tuning") or {}).get("at", "") == "":
-            why = "the suite has no table [tuning]"
+            searches = about.get("kind") != "training"  # the suite itself tries several step sizes
+            why = "its grids of step sizes must change" if searches else "the suite has no [tuning]"
             return replace(claim, also="; ".join(filter(None, (claim.also, NOTHING.format(why)))))
         return replace(claim, command=command)
     words += [word for change in claim.changes for word in ("--set", change)]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedmuon.analysis.report.tuning import Tuned, objection, widened
-from fedmuon.analysis.report.verdicts import Claim, Effect, Rule
+from fedmuon.analysis.report.verdicts import Claim, Effect, Rule, with_command
 
 GRID = [0.01, 0.02, 0.04, 0.08, 0.16]
 VALLEY = [3.0, 2.0, 1.0, 2.0, 3.0]
@@ -92,6 +92,19 @@ def test_a_decided_claim_becomes_inconclusive_and_gives_the_reason(away: float) 
     one_seed = Effect.around("loss", [away], [math.nan], unit="loss")
     untested = Claim("", one_seed, Rule(high=0.0), untuned="Muon had 1 value")
     assert untested.verdict == "not tested here"  # the rule never makes a verdict stronger
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("training", "the suite has no [tuning]"), ("systems", "its grids of step sizes must change")],
+)
+def test_a_suite_that_cannot_be_tuned_by_command_says_what_is_missing(kind: str, said: str) -> None:
+    claim = Claim("", Effect.around("loss", [1.0], [0.1], unit="loss"), Rule(high=0.0), untuned="x")
+    about = {"again": "fedmuon suite some", "scale": "full", "kind": kind}
+    judged = with_command(claim, about)
+    assert said in judged.also and not judged.command
+    tuned_by_command = with_command(claim, about | {"tuning": {"at": "each"}})
+    assert tuned_by_command.command == "fedmuon tune some"
 
 
 def extended(
