@@ -23,7 +23,7 @@ from fedmuon.config.load import NAMING, Config
 from fedmuon.config.schema import FIELDS
 from fedmuon.core.choices import is_own
 from fedmuon.core.errors import InputError
-from fedmuon.core.files import Record, digest, read_bytes, write_bytes
+from fedmuon.core.files import Record, cache_folder, digest, read_bytes, write_bytes
 from fedmuon.experiments.inspect.status import SETTLED, Changed, RunStatus, changed, folders_below
 from fedmuon.runs.directory import LARGE, NOT_SHOWN
 
@@ -51,10 +51,9 @@ def statuses(folders: Sequence[Path], brief: bool = False) -> list[RunStatus]:
         groups.setdefault(folder.parent, []).append(folder)
     found: dict[Path, RunStatus] = {}
     for parent, group in groups.items():
-        if len(group) < FEWEST:
+        if (file := _place(parent, len(group))) is None:
             found |= {folder: RunStatus(folder, brief) for folder in group}
             continue
-        file = place(parent)
         old = _read(file)
         new: Entries = {}
         for folder in group:
@@ -71,9 +70,15 @@ def statuses(folders: Sequence[Path], brief: bool = False) -> list[RunStatus]:
 
 def place(parent: Path) -> Path:
     """Return the path of the index of the runs in a folder."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    caches = Path(os.environ.get("FEDMUON_CACHE") or home / "fedmuon")
-    return caches / "runs" / f"{digest(os.path.realpath(parent).encode())[:32]}.json"
+    return cache_folder() / "runs" / f"{digest(os.path.realpath(parent).encode())[:32]}.json"
+
+
+def _place(parent: Path, count: int) -> Path | None:
+    """Return the path of the index of `count` runs, or None if these runs have no index."""
+    with contextlib.suppress(InputError):  # the cache folder is unknown
+        if count >= FEWEST:
+            return place(parent)
+    return None
 
 
 def _status(folder: Path, brief: bool, entry: Record | None) -> tuple[RunStatus, Record | None]:
@@ -151,14 +156,17 @@ def _defaults() -> dict[str, Any]:
 
 @cache
 def _maker() -> str:
-    """Return a text that differs for versions of fedmuon with other keys or other checks."""
+    """Return a text that differs if the version, the keys or their defaults differ."""
     defaults = [(table, key, field.default) for table, keys in FIELDS.items()
                 for key, field in keys.items()]  # fmt: skip
     return digest(f"1 {version('fedmuon')} {defaults}".encode())
 
 
 def _read(file: Path) -> Entries:
-    """Return the entries of an index. There are none if it is missing, damaged or of old make."""
+    """Return the entries of an index.
+
+    There are none if the index is missing, damaged or from another version.
+    """
     try:
         head, _, body = read_bytes(file).partition(b"\n")
     except (InputError, OSError):

@@ -184,6 +184,26 @@ def append(path: Path, lines: Iterable[str], durable: bool = False) -> None:
             os.fsync(log.fileno())
 
 
+def cache_folder() -> Path:
+    """Return the folder for files that can be computed again. The folder may not exist yet.
+
+    The folder is `$FEDMUON_CACHE`, or `fedmuon/` in the user's cache.
+
+    Raises:
+        InputError: If the user's cache folder is unknown.
+    """
+    if named := os.environ.get("FEDMUON_CACHE"):
+        return Path(named)
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    try:
+        return Path(home).expanduser() / "fedmuon"
+    except RuntimeError:  # the home folder in the path is unknown
+        raise InputError(
+            f"the cache folder {home} cannot be used, because its home folder is unknown. Set the "
+            "environment variable FEDMUON_CACHE to a folder for cached files."
+        ) from None
+
+
 def remove_drafts(folder: Path) -> None:
     """Remove the temporary files that `write_bytes` left in a folder when a process was killed.
 

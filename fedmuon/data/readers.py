@@ -28,7 +28,7 @@ import numpy as np
 
 from fedmuon.core.choices import GLUE, TABLES
 from fedmuon.core.errors import InputError, instead
-from fedmuon.core.files import read_bytes, regular, require_regular
+from fedmuon.core.files import cache_folder, read_bytes, regular, require_regular
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.glue import glue
 from fedmuon.data.source import CHUNK, Source, joined, unit_rows
@@ -621,8 +621,7 @@ def _read_cached(name: str, options: tuple[tuple[str, Any], ...], held: Stamp) -
     if not _origin(name, dict(options)):
         return read(name, **dict(options))
     key = hashlib.sha256(repr((VERSION, name, options, [*held])).encode()).hexdigest()[:16]
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    place = Path(os.environ.get("FEDMUON_CACHE") or home / "fedmuon") / f"{name}-{key}"
+    place = cache_folder() / f"{name}-{key}"
     if not place.exists():
         source = read(name, **dict(options))
         with contextlib.suppress(OSError):

@@ -233,6 +233,16 @@ def test_few_runs_have_no_index(runs: Path) -> None:
     assert not index.place(runs).exists()
 
 
+def test_without_a_cache_folder_there_is_no_index(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = without_index(runs, monkeypatch)
+    monkeypatch.delenv("FEDMUON_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "~nouser/x")
+    assert outputs(runs) == expected
+    assert recalled(runs) == recalled(runs) == [False] * COUNT
+
+
 @pytest.mark.parametrize("kind", ["missing", "file"])
 def test_one_of_many_paths_without_a_run_is_rejected(runs: Path, kind: str) -> None:
     if kind == "file":

@@ -19,6 +19,7 @@ from hypothesis.extra.numpy import arrays
 from sklearn.datasets import load_digits
 
 from fedmuon.core.errors import InputError
+from fedmuon.core.files import cache_folder
 from fedmuon.data import available, load, read, readers
 from fedmuon.data.federated import Dealt, FederatedData, federate, split
 from fedmuon.data.partition import dirichlet
@@ -614,3 +615,15 @@ def test_a_changed_file_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyP
     _read_cached.cache_clear()
     assert read_mapped("mnist5k", ()).inputs.shape[0] == 5000  # no cache, no harm
     _read_cached.cache_clear()
+
+
+def test_an_unknown_cache_folder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDMUON_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "~nouser/x")
+    _read_cached.cache_clear()
+    with pytest.raises(InputError, match=r"~nouser/x cannot be used.*Set .* FEDMUON_CACHE"):
+        read_mapped("mnist5k", ())
+    monkeypatch.setenv("XDG_CACHE_HOME", "/nowhere")
+    assert cache_folder() == Path("/nowhere/fedmuon")
+    monkeypatch.setenv("FEDMUON_CACHE", "/elsewhere")
+    assert cache_folder() == Path("/elsewhere")
