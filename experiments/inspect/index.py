@@ -5,8 +5,9 @@ This takes some milliseconds per run. The index stores the results of this work,
 folder of runs. The files are in the user's cache folder, so no run folder changes.
 
 A result is used only if the names, sizes and times of all files of the run are as they were when
-the files were read. Unfinished and damaged runs have no results in the index. If the index is
-missing, damaged or not writable, the run folders are read again.
+the files were read. Unfinished and damaged runs have no results in the index. Private runs have
+none either, because their summaries contain losses that are not released. If the index is missing,
+damaged or not writable, the run folders are read again.
 """
 
 import contextlib
@@ -92,7 +93,8 @@ def _status(folder: Path, brief: bool, entry: Record | None) -> tuple[RunStatus,
         return _recalled(folder, brief, entry), entry
     run = RunStatus(folder, brief)
     with contextlib.suppress(InputError):
-        if run.ended and not run.damage and _is_settled(files, now) and _is_plain(run.config):
+        stored = run.ended and not run.damage and not run.private
+        if stored and _is_settled(files, now) and _is_plain(run.config):
             large = any(size > LARGE for name, _, _, size in files if name in NOT_SHOWN)
             entry = {
                 "files": _key(files),
@@ -159,7 +161,7 @@ def _maker() -> str:
     """Return a text that differs if the version, the keys or their defaults differ."""
     defaults = [(table, key, field.default) for table, keys in FIELDS.items()
                 for key, field in keys.items()]  # fmt: skip
-    return digest(f"1 {version('fedmuon')} {defaults}".encode())
+    return digest(f"2 {version('fedmuon')} {defaults}".encode())
 
 
 def _read(file: Path) -> Entries:

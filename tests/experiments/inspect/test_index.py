@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import small
+from conftest import private, small
 from typer.testing import CliRunner
 
 from fedmuon.config.load import Config
@@ -231,6 +231,14 @@ def test_few_runs_have_no_index(runs: Path) -> None:
         shutil.rmtree(runs / f"r{number:02}")
     assert recalled(runs) == recalled(runs) == [False] * (index.FEWEST - 1)
     assert not index.place(runs).exists()
+
+
+def test_a_private_run_is_not_in_the_index(runs: Path) -> None:
+    shutil.rmtree(runs / "r04")
+    execute(private(1, noise=1.0), runs / "r04")
+    assert recalled(runs) == [False] * COUNT
+    assert recalled(runs) == [number != 4 for number in range(COUNT)]
+    assert "r04" not in index.place(runs).read_text()
 
 
 def test_without_a_cache_folder_there_is_no_index(
