@@ -62,6 +62,7 @@ INTERVAL_NAMES = {
     OF_ONE_RUN: "95% interval from held-out samples",
     OF_BOTH: "95% interval over seeds, or of one run",
 }
+CUT = "an interval cut at the left edge reaches 0 or below"
 NOT_DRAWN = "The picture leaves out {} of {} settings, which have no bound or no measured gap."
 
 
@@ -323,13 +324,13 @@ def picture(rows: Columns) -> Figure:
     gaps, lows, highs = np.array([gap_bound.ends_of(one) for one in settings]).T
     bounds = np.array([one["bound"].mean() for one in settings])
     places = np.arange(len(settings))
-    positive = np.concatenate([gaps[gaps > 0], highs[highs > 0], bounds])
+    positive = np.concatenate([gaps[gaps > 0], lows[lows > 0], highs[highs > 0], bounds])
     left = positive.min() / gap_bound.ROOM**2
     right = max(1.0, positive.max()) * gap_bound.ROOM**2
 
     up = gaps > 0
     seeds = "" if all(len(one["gap"]) == 1 for one in settings) else ", mean over seeds"
-    cut = "\n(contains 0 if cut at the left edge)" if (lows <= 0).any() else ""
+    cut = f"\n({CUT})" if ((lows <= 0) & (highs > 0)).any() else ""
     axes.hlines(places, np.maximum(lows, left), np.maximum(highs, left), color=style.BLUE, lw=1.2,
                 label=INTERVAL_NAMES[kinds_of(settings)] + cut)  # fmt: skip
     axes.plot(gaps[up], places[up], "o", color=style.BLUE, ms=5, label=f"measured gap{seeds}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.collections import LineCollection
 from matplotlib.patches import Rectangle
 from typer.testing import CliRunner
 
@@ -187,6 +188,26 @@ def test_no_words_of_the_picture_overlap_marks_or_words(settings: int, spread: f
     assert not any(above.overlaps(below) for above, below in itertools.pairwise(heights))
     assert not legend.get_window_extent().overlaps(axes.xaxis.label.get_window_extent())
     assert not axes.texts  # negative control: the words of an older picture were in the axes
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "cut"),
+    [(1e-5, 2e-3, False), (-1e-5, 2e-3, True), (0.0, 2e-3, True), (-2e-3, -1e-4, False)],
+)
+def test_an_interval_is_cut_only_if_it_reaches_0(low: float, high: float, cut: bool) -> None:
+    """Positive intervals are drawn whole, and negative intervals are not drawn at all."""
+    gap = (low + high) / 2
+    rows = one_row_each(2, 1, gap=[gap, 1e-3], gap_low=[low, 9e-4], gap_high=[high, 2e-3],
+                        bound=[0.02, 0.02])  # fmt: skip
+    axes = gap_grid.picture(rows).axes[0]
+    left = axes.get_xlim()[0]
+    (lines,) = [one for one in axes.collections if isinstance(one, LineCollection)]
+    ends = [sorted(float(x) for x in line[:, 0]) for line in map(np.asarray, lines.get_segments())]
+    assert ends[0] == pytest.approx([max(low, left), max(high, left)])
+    assert ends[1] == pytest.approx([9e-4, 2e-3]) and left < 9e-4
+    assert (ends[0][0] > left) == (low > 0)
+    labels = axes.get_legend_handles_labels()[1]
+    assert any(gap_grid.CUT in one for one in labels) == cut
 
 
 def test_the_kind_of_each_interval_is_named(grid: Path) -> None:
