@@ -12,6 +12,9 @@ A comparison of two methods depends on their step sizes. The rule makes the comp
 The verdict names the method and the case. A verdict of `holds` or `refuted` is therefore possible
 only if both methods had the same number of values, and their best values are inside grids that are
 neither coarse nor narrow.
+
+Suites of kind `federated-comparison` and `systems` do not use `objection`. They check only the ends
+of the grids and the numbers of values, not whether a grid is coarse or narrow.
 """
 
 import itertools
@@ -100,7 +103,7 @@ class Tuned:
     @property
     def flaw_of_grid(self) -> str:
         """Return why the grid is too coarse at its best value or too narrow, or ""."""
-        grid = sorted(self.values)
+        grid = sorted(set(self.values))
         if grid[0] <= 0:
             return ""
         if (width := grid[-1] / grid[0]) < NARROWEST:

@@ -42,6 +42,7 @@ def test_equal_grids_with_best_values_inside_are_accepted() -> None:
         (tuned("Muon", [.1, .2, .3, .4, .5], measure="accuracy"), "0.16 is the largest"),
         (tuned("Muon", VALLEY, [1e-6, 1e-5, 1e-4, 1e9, 1e10]), "up to 1e+13 times apart"),
         (tuned("Muon", VALLEY, [0.01, 0.02, 0.1, 0.2, 0.4]), "0.1, but the next values of its"),
+        (tuned("Muon", [4, 1, 1, 2, 3, 4], [1, 2, 2, 9, 10, 64]), "up to 4.5 times apart"),
         (tuned("Muon", VALLEY, [0.1, 0.1001, 0.1002, 0.1003, 0.1004]), "ends at 1.004 times its"),
     ],
 )  # fmt: skip
