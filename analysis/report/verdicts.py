@@ -149,10 +149,13 @@ def _within(value: float, errors: np.ndarray, counts: np.ndarray) -> Slope:
 def _errors(runs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Return the standard error of the mean and the number of runs, for each group of runs.
 
-    Both numbers are nan for a group of one run.
+    Both numbers are nan for a group of one run. The error is nan if a run of the group diverged.
     """
     counts = np.array([len(values) if len(values) > 1 else np.nan for values in runs])
-    spread = [values.std(ddof=1) if len(values) > 1 else np.nan for values in runs]
+    known = [len(values) > 1 and np.isfinite(values).all() for values in runs]
+    spread = [
+        values.std(ddof=1) if each else np.nan for values, each in zip(runs, known, strict=True)
+    ]
     return np.array(spread) / np.sqrt(counts), counts
 
 

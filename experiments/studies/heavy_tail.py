@@ -29,6 +29,7 @@ from fedmuon.analysis.report.tuning import Tuned, objection
 from fedmuon.analysis.report.verdicts import Claim, Curve, Effect, Rule, Slope, curve, quotient
 from fedmuon.analysis.theory.stationarity import rate
 from fedmuon.config.schema import Count, OrthogonalizerTable, Positive
+from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import Table
 from fedmuon.experiments.studies.study import (
@@ -91,6 +92,11 @@ class Settings(Table):
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     """Return a cell for each method and number of steps."""
+    if 1.0 not in settings.factors:
+        raise InputError(
+            "factors does not contain 1, but Muon is also shown with its usual step size, so SGD "
+            "would have fewer tuned values than Muon. Add 1.0 to factors."
+        )
     return [
         Call(f"{method}-{steps}", partial(measure, settings, method, steps), steps)
         for method in METHODS

@@ -107,9 +107,8 @@ def measure(settings: Settings, method: str, rank: int) -> Record:
     start = {"X": torch.zeros_like(goal)}
     sizes = []
     for step, now in run_chain(chain, start, oracle, longest, partial(generator, rank)):
-        if step < longest:  # compute the nuclear norm from the smaller Gram matrix's eigenvalues
-            at = slope(now["X"], goal)
-            sizes.append(torch.linalg.eigvalsh(at @ at.mT).clamp_min(0).sqrt().sum(-1))
+        if step < longest:
+            sizes.append(nuclear(slope(now["X"], goal)))
     rows = []
     for length in settings.steps:
         means = torch.stack(sizes)[:length].mean(0).view(len(factors), seeds)
@@ -128,6 +127,18 @@ def targets(rank: int, inputs: int, seeds: int) -> Tensor:
 def slope(at: Tensor, goal: Tensor) -> Tensor:
     """Return the gradient (X - X*) / r of the expected loss."""
     return (at - goal) / goal.shape[-2]
+
+
+def nuclear(at: Tensor) -> Tensor:
+    """Return the nuclear norm of each matrix, infinite if the run of this matrix has diverged.
+
+    The norm is computed from the eigenvalues of the smaller Gram matrix.
+    """
+    gram = at @ at.mT
+    diverged = ~gram.isfinite().all(-1).all(-1)
+    known = gram.masked_fill(diverged[:, None, None], 0.0)
+    norms = torch.linalg.eigvalsh(known).clamp_min(0).sqrt().sum(-1)
+    return norms.masked_fill(diverged, torch.inf)
 
 
 def _oracle(

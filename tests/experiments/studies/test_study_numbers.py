@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.experiments.studies import (
     disk_regression,
@@ -211,6 +212,39 @@ def test_sgd_is_flat_in_the_rank_at_its_best_step_size_for_each_rank() -> None:
     }
     assert best[32][1] >= 4 * best[4][1] and best[32][0] < 1.2 * best[4][0]
     assert np.mean(means[32, 1.0]) > 1.5 * np.mean(means[4, 1.0])
+
+
+def test_a_step_size_that_diverges_has_an_infinite_norm() -> None:
+    factors = [0.25, 0.5, 1.0, 2.0, 64.0, 256.0]
+    asked = settings(rank_dependence, steps=[512], factors=factors)
+    records = [
+        row for rank in (4, 8) for row in rank_dependence.measure(asked, "sgd-m", rank)["rows"]
+    ]
+    rows = {name: np.array([row[name] for row in records]) for name in records[0]}
+    assert ((rows["factor"] == 256) == np.isinf(rows["mean_nuclear"])).all()
+    for tuned in rank_dependence.tunings(rows, "sgd-m").values():
+        assert tuned.losses[-1] == math.inf and tuned.inside and tuned.best <= 1
+    best = rank_dependence.tuned_rows({**rows, "method": rows["method"].astype("<U12")})
+    assert np.isfinite(best["mean_nuclear"]).all()
+    assert math.isfinite(rank_dependence.norms(best, "sgd-m", 512).slope.value)
+
+
+def test_the_nuclear_norm_is_the_sum_of_the_singular_values() -> None:
+    at = torch.from_numpy(np.random.default_rng(0).standard_normal((4, 3, 5)))
+    wanted = torch.linalg.svdvals(at).sum(-1)
+    at[1, 0, 0], at[2, 1, 1] = math.nan, 1e200  # the square of 1e200 is infinite
+    found = rank_dependence.nuclear(at)
+    assert found[1:3].tolist() == [math.inf, math.inf]
+    assert found[[0, 3]].tolist() == pytest.approx(wanted[[0, 3]].tolist(), rel=1e-9)
+
+
+@pytest.mark.parametrize("study", [heavy_tail, rank_dependence])
+def test_the_usual_step_size_must_be_among_the_factors(study: Any) -> None:
+    """Otherwise Muon or SGD-M would have one step size that its opponent lacks."""
+    asked = settings(study, ranks=[2, 4], factors=[0.5, 2.0])
+    with pytest.raises(InputError, match=r"does not contain 1, .* Add 1.0 to factors"):
+        study.cells(asked, None)
+    assert study.cells(settings(study, ranks=[2, 4], steps=[8], factors=[0.5, 1, 2.0]), None)
 
 
 def test_the_exact_map_is_flat_where_one_step_is_not() -> None:
