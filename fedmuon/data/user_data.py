@@ -527,11 +527,8 @@ def _arrays(
         )
     if labels.dtype.kind in "iub":
         if labels.dtype.kind == "u" and (most := int(labels.max(initial=0))) > LARGEST_LABEL:
-            where = place(int(labels.reshape(-1).argmax()))
-            raise InputError(
-                f"{what} is {most} in {where}, but labels must be the numbers from 0 to the number "
-                "of classes minus 1: renumber the labels"
-            )
+            where = place(int(labels.reshape(len(labels), -1).max(1).argmax()))
+            raise InputError(too_large(what, most, where))
         labels = labels.astype(np.int64)
     elif labels.dtype.kind == "f":
         labels = labels.astype(np.float64)
@@ -545,6 +542,14 @@ def _arrays(
     if inputs.ndim == 1:
         inputs = inputs[:, None]
     return inputs.astype(np.float32) if inputs.dtype == bool else inputs, labels, words
+
+
+def too_large(what: str, value: int | str, where: str) -> str:
+    """Return the message about a whole number that is too large for a label."""
+    return (
+        f"{what} is {value} in {where}, but labels must be the numbers from 0 to the number of "
+        "classes minus 1: renumber the labels"
+    )
 
 
 def _of_objects(labels: np.ndarray, what: str, place: Place) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ import numpy as np
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import read_text, require_regular
 from fedmuon.data.source import Source
-from fedmuon.data.user_data import as_source
+from fedmuon.data.user_data import as_source, too_large
 from fedmuon.data.words import (
     MISSING,
     Place,
@@ -93,7 +94,17 @@ def comma_separated(folder: str = "", label: str = "label", client: str = "") ->
         name: _owners(column) if name == client.strip() else _numbers(column)
         for name, column in found
     }
-    return _of_table(path, columns, label.strip(), client.strip(), lambda k: f"line {body[k][0]}")
+    if (name := label.strip()) in columns and columns[name].dtype.kind == "f":
+        place = names.index(name)
+        _require_small(path, name, [(line, row[place].strip()) for line, row in body])
+    return _of_table(path, columns, name, client.strip(), lambda k: f"line {body[k][0]}")
+
+
+def _require_small(path: Path, name: str, cells: Sequence[tuple[int, str]]) -> None:
+    """Check that labels which became floats are not whole numbers that need more than 64 bits."""
+    if all(re.fullmatch(r"[+-]?\d+", cell) for _, cell in cells):
+        line, cell = next(each for each in cells if _numbers([each[1]]).dtype.kind == "f")
+        raise InputError(too_large(f"the label {name!r}", cell, f"line {line} of {path}"))
 
 
 def parquet(folder: str = "", label: str = "label", client: str = "") -> Source:

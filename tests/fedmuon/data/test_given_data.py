@@ -1,6 +1,7 @@
 """Samples handed over in Python: every kind of array or table has its values read, or is rejected
 with one sentence that names it."""
 
+import re
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ import fedmuon
 from fedmuon.core.errors import InputError
 from fedmuon.data.source import Source
 from fedmuon.data.user_data import as_source
+from fedmuon.data.user_files import comma_separated
 
 RNG = np.random.default_rng(0)
 X = RNG.integers(-8, 8, (12, 12)) / 4  # exact in every float type
@@ -371,3 +373,33 @@ def test_a_run_with_a_public_center_is_that_of_centered_samples(
         assert split["test_index"].max() < 75
     assert any("mean of 10 public samples" in one for one in found.bound["assumptions"])
     assert not any("negative entry" in one for one in found.bound["assumptions"])
+
+
+LARGE = 2**64 - 1
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1), (4, 2), (4, 2, 3)])
+def test_a_label_that_is_too_large_is_named_with_its_sample(shape: tuple[int, ...]) -> None:
+    labels = np.zeros(shape, np.uint64)
+    labels[2, ...] = LARGE
+    with pytest.raises(InputError, match=f"is {LARGE} in sample 2, .* renumber the labels"):
+        as_source((np.ones((4, 3)), labels))
+
+
+@pytest.mark.parametrize(
+    "label", [str(LARGE), f" +{LARGE}", str(2**63), str(-(2**63) - 1), "9" * 30]
+)
+def test_a_label_of_a_csv_file_is_no_float_because_it_is_large(label: str, tmp_path: Path) -> None:
+    file = tmp_path / "large.csv"
+    file.write_text(f"a,label\n1,0\n2,1\n{LARGE},{label}\n", "utf-8")
+    shown = re.escape(f"is {label.strip()} in line 4 of {file}, but labels must be")
+    with pytest.raises(InputError, match=f"{shown}.*renumber the labels"):
+        comma_separated(str(file))
+
+
+@pytest.mark.parametrize("labels", [("0.5", str(LARGE)), ("1", "1e20"), ("-1.0", "2.0")])
+def test_targets_of_a_csv_file_may_be_large(labels: tuple[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "targets.csv"
+    file.write_text(f"a,label\n1,{labels[0]}\n{LARGE},{labels[1]}\n", "utf-8")
+    source = comma_separated(str(file))
+    assert source.labels.tolist() == [*map(float, labels)] and source.inputs[1, 0] == LARGE
