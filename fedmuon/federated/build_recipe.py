@@ -245,8 +245,8 @@ def routes(network: nn.Module, rule: str, qkv: str = "split", muon: str = "") ->
         patterns = [one.strip() for one in muon.split(",")]
         if "" in patterns:
             raise InputError(
-                f"[local] muon = '{muon}' lacks a pattern before or after a comma: add a pattern, "
-                "or remove the comma"
+                f"[local] muon = '{muon}' contains an empty pattern: write name patterns, "
+                "such as '*.weight', and separate them by commas"
             )
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in every):
