@@ -305,9 +305,9 @@ def verdicts(name: str, claim: Claim, kept: Kept | None) -> str:
     """Count the verdicts on the claims of the suite that are evidence for a claim of the paper."""
     if kept is None:
         return f"no stored result; run `fedmuon suite {name}`"
-    words = judged(claim, kept)
     if why := claim.get("undecided"):
         return f"**{INCONCLUSIVE}**: {why}{scale(kept)} (`{name}`)"
+    words = judged(claim, kept)
     said = counted(words) if len(words) > 1 else f"**{words[0]}**"
     return f"{said}{scale(kept)} (`{name}`)"
 

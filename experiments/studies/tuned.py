@@ -24,7 +24,8 @@ from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import Nested
 
 Key = Annotated[str, Field(pattern=r"^[a-z-]+\.[a-z-]+$")]
-FEWEST = 3  # values of a grid: with fewer, no value can be inside; and words of a reason
+FEWEST = 3  # values of a grid: with fewer, no value can be inside
+SHORTEST_REASON = 3  # words
 
 
 class Tuning(Table):
@@ -47,7 +48,7 @@ class Tuning(Table):
     def _check(self) -> "Tuning":
         if bool(self.stated) == bool(self.grids):
             raise ValueError("set either grids or stated")
-        if self.stated and len(self.stated.split()) < FEWEST:
+        if self.stated and len(self.stated.split()) < SHORTEST_REASON:
             raise ValueError("stated must be a sentence with the reason why nothing is tuned")
         sizes = {len(set(values)) for values in self.grids.values()}
         if len(sizes) > 1 or min(sizes, default=FEWEST) < FEWEST:
