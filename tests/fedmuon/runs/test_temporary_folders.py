@@ -95,7 +95,8 @@ def test_the_end_of_python_removes_it(place: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_that_ends_python_removes_it(place: Path, number: signal.Signals) -> None:
     program = (
-        "import os, time; from fedmuon.core.files import Temporary; kept = Temporary(); "
+        f"import os, signal, time; signal.signal({number}, signal.SIG_DFL); "  # nohup ignores it
+        "from fedmuon.core.files import Temporary; kept = Temporary(); "
         f"print(kept.path.is_dir(), flush=True); os.kill(os.getpid(), {number}); time.sleep(10)"
     )
     environment = os.environ | {"TMPDIR": str(place)}
