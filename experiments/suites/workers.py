@@ -172,7 +172,9 @@ def main() -> None:
 def _serve(theirs: Connection, cpus: float) -> None:
     """Compute cells until the parent closes the pipe."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with interruptible(), contextlib.suppress(Interrupted):  # the parent reports what was saved
+    # The parent reports what was saved. A signal can come at any moment, even at the end of
+    # `interruptible`, so its exception is caught outside.
+    with contextlib.suppress(Interrupted), interruptible():
         while True:
             try:
                 content = theirs.recv_bytes()

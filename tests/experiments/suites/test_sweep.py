@@ -436,6 +436,32 @@ def test_a_worker_that_dies_is_named(tmp_path: Path) -> None:
             signal.signal(signal.SIGALRM, before)
 
 
+# A worker that gets SIGTERM while it leaves the context in which its exceptions are caught.
+SIGNAL_AT_THE_END = """
+import contextlib, signal
+from multiprocessing import Pipe
+
+class Late(contextlib.suppress):
+    def __exit__(self, *error):
+        signal.raise_signal(signal.SIGTERM)
+        return super().__exit__(*error)
+
+contextlib.suppress = Late
+from fedmuon.experiments.suites import workers
+parent_end, worker_end = Pipe()
+parent_end.close()
+workers._serve(worker_end, 1.0)
+"""
+
+
+def test_a_worker_that_is_told_to_end_twice_prints_nothing() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SIGNAL_AT_THE_END], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as worker:
+        assert worker.wait(60) == -signal.SIGTERM
+        assert worker.stderr is not None and worker.stderr.read() == b""
+
+
 @pytest.mark.slow
 def test_an_object_that_others_cannot_import_needs_one_job(tmp_path: Path) -> None:
     """With negative control: in one process it is taken."""
