@@ -545,9 +545,8 @@ class SweepResult:
     ) -> "Axes | Panels":
         """Draw the curves of all points, and return the axes.
 
-        Each line is the mean over seeds. The band around the line reaches from the lowest to the
-        highest value over seeds. The band is not a confidence interval. The client loss has no
-        band.
+        Each line is the mean over seeds. The band around the line is the 95% interval of the
+        mean (Student's t). The client loss has no band.
 
         Args:
             metric: The metric to draw, such as "test_loss" or "accuracy". "loss" draws all losses.
@@ -754,9 +753,8 @@ class Comparison:
     ) -> "Axes | Panels":
         """Draw the curves of all rows, and return the axes.
 
-        Each line is the mean over seeds. The band around the line reaches from the lowest to the
-        highest value over seeds. The band is not a confidence interval. The client loss has no
-        band.
+        Each line is the mean over seeds. The band around the line is the 95% interval of the
+        mean (Student's t). The client loss has no band.
 
         Args:
             metric: The metric to draw, such as "test_loss" or "accuracy". "loss" draws all losses.

@@ -390,7 +390,7 @@ def round_panels(
     x: str = "rounds",
     width: float = 0.0,
 ) -> Figure:
-    """Draw the curves of groups of runs: the mean over seeds, and a band from minimum to maximum.
+    """Draw the curves of groups of runs: the mean over seeds, and a band of its 95% interval.
 
     The first panel shows the losses. If the records contain other measures, up to two more panels
     show them. Each point shows the end of a round. Both coordinates of a point, such as the time
@@ -494,7 +494,7 @@ def in_words(figure: Figure) -> str:
     label = losses.get_xlabel()
     said = [f"{label.replace('round', 'rounds')} on a logarithmic axis" * log,
             "one colour per row of the table" if several else "", ", ".join(kinds),
-            "means over seeds, with bands from the minimum to the maximum" * bands]  # fmt: skip
+            "means over seeds, with bands of their 95% intervals" * bands]  # fmt: skip
     return f"By {label}: {'; '.join(filter(None, said))}."
 
 
@@ -508,6 +508,18 @@ def _name_losses(axes: Any) -> None:
             axes.plot([], [], style, color="0.4", lw=width, label=name)
 
 
+def shade(
+    axes: Axes, x: np.ndarray, low: np.ndarray, high: np.ndarray, colour: str, alpha: float
+) -> None:
+    """Shade the area between two curves, without changing the limits of the axes.
+
+    The interval of two or three runs can be so long that the curves would look flat.
+    """
+    limits = axes.dataLim.frozen()
+    axes.fill_between(x, low, high, color=colour, alpha=alpha, lw=0)
+    axes.dataLim.set(limits)
+
+
 def draw_measure(
     axes: Any,
     drawn: tuple[Sequence[Records], Sequence[Sequence[float]]],
@@ -516,7 +528,7 @@ def draw_measure(
     look: Look,
     label: str,
 ) -> None:
-    """Draw the mean of a measure over runs. If `look` has a mark, also draw the range of all runs.
+    """Draw the mean of a measure over runs. If `look` has a mark, also draw its 95% interval.
 
     `drawn` contains the records of the runs, and the positions of these records on the x axis.
     """
@@ -535,4 +547,7 @@ def draw_measure(
     marks = {"marker": mark if len(rounds) <= FEW else "", "mfc": "none" if mark == "s" else colour}
     axes.plot(across, values.mean(0), style, color=colour, lw=width, label=label, ms=4, **marks)
     if len(found) > 1 and mark:
-        axes.fill_between(across, values.min(0), values.max(0), color=colour, alpha=0.2, lw=0)
+        from fedmuon.analysis.report.verdicts import mean_with_interval  # scipy
+
+        _, low, high = mean_with_interval(values)
+        shade(axes, across, low, high, colour, 0.2)

@@ -91,6 +91,19 @@ class Slope:
         return f"{value} ({low} to {high})"
 
 
+def mean_with_interval(values: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the mean over the first axis, and both ends of Student's 95% interval of the mean.
+
+    With one value, the mean has no interval, and all three results are equal.
+    """
+    runs = np.asarray(values, float)
+    mean, count = runs.mean(0), len(runs)
+    if count == 1:
+        return mean, mean, mean
+    half = half_width(runs.std(0, ddof=1) / np.sqrt(count), count - 1)
+    return mean, mean - half, mean + half
+
+
 def half_width(error: ArrayLike, free: ArrayLike, many: int = 1) -> Any:
     """Return half the length of Student's 95% interval of an estimate.
 

@@ -82,10 +82,13 @@ def draw(pictures: Sequence[Picture], stem: Path, largest: int = LARGEST) -> dic
 
 
 def in_few_colours(figure: Figure) -> bytes:
-    """Return the figure as a PNG with only 48 colours, so that the file is small."""
-    buffer = io.BytesIO()
+    """Return the figure as a PNG with as many colours as fit, at least 48 and at most 256."""
     with Image.open(io.BytesIO(style.image(figure, "png"))) as every:
-        every.convert("RGB").quantize(48).save(buffer, "png", optimize=True)
+        for colours in (256, 128, 48):  # a colour bar needs many
+            buffer = io.BytesIO()
+            every.convert("RGB").quantize(colours).save(buffer, "png", optimize=True)
+            if buffer.tell() <= LARGEST:
+                break
     return buffer.getvalue()
 
 

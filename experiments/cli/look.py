@@ -157,7 +157,9 @@ def _show_gaps(folder: Path, asked: Sequence[str]) -> None:
     drawn = f"a result of `fedmuon gap`, whose picture is {folder / gap_grid.PICTURE}"
     _require_no_option(asked, folder, drawn)
     summary = read_json(folder / tables.GAP, ("seeds", "grid", "table", "words"))
-    table = tables.columns(gap_grid.title_of(summary), *gap_grid.shown(summary["table"]))
+    table = tables.columns(
+        gap_grid.title_of(summary), *gap_grid.shown(summary["table"]), dense=True
+    )
     tell(summary, table, *map(Text, summary["words"]))
     if (folder / gap_grid.PICTURE).exists():
         print_path("The picture is", folder / gap_grid.PICTURE)

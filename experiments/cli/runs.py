@@ -315,7 +315,7 @@ def gap(
             summary, drawn = gap_grid.run_gaps(
                 work, folder, resume, workers or here, bar.on_round_end, bar.on_start
             )
-    table = columns(gap_grid.title_of(summary), *gap_grid.shown(summary["table"]))
+    table = columns(gap_grid.title_of(summary), *gap_grid.shown(summary["table"]), dense=True)
     tell({"folder": folder, **summary}, table)
     for sentence in summary["words"]:
         note(sentence)

@@ -22,7 +22,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from torch import Tensor
 
 from fedmuon.analysis.report.findings import Findings, Rows, number, spread
-from fedmuon.analysis.report.style import SERIES, canvas, legend_below, styled
+from fedmuon.analysis.report.style import SERIES, canvas, legend_below, shade, styled
 from fedmuon.analysis.report.tables import Columns, read_table
 from fedmuon.analysis.report.tuning import Tuned, objection
 from fedmuon.analysis.report.verdicts import (
@@ -32,6 +32,7 @@ from fedmuon.analysis.report.verdicts import (
     Claim,
     Effect,
     counted,
+    mean_with_interval,
     paired,
     unknown,
 )
@@ -648,7 +649,7 @@ def numbers(
 def learning(ends: Columns, rows: Columns, narrow: bool = False) -> Figure:
     """Draw the held-out loss by step.
 
-    Lines are means over seeds, and bands reach from minimum to maximum.
+    Lines are means over seeds, and bands are their 95% intervals.
     """
     figure, (axes,) = canvas(1, narrow, 3.0)
     methods = distinct(rows, "method")
@@ -656,10 +657,10 @@ def learning(ends: Columns, rows: Columns, narrow: bool = False) -> Figure:
         mine = rows["method"] == name
         steps = np.unique(rows["step"][mine])
         runs = [rows["loss"][mine & (rows["step"] == step)] for step in steps]
-        low, mean, high = np.array([(v.min(), v.mean(), v.max()) for v in runs]).T
+        mean, low, high = np.array([mean_with_interval(losses) for losses in runs]).T
         axes.plot(steps, mean, color=colour, lw=1.4, marker=marker, ms=4, mfc="none", label=name)
         if (high > low).any():
-            axes.fill_between(steps, low, high, color=colour, alpha=0.15, lw=0)
+            shade(axes, steps, low, high, colour, 0.15)
     axes.set_xlabel("private step")
     axes.set_ylabel("held-out NLL per target token")
     legend_below(figure, axes, 2 if narrow else len(methods))
@@ -669,7 +670,7 @@ def learning(ends: Columns, rows: Columns, narrow: bool = False) -> Figure:
 def in_words(figure: Figure) -> str:
     """Return a text that explains the lines and bands of the figure."""
     (axes,) = figure.axes
-    said = "A line is the mean over seeds. Its band shows the smallest and the largest value."
+    said = "A line is the mean over seeds. Its band is the 95% interval of the mean."
     return said * bool(axes.collections)
 
 

@@ -35,6 +35,7 @@ from fedmuon.analysis.report.verdicts import (
     Rule,
     Slope,
     free_of_seeds,
+    mean_with_interval,
     paired,
 )
 from fedmuon.config.schema import Count, Natural, Positive
@@ -390,7 +391,7 @@ def accuracy_against(
 ) -> Figure:
     """Draw mean accuracy against mean cost, with one or two panels for each algorithm.
 
-    A panel with few lines also has bands from the minimum to the maximum over seeds. The name of a
+    A panel with few lines also has bands of 95% intervals. The name of a
     method is `ALGORITHM, HOW`, and HOW determines the colour of its line. If the name has a second
     comma, the line is dotted. Parts of `rows` that are not drawn have colours, too. Methods with
     the same HOW therefore have the same colour in all figures.
@@ -416,7 +417,7 @@ def accuracy_against(
             }  # fmt: skip
             axes.plot(at, mean, markevery=max(1, len(at) // MARKS), **look)
             if len(names) <= FEW:
-                axes.fill_between(at, low, high, color=colour, alpha=0.12, lw=0)
+                style.shade(axes, at, low, high, colour, 0.12)
             if how not in named:  # one legend entry for all panels
                 named.add(how)
                 panels[0].plot([], [], label=how or title, **look)
@@ -481,9 +482,9 @@ def _share_axes(panels: Sequence[Any]) -> None:
 def _points(curves: Columns, cost: str) -> np.ndarray:
     """Return the points of a curve, one for each round.
 
-    A point contains the mean cost and the mean, minimum and maximum accuracy over runs, so the
-    result has the shape [rounds, 4]. The result ends before the first round that some run did not
-    reach. Round 0 is left out, because a log axis cannot show its cost 0.
+    A point contains the mean cost, the mean accuracy over runs, and both ends of its 95% interval,
+    so the result has the shape [rounds, 4]. The result ends before the first round that some run
+    did not reach. Round 0 is left out, because a log axis cannot show its cost 0.
     """
     found, seeds = [], len(np.unique(curves["seed"]))
     for at in np.unique(curves["round"]):
@@ -494,7 +495,7 @@ def _points(curves: Columns, cost: str) -> np.ndarray:
             continue
         values = now["accuracy"]
         place = now[cost].mean() / UNITS[cost][0]
-        found.append((place, values.mean(), values.min(), values.max()))
+        found.append((place, *mean_with_interval(values)))
     return np.array(found).reshape(-1, 4)
 
 

@@ -41,7 +41,7 @@ from fedmuon.analysis.report.findings import (
 )
 from fedmuon.analysis.report.tables import RUN_AGAIN, Columns, read_table, require
 from fedmuon.analysis.report.tuning import UNTUNED, Tuned, objection
-from fedmuon.analysis.report.verdicts import Claim, counted, of_all_seeds
+from fedmuon.analysis.report.verdicts import Claim, counted, mean_with_interval, of_all_seeds
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import read_text
 from fedmuon.privacy.accounting.dominating_pairs import ADJACENCIES
@@ -383,7 +383,7 @@ def draw_curves(
 
     Held-out loss is a solid line and train loss is a dashed line. If two variants have the same
     colour, the lines of the second variant are dotted and dash-dotted. A line is the mean over
-    seeds, and its band is the range from minimum to maximum. With more than four variants, the
+    seeds, and its band is the 95% interval of the mean. With more than four variants, the
     figure has no train losses. With more than six, it has no bands. The curves are those at the
     value `x` of the sweep.
     """
@@ -434,7 +434,7 @@ def in_words(rows: Columns, figure: Figure) -> str:
     said += ["A flat mark is the train loss of a single round"] * single
     spread = [isinstance(one, LineCollection) for one in loss.collections]
     extents = " and ".join(["bands"] * (not all(spread)) + ["bars"] * any(spread))
-    said += [f"{extents.capitalize()} reach from the smallest to the largest value"] * bool(extents)
+    said += [f"{extents.capitalize()} show the 95% interval of the mean"] * bool(extents)
     said.append("Accuracies are those on held-out samples")
     lasts = any(len(np.asarray(line.get_xdata())) > 1 for line in loss.lines)
     growing = "If a held-out loss rises above its train loss, the gap grows"
@@ -447,8 +447,7 @@ def ends_in_words(figure: Figure) -> str:
     axes = figure.axes[-1]
     several, bars = len(axes.lines) > 1, bool(axes.collections)
     said = [
-        "A mark is the mean over seeds. Its bar reaches from the smallest to the largest value."
-        * bars,
+        "A mark is the mean over seeds. Its bar is the 95% interval of the mean." * bars,
         "Bars of several variants are drawn next to each other. If the bars of two variants "
         "overlap widely, these seeds cannot distinguish the two variants." * (several and bars),
         "A variant with a hollow mark changes the variant with the full mark of the same "
@@ -460,7 +459,7 @@ def ends_in_words(figure: Figure) -> str:
 def _means(rows: Columns, variant: str, x: float, by: str, measure: str) -> np.ndarray:
     """Return the points of a curve.
 
-    The columns are x, and the mean, minimum and maximum over seeds.
+    The columns are x, the mean over seeds, and both ends of its 95% interval.
 
     The result ends before the first round that some run did not reach, or in which it diverged.
     """
@@ -471,7 +470,7 @@ def _means(rows: Columns, variant: str, x: float, by: str, measure: str) -> np.n
         values = rows[measure][now]
         if len(values) < seeds or not (np.abs(values) < HUGE).all():
             break
-        found.append((rows[by][now].mean(), values.mean(), values.min(), values.max()))
+        found.append((rows[by][now].mean(), *mean_with_interval(values)))
     return np.array(found).reshape(-1, 4)
 
 
@@ -486,17 +485,21 @@ def _line(axes: Axes, points: np.ndarray, look: Look, label: str, band: bool) ->
 
 
 def _band(axes: Axes, points: np.ndarray, look: Look) -> None:
-    at, _, low, high = points.T
+    at, mean, low, high = points.T
     if len(at) == 1 and high > low:  # the band of a single point would have no width
+        limits = axes.dataLim.frozen()
         axes.vlines(at, low, high, color=look.colour, lw=0.9)
+        axes.dataLim.set(limits)  # as `style.shade` does
+        axes.update_datalim([(at[0], 0.9 * mean[0]), (at[0], 1.1 * mean[0])])
     elif (high > low).any():
-        axes.fill_between(at, low, high, color=look.colour, alpha=0.15, lw=0)
+        style.shade(axes, at, low, high, look.colour, 0.15)
 
 
 def _with_bars(axes: Axes, points: np.ndarray, shift: float, look: Look, label: str) -> None:
-    """Draw means on a line, with bars from minimum to maximum.
+    """Draw means on a line, with bars of their 95% intervals.
 
-    Marks and bars are shifted sideways, so that they do not cover those of other variants.
+    Marks and bars are shifted sideways, so that they do not cover those of other variants. A bar
+    that is much longer than the range of the means is cut off at the edge of the axes.
     """
     figure, varies = axes.get_figure(root=True), points[:, 3] > points[:, 2]
     assert figure is not None
@@ -504,7 +507,10 @@ def _with_bars(axes: Axes, points: np.ndarray, shift: float, look: Look, label: 
     _line(axes, points, look, label, band=False).set_transform(aside)
     if varies.any():
         axes.vlines(*points[varies][:, [0, 2, 3]].T, color=look.colour, lw=0.9, transform=aside)
-    ends = np.concatenate([points[:, [0, 2]], points[:, [0, 3]]])
+    means = points[:, 1]
+    span = max(np.ptp(means), 0.1 * np.abs(means).max()) if len(means) else 0.0
+    seen = points[:, 2:].clip(means.min(initial=np.inf) - span, means.max(initial=-np.inf) + span)
+    ends = np.concatenate([np.stack([points[:, 0], end], axis=1) for end in seen.T])
     axes.update_datalim(ends[np.isfinite(ends).all(axis=1)])
     axes.autoscale_view()
 
@@ -516,7 +522,7 @@ def terminal(
 ) -> Figure:  # fmt: skip
     """Draw the final measures along the sweep.
 
-    Marks are means over seeds, and bars reach from minimum to maximum.
+    Marks are means over seeds, and bars are their 95% intervals.
     """
     figure, panels = style.canvas(len(measures), narrow, 2.9)
     values = levels(runs)
@@ -561,11 +567,11 @@ def by_epsilon(runs: Columns, variants: Sequence[str], narrow: bool = False) -> 
 def _ends(runs: Columns, variant: str, values: np.ndarray, measure: str) -> np.ndarray:
     """Return the final measure for each value of the sweep.
 
-    The columns are the value of the sweep and the mean, minimum and maximum of the measure over
-    seeds.
+    The columns are the value of the sweep, the mean of the measure over seeds, and both ends of its
+    95% interval.
     """
     every = [(x, runs[measure][rows_of(runs, variant, x)]) for x in values]
-    found = [(x, of.mean(), of.min(), of.max()) for x, of in every if len(of)]
+    found = [(x, *mean_with_interval(of)) for x, of in every if len(of)]
     return np.array(found).reshape(-1, 4)
 
 

@@ -387,7 +387,7 @@ def test_curves_by_round_are_told_as_they_are() -> None:
     )
     two = [rounds("train_loss"), rounds("train_loss")]
     many = by_round({"a": two, "b": two[:1]})
-    assert "one colour per row" in in_words(many) and "bands from the minimum" in in_words(many)
+    assert "one colour per row" in in_words(many) and "bands of their 95%" in in_words(many)
     assert "bands" not in in_words(by_round({"a": two[:1], "b": two[1:]}))
 
 

@@ -205,6 +205,6 @@ def ends(*names: str, seeds: int = 2) -> str:
 
 def test_bars_and_hollow_marks_are_named_where_there_are_any() -> None:
     assert ends("SGD", seeds=1) == ""
-    assert ends("SGD").endswith("to the largest value.") and "mean over seeds" in ends("SGD")
+    assert ends("SGD").endswith("95% interval of the mean.") and "mean over seeds" in ends("SGD")
     assert "overlap" in ends("SGD", "Muon") and "hollow" not in ends("SGD", "Muon")
     assert ends("SGD", "SGD + DiSK", seeds=1).startswith("A variant with a hollow mark")

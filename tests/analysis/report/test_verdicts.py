@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import sem, ttest_ind
 from scipy.stats import t as student
-from scipy.stats import ttest_ind
 
 from fedmuon.analysis.report.verdicts import (
     ALL,
@@ -29,6 +29,7 @@ from fedmuon.analysis.report.verdicts import (
     counts,
     log_slope,
     mean_of,
+    mean_with_interval,
     tally,
     times_as_many,
     unknown,
@@ -319,3 +320,15 @@ def test_intervals_are_welchs() -> None:
     found = log_slope([1.0, math.e], [small, large])
     wanted = ttest_ind(large, small, equal_var=False).confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high), rel=1e-3)
+
+
+def test_a_band_is_students_interval_of_the_mean() -> None:
+    """An independent formula; one run has no interval; the range of the runs is not it."""
+    runs = np.random.default_rng(5).normal(size=(4, 7))
+    mean, low, high = mean_with_interval(runs)
+    for column, *ends in zip(runs.T, mean, low, high, strict=True):
+        expected = student.interval(0.95, 3, column.mean(), sem(column))
+        assert np.allclose(ends, [column.mean(), *expected], rtol=1e-12)
+    assert not np.allclose(low, runs.min(0)) and not np.allclose(high, runs.max(0))
+    alone = mean_with_interval(runs[:1])
+    assert all((ends == runs[0]).all() for ends in alone)
