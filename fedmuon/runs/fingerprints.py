@@ -37,6 +37,8 @@ from fedmuon.tasks.decoder import weights_digest
 FILE = "objects.json"
 KINDS = ("partition", "task", "recipe", "orthogonalizer", "aggregate", "schedule")
 FACTORS = "factors"
+# Attributes that version 1.0 did not have: (class, attribute).
+SINCE_THEN = {("Recipe", "knows_samples"), ("Link", "knows_samples")}
 
 # (folder, kind, id) -> the object, and its digest when the run in this folder first used it in this
 # process. Later use may change its contents, but it is still the same object.
@@ -200,7 +202,7 @@ def _held(found: Any, state: bool) -> Iterator[Any]:
 
 def _attributes(found: Any) -> Iterator[Any]:
     """Yield the attributes of an object: its `__dict__`, and the slots of the user's classes."""
-    yield from getattr(found, "__dict__", {}).items()
+    yield from _as_in_the_first_version(found, getattr(found, "__dict__", {}))
     for kind in type(found).__mro__:
         names = vars(kind).get("__slots__", ()) if _is_ours(kind) else ()
         for name in (names,) if isinstance(names, str) else names:
@@ -208,6 +210,18 @@ def _attributes(found: Any) -> Iterator[Any]:
             spelled = f"_{kind.__name__.lstrip('_')}{name}" if hidden else name
             if spelled not in ("__dict__", "__weakref__") and hasattr(found, spelled):
                 yield (spelled, getattr(found, spelled))
+
+
+def _as_in_the_first_version(
+    subject: Any, attributes: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """Return attributes, without those that version 1.0 did not have if they have no effect.
+
+    Otherwise, no run whose optimizer is such an object could be resumed with a later version.
+    """
+    kind = type(subject).__qualname__ if type(subject).__module__.startswith("fedmuon.") else ""
+    return ((name, value) for name, value in attributes.items()
+            if (kind, name) not in SINCE_THEN or value)  # fmt: skip
 
 
 def _is_ours(found: FunctionType | type) -> bool:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from brought import PLAIN, tables
 from cut_off import interrupted
 
 import fedmuon
+from fedmuon import links
 from fedmuon.config.load import parse
 from fedmuon.config.user_objects import UserObjects
 from fedmuon.core.errors import InputError
@@ -214,3 +216,13 @@ def test_a_damaged_file_of_objects_is_said_to_be_damaged(text: str, tmp_path: Pa
     file.write_text(text)
     with pytest.raises(InputError, match="damaged"):
         fedmuon.run(**PLAIN, out=tmp_path, resume=True)
+
+
+def test_attributes_of_later_versions_count_only_where_they_have_an_effect() -> None:
+    """Runs that began with version 1.0 resume; the control sets the attribute."""
+    link = links.gradient()
+    recipe = fedmuon.Recipe(fedmuon.Chain((link,)), lambda old, mean, states: (mean, states))
+    for subject in (link, recipe):
+        plain = [*fingerprints.parts(subject, {})]
+        asking = [*fingerprints.parts(replace(subject, knows_samples=True), {})]
+        assert "'knows_samples'" not in plain and "'knows_samples'" in asking
