@@ -1,9 +1,10 @@
 """The figure style of fedmuon, and the figure of the curves of runs."""
 
+import contextlib
 import io
 import logging
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -508,16 +509,23 @@ def _name_losses(axes: Any) -> None:
             axes.plot([], [], style, color="0.4", lw=width, label=name)
 
 
-def shade(
-    axes: Axes, x: np.ndarray, low: np.ndarray, high: np.ndarray, colour: str, alpha: float
-) -> None:
-    """Shade the area between two curves, without changing the limits of the axes.
+@contextlib.contextmanager
+def limits_kept(axes: Axes) -> Iterator[None]:
+    """Within this context, what is drawn does not change the limits of the axes.
 
     The interval of two or three runs can be so long that the curves would look flat.
     """
     limits = axes.dataLim.frozen()
-    axes.fill_between(x, low, high, color=colour, alpha=alpha, lw=0)
+    yield
     axes.dataLim.set(limits)
+
+
+def shade(
+    axes: Axes, x: np.ndarray, low: np.ndarray, high: np.ndarray, colour: str, alpha: float
+) -> None:
+    """Shade the area between two curves, without changing the limits of the axes."""
+    with limits_kept(axes):
+        axes.fill_between(x, low, high, color=colour, alpha=alpha, lw=0)
 
 
 def draw_measure(

@@ -487,9 +487,8 @@ def _line(axes: Axes, points: np.ndarray, look: Look, label: str, band: bool) ->
 def _band(axes: Axes, points: np.ndarray, look: Look) -> None:
     at, mean, low, high = points.T
     if len(at) == 1 and high > low:  # the band of a single point would have no width
-        limits = axes.dataLim.frozen()
-        axes.vlines(at, low, high, color=look.colour, lw=0.9)
-        axes.dataLim.set(limits)  # as `style.shade` does
+        with style.limits_kept(axes):
+            axes.vlines(at, low, high, color=look.colour, lw=0.9)
         axes.update_datalim([(at[0], 0.9 * mean[0]), (at[0], 1.1 * mean[0])])
     elif (high > low).any():
         style.shade(axes, at, low, high, look.colour, 0.15)
@@ -509,8 +508,9 @@ def _with_bars(axes: Axes, points: np.ndarray, shift: float, look: Look, label: 
         axes.vlines(*points[varies][:, [0, 2, 3]].T, color=look.colour, lw=0.9, transform=aside)
     means = points[:, 1]
     span = max(np.ptp(means), 0.1 * np.abs(means).max()) if len(means) else 0.0
-    seen = points[:, 2:].clip(means.min(initial=np.inf) - span, means.max(initial=-np.inf) + span)
-    ends = np.concatenate([np.stack([points[:, 0], end], axis=1) for end in seen.T])
+    lowest, highest = means.min(initial=np.inf) - span, means.max(initial=-np.inf) + span
+    visible = points[:, 2:].clip(lowest, highest)
+    ends = np.concatenate([np.stack([points[:, 0], end], axis=1) for end in visible.T])
     axes.update_datalim(ends[np.isfinite(ends).all(axis=1)])
     axes.autoscale_view()
 
@@ -570,9 +570,9 @@ def _ends(runs: Columns, variant: str, values: np.ndarray, measure: str) -> np.n
     The columns are the value of the sweep, the mean of the measure over seeds, and both ends of its
     95% interval.
     """
-    every = [(x, runs[measure][rows_of(runs, variant, x)]) for x in values]
-    found = [(x, *mean_with_interval(of)) for x, of in every if len(of)]
-    return np.array(found).reshape(-1, 4)
+    samples = [(x, runs[measure][rows_of(runs, variant, x)]) for x in values]
+    rows = [(x, *mean_with_interval(of_seeds)) for x, of_seeds in samples if len(of_seeds)]
+    return np.array(rows).reshape(-1, 4)
 
 
 def adjacency_of(rows: Columns) -> str:
