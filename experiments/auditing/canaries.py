@@ -41,7 +41,6 @@ from torch import Tensor
 
 from fedmuon.core.errors import InputError
 from fedmuon.federated.accountant import delta_of, rounds_taken
-from fedmuon.federated.client_data import Shards
 from fedmuon.federated.rounds import (
     Broadcast,
     Engine,
@@ -59,6 +58,7 @@ from fedmuon.federated.rounds import (
     server_update,
     traffic,
 )
+from fedmuon.federated.shards import Shards
 from fedmuon.optim.chain import Chain, Context, Link, State
 from fedmuon.optim.recipe import Recipe, ServerRule
 from fedmuon.privacy.audit import Claimed, Setting, log_ratio

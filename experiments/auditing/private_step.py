@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmuon.federated.client_data import Shard
+from fedmuon.federated.shards import Shard
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.tasks.base import Batch, Params, Task
 from fedmuon.tasks.networks import NetworkTask

@@ -40,7 +40,8 @@ from fedmuon.core.files import finite
 from fedmuon.data.partition import weights
 from fedmuon.data.source import Source
 from fedmuon.experiments.tables import BALL_NAMES, BOUND_NAMES, facts, listed
-from fedmuon.federated.plan import BIASED, RandomnessPlan, schedule_of
+from fedmuon.federated.plan import BIASED, RandomnessPlan
+from fedmuon.federated.schedule import schedule_of
 from fedmuon.orthogonalize import Uncertified, lipschitz
 from fedmuon.orthogonalize.lipschitz_constants import Growth, growth, require_positive
 from fedmuon.tasks.constants import Constants, constants

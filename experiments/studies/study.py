@@ -28,9 +28,8 @@ from fedmuon.core.tables import Table, validate
 from fedmuon.experiments.suites.contents import SuiteRequest, merged
 from fedmuon.experiments.suites.suite import Cell, Rows, Work
 from fedmuon.optim.chain import Chain, Context
-from fedmuon.privacy.mechanisms.gaussian import Released
 from fedmuon.runs.directory import Record
-from fedmuon.tasks.base import Params, Points
+from fedmuon.tasks.base import Params, Points, Released
 
 # (step, params) -> (loss [S], gradient). Its randomness depends only on the step.
 Oracle = Callable[[int, Params], tuple[Tensor, Params]]

@@ -30,8 +30,8 @@ from torch.func import vjp, vmap
 from torch.nn.functional import one_hot
 
 from fedmuon.core.errors import InputError
-from fedmuon.federated.client_data import Shard
 from fedmuon.federated.rounds import Experiment, ServerState, run_round, run_rounds
+from fedmuon.federated.shards import Shard
 from fedmuon.tasks.base import Batch, Params, Task, blocks
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.networks import NetworkTask

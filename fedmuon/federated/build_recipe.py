@@ -59,8 +59,7 @@ from fedmuon.optim.recipe import (
 from fedmuon.optim.recipes import make_recipe
 from fedmuon.optim.routing import FUSED, RoutingTable, routing_table
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
-from fedmuon.privacy.mechanisms.gaussian import Released
-from fedmuon.tasks.base import Params, Points, Task, split_statistics
+from fedmuon.tasks.base import Params, Points, Released, Task, split_statistics
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.networks import NetworkTask
 

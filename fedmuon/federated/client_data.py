@@ -1,22 +1,16 @@
-"""Read the samples, split them over the clients, and store them as tensors.
+"""Read the samples, and split them over the clients.
 
 `read_source` reads the source that [data] names. `deal` draws the train and held-out samples, and
-the client of each train sample. `Shards` stores the rows of all clients in one tensor, sorted by
-client.
+the client of each train sample. `Shards` (`shards.py`) stores the samples as tensors.
 """
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from hashlib import sha256
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedmuon.config.load import Config, nested, parse
 from fedmuon.config.schema import Data
@@ -29,13 +23,11 @@ from fedmuon.config.user_objects import (
     user_objects,
 )
 from fedmuon.core.choices import GIVEN, GLUE, OWN_FILES, TABLES, TEXTS, is_own
-from fedmuon.core.device import to_device
 from fedmuon.core.errors import Guard, InputError
 from fedmuon.core.registry import absolute_name, make, require_callable, takes
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import Option
 from fedmuon.data.federated import Dealt, FederatedData, federate, first_of, split
-from fedmuon.data.neighbours import Neighbours
 from fedmuon.data.partition import (
     COLUMN,
     PARTITIONS,
@@ -53,7 +45,6 @@ from fedmuon.data.source import Source
 from fedmuon.data.user_data import as_array, as_source, digest
 from fedmuon.data.words import Names, numbered
 from fedmuon.federated.size_limits import require_room
-from fedmuon.tasks.base import Batch, Replaced
 
 Facts = tuple[tuple[str, Any], ...]
 BY_CLASS = ("dirichlet", "shards")  # partitions that divide the samples of each class
@@ -275,12 +266,6 @@ def _partition(config: Config) -> Any:
     return require_callable(found, "partition", mend, guard(config, "partition").named)
 
 
-def partition_digest(train: np.ndarray, client: np.ndarray) -> str:
-    """Return a hash of the partition: the indices of the train samples, and the client of each."""
-    pairs = np.stack([train, client]).astype("<i8")
-    return sha256(pairs.tobytes()).hexdigest()[:16]
-
-
 def with_user_sizes(config: Config) -> Config:
     """Set the numbers of samples and clients that follow from the user's data and partition."""
     own, parts = user_objects(config), _index_arrays(config)
@@ -374,144 +359,3 @@ def _beside_validation(table: Data, room: int) -> int:
     """Return the number of train samples if `room` samples are split into train and validation."""
     share = table.validation < 1
     return max(1, int(room / (1 + table.validation) if share else room - table.validation))
-
-
-# Tensors: one array sorted by client; each client is a slice of it.
-
-
-@dataclass(frozen=True)
-class Shard:
-    """The samples of one client.
-
-    For replicas that are neighbouring data sets, some samples may be replaced.
-
-    Attributes:
-        data: The samples, and their replacements if there are any.
-        position: The positions of the replaced samples, on the CPU to avoid waiting for the GPU.
-        test: The client's own test samples, if any.
-    """
-
-    data: Batch
-    position: np.ndarray | None = None
-    test: Batch | None = None
-
-    @classmethod
-    def among(cls, data: Batch, neighbours: Neighbours | None, client: int) -> "Shard":
-        """Return a client's shard for several data sets, each of which may replace one sample."""
-        there = np.flatnonzero(neighbours.client == client) if neighbours else np.array([])
-        if neighbours is None or not there.size:
-            return cls(Batch(data.inputs, data.labels))
-        position, dtype = neighbours.position[there], data.inputs.dtype
-        inputs, labels = neighbours.inputs[there], neighbours.labels[there]
-        values = (there, position, inputs, labels)
-        own = (targets_on(data.labels.device, dtype, each) for each in values)
-        return cls(dataclasses.replace(data, replaced=Replaced(*own)), position)
-
-    @property
-    def size(self) -> int:
-        """The number of samples n_i."""
-        return len(self.data.labels)
-
-    def batch(self, rows: np.ndarray | None) -> Batch:
-        """Return the samples with these row numbers.
-
-        If `rows` is None, return all samples without a copy.
-        """
-        if rows is None:
-            return self.data
-        chosen = to_device(torch.from_numpy(rows), self.data.labels.device)
-        found = Batch(self.data.inputs[chosen], self.data.labels[chosen])
-        if (there := self.data.replaced) is None:
-            return found
-        position = there.position.cpu().numpy() if self.position is None else self.position
-        place = np.full(self.size, -1)  # position in the mini-batch of each client row
-        place[rows] = np.arange(len(rows))
-        held = np.flatnonzero(place[position] >= 0)
-        if not held.size:
-            return found
-        device = there.position.device
-        at = to_device(torch.from_numpy(place[position[held]]), device)
-        kept = to_device(torch.from_numpy(held), device)
-        replaced = Replaced(there.replica[kept], at, there.inputs[kept], there.labels[kept])
-        return dataclasses.replace(found, replaced=replaced)
-
-
-@dataclass(frozen=True)
-class Shards:
-    """The samples of all clients, sorted by client, and the held-out samples."""
-
-    inputs: Tensor
-    labels: Tensor
-    offsets: np.ndarray
-    held_out: Batch
-    neighbours: Neighbours | None = None
-    whose: tuple[np.ndarray, np.ndarray] | None = None  # train indices in the source, and clients
-    validation: Batch | None = None
-    client_test: "Shards | None" = None  # the clients' own test samples
-
-    @classmethod
-    def of(
-        cls,
-        data: FederatedData,
-        dtype: torch.dtype,
-        device: torch.device,
-        neighbours: Neighbours | None = None,
-    ) -> "Shards":
-        """Create the shards from the data of all clients.
-
-        The tensors have the dtype `dtype` and are on the device `device`.
-        """
-
-        def batch(inputs: np.ndarray, labels: np.ndarray) -> Batch:
-            rows = torch.from_numpy(inputs).to(device, dtype)
-            return Batch(rows, targets_on(device, dtype, labels))
-
-        train = batch(data.inputs, data.labels)
-        test = batch(data.test_inputs, data.test_labels)
-        validation = batch(data.validation_inputs, data.validation_labels)
-        tests = batch(data.client_test_inputs, data.client_test_labels)
-        of_clients = cls(tests.inputs, tests.labels, data.client_test_offsets, test)
-        whose = (data.train_index, data.client)
-        return cls(
-            train.inputs,
-            train.labels,
-            data.offsets,
-            test,
-            neighbours,
-            whose,
-            validation,
-            of_clients,
-        )
-
-    @cached_property
-    def partition_digest(self) -> str:
-        """A hash of the partition, to check that server and client have the same partition."""
-        return partition_digest(*self.whose) if self.whose else ""
-
-    def size(self, client: int) -> int:
-        """Return the number of samples n_i of a client."""
-        return int(self.offsets[client + 1] - self.offsets[client])
-
-    def only(self, kept: np.ndarray) -> "Shards":
-        """Return shards with only the samples that a boolean mask selects."""
-        counts = np.diff(np.concatenate([[0], np.cumsum(kept)])[self.offsets])
-        there = torch.from_numpy(kept).to(self.labels.device)
-        offsets = np.concatenate([[0], np.cumsum(counts)])
-        return Shards(self.inputs[there], self.labels[there], offsets, self.held_out)
-
-    def with_test(self, client: int) -> Shard:
-        """Return the shard of client i together with the client's own test samples, if any."""
-        tests = self.client_test
-        return dataclasses.replace(self[client], test=tests and tests[client].data)
-
-    def __getitem__(self, client: int) -> Shard:
-        """Return the shard of client i, as views of the shared tensors."""
-        rows = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
-        own = Batch(self.inputs[rows], self.labels[rows])
-        return Shard.among(own, self.neighbours, client)
-
-
-def targets_on(device: torch.device, dtype: torch.dtype, values: np.ndarray) -> Tensor:
-    """Convert labels to a tensor. Real-valued labels are converted to the precision of the run."""
-    found = torch.from_numpy(values)
-    return to_device(found, device, dtype if found.is_floating_point() else None)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedmuon.federated.client_data import Shard
+from fedmuon.federated.shards import Shard
 from fedmuon.optim.chain import States
 from fedmuon.tasks.base import Batch, Params, Task, split_statistics
 

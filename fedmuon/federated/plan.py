@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedmuon.config.load import Config
-from fedmuon.config.user_objects import guard, make_named, user_objects
 from fedmuon.core.errors import InputError
-from fedmuon.core.registry import require_callable
 from fedmuon.core.rng import Draw, generator, sample_keys
-from fedmuon.optim.schedules import SCHEDULES, as_factor
+from fedmuon.optim.schedules import as_factor
 from fedmuon.privacy.noise import poisson_rows, secret_stream
 
 if TYPE_CHECKING:
@@ -27,18 +24,6 @@ BIASED = (
     "runs on neighbouring data sets need uniformly sampled clients. Set availability = 'always', "
     "dropout = 0, and mode = 'synchronous' or 'none'."
 )
-
-
-def schedule_of(config: Config) -> Callable[[int], float] | None:
-    """Return the schedule as a function from a round to a step-size factor, or None."""
-    if (found := make_named(config, "schedule", SCHEDULES)) is None:
-        return None
-    if user_objects(config).schedule is None:
-        return found
-    of = guard(config, "schedule")
-    with of:
-        called = require_callable(found, "schedule", "a function of the round", of.named)
-    return of.calling(called, as_factor)
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,10 @@ from fedmuon.core.errors import NonFinite, in_round
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.threads import spread
 from fedmuon.data.neighbours import Neighbours
-from fedmuon.federated.client_data import Shard, Shards
 from fedmuon.federated.client_metrics import MOMENTA, client_metrics, cosines_to_mean
 from fedmuon.federated.client_states import ClientStates
 from fedmuon.federated.plan import RandomnessPlan
+from fedmuon.federated.shards import Shard, Shards
 from fedmuon.optim.chain import PERSONAL, Context, States, forbidden_gradient, zeros
 from fedmuon.optim.compression import ESTIMATE, FEEDBACK, MODEL, decoded, templates
 from fedmuon.optim.recipe import (

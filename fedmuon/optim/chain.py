@@ -18,8 +18,7 @@ from torch import Tensor
 from fedmuon.core.device import to_device
 from fedmuon.core.errors import InputError, plain, shown
 from fedmuon.core.rng import Draw, normal
-from fedmuon.privacy.mechanisms.gaussian import Released
-from fedmuon.tasks.base import Params, Points
+from fedmuon.tasks.base import Params, Points, Released
 
 Number = float | Tensor  # one value for all replicas, or one per replica [S]
 State = Params

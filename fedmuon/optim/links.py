@@ -31,8 +31,8 @@ from fedmuon.optim.chain import (
     zeros,
 )
 from fedmuon.optim.orthogonalizers import Map, as_orthogonalizer, map_of_value
-from fedmuon.privacy.mechanisms.gaussian import Quantile, Released
-from fedmuon.tasks.base import Params, Points, concatenate
+from fedmuon.privacy.mechanisms.gaussian import Quantile
+from fedmuon.tasks.base import Params, Points, Released, concatenate
 
 __all__ = ["Chain", "Context", "Link", "Params", "adamw", "align", "block_periodic", "descend",
            "gradient", "momentum", "normalize", "normalize_rows", "only",

@@ -51,6 +51,23 @@ class Batch:
     keys: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Released:
+    """A noisy gradient, which is the only result from the data that a private optimizer may use.
+
+    Everything that is computed only from releases is post-processing, which costs no privacy.
+
+    Attributes:
+        gradient: Mapping from a parameter name to its noisy gradient, for K clients with S replicas
+            each.
+        kept: With quantile clipping, one number per client: the noisy share of contributions that
+            were not clipped. Otherwise, None.
+    """
+
+    gradient: Params
+    kept: Tensor | None = None
+
+
 # Running statistics of norms are part of the model, under torch's names. They have no gradient.
 # Instead of a gradient, a task returns their next values.
 

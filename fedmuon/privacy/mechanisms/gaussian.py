@@ -55,28 +55,11 @@ from fedmuon.privacy.noise import (
     secret_streams,
     words_of,
 )
-from fedmuon.tasks.base import Batch, Params, Points, Task, blocks
+from fedmuon.tasks.base import Batch, Params, Points, Released, Task, blocks
 from fedmuon.tasks.per_example.clipping import Clipping, slack
 
 REACH = math.log(1e15)  # bound on ln C: noisy counts could move C out of the range of float32
 SHARE = 20.0  # the default noise of a count is lot / SHARE (Andrew et al. 2021, section 3.1)
-
-
-@dataclass(frozen=True)
-class Released:
-    """A noisy gradient, which is the only result from the data that a private optimizer may use.
-
-    Everything that is computed only from releases is post-processing, which costs no privacy.
-
-    Attributes:
-        gradient: Mapping from a parameter name to its noisy gradient, for K clients with S replicas
-            each.
-        kept: With quantile clipping, one number per client: the noisy share of contributions that
-            were not clipped. Otherwise, None.
-    """
-
-    gradient: Params
-    kept: Tensor | None = None
 
 
 def clipped_sums(

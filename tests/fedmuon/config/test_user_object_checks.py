@@ -20,7 +20,8 @@ from fedmuon.data.federated import Dealt, federate
 from fedmuon.data.user_data import as_source
 from fedmuon.experiments.stability import certificates
 from fedmuon.federated.build import build_experiment, build_worker, resolve
-from fedmuon.federated.client_data import Shards, build_data, partition_digest, read_source
+from fedmuon.federated.client_data import build_data, read_source
+from fedmuon.federated.shards import Shards, partition_digest
 from fedmuon.optim import orthogonalizers
 from fedmuon.optim.links import private_gradient
 from fedmuon.optim.recipe import replace_by_mean

@@ -23,7 +23,7 @@ from fedmuon.experiments.cli import main
 from fedmuon.experiments.results import Result
 from fedmuon.experiments.run import execute
 from fedmuon.federated.build import build_worker, resolve
-from fedmuon.federated.plan import schedule_of
+from fedmuon.federated.schedule import schedule_of
 from fedmuon.optim.links import private_gradient
 from fedmuon.optim.orthogonalizers import require_sound
 from fedmuon.optim.recipe import replace_by_mean

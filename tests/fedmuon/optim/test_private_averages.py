@@ -25,7 +25,7 @@ from fedmuon.optim import links
 from fedmuon.optim.chain import Context, Params, forbidden_gradient
 from fedmuon.optim.recipe import Recipe, initial_states
 from fedmuon.optim.recipes import make_recipe
-from fedmuon.privacy.mechanisms.gaussian import Released
+from fedmuon.tasks.base import Released
 from fedmuon.tasks.matrix import MatrixTask
 
 MU, KAPPA, NOISE, STEPS = 0.9, 0.4, 1e6, 30

@@ -21,8 +21,7 @@ from fedmuon.optim.chain import Context
 from fedmuon.optim.links import disk_filter
 from fedmuon.orthogonalize import newton_schulz
 from fedmuon.privacy import noise
-from fedmuon.privacy.mechanisms.gaussian import Released
-from fedmuon.tasks.base import Params, Points
+from fedmuon.tasks.base import Params, Points, Released
 
 ALL = 90  # all samples of the one client
 BASES = {"dp-sgd": "sgd", "dp-adam": "adamw", "dp-muon": "muon"}

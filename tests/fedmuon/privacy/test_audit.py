@@ -20,7 +20,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.experiments.auditing import trials as laboratory
 from fedmuon.experiments.auditing.private_step import Step, examples, step
 from fedmuon.experiments.cli import app
-from fedmuon.federated.client_data import Shard
+from fedmuon.federated.shards import Shard
 from fedmuon.privacy import audit
 from fedmuon.privacy.accounting.composition import epsilon
 from fedmuon.privacy.accounting.dominating_pairs import Event

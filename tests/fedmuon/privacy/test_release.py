@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
-from fedmuon.privacy.mechanisms.gaussian import Mechanism, Released, release
+from fedmuon.privacy.mechanisms.gaussian import Mechanism, release
 from fedmuon.privacy.noise import (
     KeyStream,
     keyed_streams,
@@ -26,7 +26,7 @@ from fedmuon.privacy.noise import (
     secret_stream,
     secret_streams,
 )
-from fedmuon.tasks.base import Batch, Params, Points, Replaced
+from fedmuon.tasks.base import Batch, Params, Points, Released, Replaced
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.models import MODELS, VisionTransformer, network, wide_resnet, with_channels
 from fedmuon.tasks.networks import NetworkTask

@@ -1,0 +1,20 @@
+"""The schedule of step sizes that a config names."""
+
+from collections.abc import Callable
+
+from fedmuon.config.load import Config
+from fedmuon.config.user_objects import guard, make_named, user_objects
+from fedmuon.core.registry import require_callable
+from fedmuon.optim.schedules import SCHEDULES, as_factor
+
+
+def schedule_of(config: Config) -> Callable[[int], float] | None:
+    """Return the schedule as a function from a round to a step-size factor, or None."""
+    if (found := make_named(config, "schedule", SCHEDULES)) is None:
+        return None
+    if user_objects(config).schedule is None:
+        return found
+    of = guard(config, "schedule")
+    with of:
+        called = require_callable(found, "schedule", "a function of the round", of.named)
+    return of.calling(called, as_factor)
