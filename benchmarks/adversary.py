@@ -9,7 +9,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.experiments.stability.influence import rank_replacements
-from fedmuon.federated.rounds import distances, run_neighbours
+from fedmuon.federated.neighbour_runs import distances, run_neighbours
 
 CHAINS = 48  # number of pairs from `chains`
 FRESH, GENERATIONS, BEST = 12, 3, 4  # new pairs per generation, generations, pairs that are varied

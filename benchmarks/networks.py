@@ -28,7 +28,8 @@ from fedmuon.config.load import Config, only_read, parse
 from fedmuon.core.errors import InputError
 from fedmuon.federated.build import build_experiment
 from fedmuon.federated.client_data import read_source
-from fedmuon.federated.rounds import Experiment, begin, run_rounds
+from fedmuon.federated.experiment import Experiment
+from fedmuon.federated.rounds import begin, run_rounds
 
 BATCH = 64
 AIMS = {"torch loop": 1.3, "pfl-research": 1.3, "Flower": 1.5}

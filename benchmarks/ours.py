@@ -17,8 +17,9 @@ import torch
 from fedmuon.config.load import Config, parse
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.federated.build import DTYPES
+from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.plan import RandomnessPlan
-from fedmuon.federated.rounds import Experiment, begin, run_rounds
+from fedmuon.federated.rounds import begin, run_rounds
 from fedmuon.federated.shards import Shards
 from fedmuon.optim.recipes import make_recipe
 from fedmuon.tasks.base import Batch

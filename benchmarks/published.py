@@ -36,7 +36,8 @@ from benchmarks.rounds import PEERS, run
 from fedmuon.config.load import Config, parse
 from fedmuon.config.user_objects import UserObjects
 from fedmuon.federated.build import build_experiment
-from fedmuon.federated.rounds import Experiment, begin, run_rounds
+from fedmuon.federated.experiment import Experiment
+from fedmuon.federated.rounds import begin, run_rounds
 
 
 class SetUp(NamedTuple):

@@ -19,7 +19,8 @@ import torch
 from benchmarks.ours import experiment
 from benchmarks.page import say
 from benchmarks.rounds import make_work
-from fedmuon.federated.rounds import Experiment, begin, run_rounds
+from fedmuon.federated.experiment import Experiment
+from fedmuon.federated.rounds import begin, run_rounds
 from fedmuon.tasks import batched_gradients
 
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -31,17 +31,13 @@ from fedmuon.config.load import Config, unflatten
 from fedmuon.config.user_objects import UserObjects
 from fedmuon.core.errors import SAME_VERSION, InputError, plain
 from fedmuon.federated.build import LocalClient, build_worker
-from fedmuon.federated.rounds import (
-    Broadcast,
-    Reply,
-    client_updates,
-    compressed,
-    first_model,
-    read_broadcast,
-    risk,
-)
+from fedmuon.federated.evaluation import risk
+from fedmuon.federated.rounds import client_updates, first_model, opened
 from fedmuon.federated.wire import distrusted, named, pack, received
 from fedmuon.optim.chain import States
+from fedmuon.optim.client_privacy import is_masked, level_of
+from fedmuon.optim.messages import Broadcast, Reply
+from fedmuon.optim.personal_parameters import PersonalParameters
 from fedmuon.optim.recipe import Recipe
 from fedmuon.privacy.mechanisms import distributed
 from fedmuon.tasks.base import Params
@@ -62,7 +58,8 @@ def mask_reply(recipe: Recipe, reply: Reply, message: Message, context: Context)
     All public keys of the cohort must be different. If keys were equal, the sum could contain fewer
     clients, and thus fewer shares of noise.
     """
-    assert recipe.client_level is not None
+    level = level_of(recipe.stages)
+    assert level is not None
     if KEPT not in context.state:
         raise InputError(
             "the server requests a masked reply, but this client has no private key for its "
@@ -70,7 +67,7 @@ def mask_reply(recipe: Recipe, reply: Reply, message: Message, context: Context)
             "the server with --resume, which creates new keys."
         )
     kept: Any = context.state.pop(KEPT)
-    private, cohort = kept["private"], recipe.client_level.cohort
+    private, cohort = kept["private"], level.cohort
     held: dict[str, Any] = dict(message.content.config_records["roster"])
     keys = dict(zip(held["clients"], held["keys"], strict=True))
     if not len(keys) == len(set(keys.values())) == len(held["clients"]) == cohort:
@@ -120,11 +117,11 @@ def train_together(
         with distrusted():
             shards = [one.shard if rows is None else one.with_neighbours(rows) for one in clients]
             params, states = _arrays(messages[0], clients[0], stack)
-        setup, sent = clients[0].setup, Broadcast(round, params, states)
+        setup = clients[0].setup
         recipe, task, plan = setup.recipe, setup.task, setup.plan
-        if recipe.compression is not None and recipe.compression.down:
-            with distrusted():
-                sent = read_broadcast(recipe, sent, first_model(task, plan.seed, stack))
+        with distrusted():
+            model = partial(first_model, task, plan.seed, stack)
+            sent = opened(recipe, Broadcast(round, params, states), model)
         if factor is not None:  # only the server calls a custom schedule
             plan = replace(plan, factor=lambda round: factor)
         pairs = list(zip(numbers, shards, strict=True))
@@ -136,10 +133,9 @@ def train_together(
         own = {one.client: one.recall(round) for one in memories}
         measured = stack == 1 and setup.measured  # without neighbouring data sets
         found = client_updates(recipe, task, plan, pairs, sent, own, measured)
-        found = compressed(recipe, sent, found, own)
         for one, reply in zip(memories, found if memories else (), strict=True):
             one.keep(reply.own)
-        if recipe.masked:
+        if is_masked(recipe.stages):
             each = zip(found, messages, contexts, strict=True)
             with distrusted():
                 found = [mask_reply(recipe, *one) for one in each]
@@ -172,7 +168,7 @@ def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Mess
             "a client of a private run does not report the loss on its samples, because this "
             "loss contains no noise. Evaluate the model on the server's test samples."
         )
-    if client.setup.recipe.personal:
+    if any(isinstance(stage, PersonalParameters) for stage in client.setup.recipe.stages):
         raise InputError(
             "the server requested the loss of a personal model, but part of a personal model "
             "never leaves its client. To measure personal models, set [data] client-test."

@@ -14,7 +14,8 @@ from fedmuon.core.errors import InputError, shown
 from fedmuon.core.locks import held
 from fedmuon.experiments.engines.ray_cluster import quiet_ray, require_cluster
 from fedmuon.federated.build import resolve
-from fedmuon.federated.rounds import Engine, run_rounds
+from fedmuon.federated.experiment import Engine
+from fedmuon.federated.rounds import run_rounds
 from fedmuon.runs.callbacks import Callback, Listener
 from fedmuon.runs.config_notes import config_notes
 from fedmuon.runs.data_notes import data_notes

@@ -30,7 +30,8 @@ from fedmuon.core.locks import held
 from fedmuon.experiments.stability import certificates, finished_run
 from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.experiments.tables import columns
-from fedmuon.federated.rounds import retrained, risk
+from fedmuon.federated.evaluation import risk
+from fedmuon.federated.neighbour_runs import retrained
 from fedmuon.privacy.noise import KeyStream
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params

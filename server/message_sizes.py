@@ -13,8 +13,11 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
 from fedmuon.config.load import Config
-from fedmuon.federated.rounds import Experiment, ServerState, returned_like
+from fedmuon.federated.experiment import Experiment
+from fedmuon.federated.traffic import returned_like
 from fedmuon.federated.wire import pack
+from fedmuon.optim.client_privacy import is_masked
+from fedmuon.optim.messages import ServerState
 from fedmuon.server import messaging
 from fedmuon.server.ray.flower_internals import identify, node_ids, numbered, weight
 from fedmuon.server.ray.worker_pool import apart, large
@@ -75,7 +78,7 @@ def requests(
     identify()
     clients = [int(client) for client in experiment.plan.participants(0)]
     nodes = {client: ids[client] if ids else client for client in clients}
-    keys = messaging.blank(clients) if experiment.recipe.masked else None
+    keys = messaging.blank(clients) if is_masked(experiment.recipe.stages) else None
     strategy = FedMuonStrategy(config, experiment, state, nodes, keys)
     messages = list(strategy.messages(MessageType.TRAIN, clients))
     for message in messages:

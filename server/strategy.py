@@ -21,27 +21,17 @@ from fedmuon.clients.stored_states import MEMORY, state_record, states_of
 from fedmuon.config.load import Config, flatten
 from fedmuon.core.errors import SAME_VERSION, InputError, plain
 from fedmuon.core.files import Record
+from fedmuon.federated.experiment import Experiment, Fault, Round, mean_loss
 from fedmuon.federated.personal import tests_personal_models
-from fedmuon.federated.rounds import (
-    Experiment,
-    Fault,
-    Reply,
-    Round,
-    ServerState,
-    broadcast,
-    mean_loss,
-    next_state,
-    returned_like,
-    starts,
-    traffic,
-)
+from fedmuon.federated.rounds import broadcast, next_state, starts
+from fedmuon.federated.traffic import returned_like, traffic
 from fedmuon.federated.wire import distrusted, pack, received
 from fedmuon.optim.chain import States
-from fedmuon.optim.compression import MODEL, decoded
+from fedmuon.optim.client_privacy import is_masked
+from fedmuon.optim.messages import Reply, ServerState
 from fedmuon.runs.loop import Measured
 from fedmuon.server import stopping
 from fedmuon.server.messaging import OWN, Numbered, Stateful, exchange, meet, public_keys, reason
-from fedmuon.tasks.base import split_statistics
 
 MOST_METRICS, LONGEST_NAME = 100, 100  # limits for the measurements of a client
 PAUSE = 2.0  # added seconds before each further attempt, so that a killed worker can restart
@@ -81,7 +71,7 @@ class FedMuonStrategy(Strategy):
             participants = self.experiment.plan.participants(self.state.round)
             now, replies, faults = self.state, list[Reply](), list[Fault]()
             self.counts_in = now.round
-            for start, clients in starts(self.experiment.plan, now, participants.tolist()):
+            for start, clients in starts(self.experiment, now, participants.tolist()):
                 self.state = start  # the state sent to these clients
                 found, wrong = self._collect(grid, clients)
                 replies += found
@@ -283,7 +273,7 @@ class FedMuonStrategy(Strategy):
                 (clients, table.deadline) if self.nodes else (everyone, table.patience)
             )
             self.nodes = meet(grid, self.nodes, wanted, patience)
-        if self.experiment.recipe.masked:
+        if is_masked(self.experiment.recipe.stages):
             self.keys = public_keys(grid, clients, self.nodes, table.deadline)
 
     def _read(self, message: Message, client: int) -> Reply:
@@ -314,7 +304,7 @@ class FedMuonStrategy(Strategy):
             params, states = received({name: one.data for name, one in record.items()}, *like)
             found = [one for tree in (params, *states.values()) for one in tree.values()]
             # Clipping replaces values that are not finite by 0. An error would reveal them.
-            clipped = recipe.client_level is not None
+            clipped = recipe.isolates
             if not clipped and not all(bool(tensor.isfinite().all()) for tensor in found):
                 raise InputError(
                     "the reply contains NaN or infinity. The training of this client may have "
@@ -326,13 +316,13 @@ class FedMuonStrategy(Strategy):
                     f"the reply contains losses of shape {tuple(loss.shape)}, but one loss for "
                     f"each of the {len(found[0])} replicas was expected. {SAME_VERSION}"
                 )
-            if recipe.compression is not None and recipe.compression.up:
-                learned, _ = split_statistics(self.state.params)  # decoding rejects bad positions
-                decoded(recipe.compression.uplink, {MODEL: params, **states}, learned)
             size = self.experiment.shards.size(client)
             steps = self.experiment.plan.steps_of(size)
             metrics = _metrics(content) if self.experiment.measured else {}
-            return Reply(client, params, states, loss, size, steps, metrics=metrics)
+            reply = Reply(client, params, states, loss, size, steps, metrics=metrics)
+            for stage in recipe.stages:
+                stage.check(reply, self.state)
+            return reply
 
 
 def _metrics(content: RecordDict) -> Mapping[str, float]:

@@ -41,25 +41,20 @@ from torch import Tensor
 
 from fedmuon.core.errors import InputError
 from fedmuon.federated.accountant import delta_of, rounds_taken
+from fedmuon.federated.experiment import Engine, Experiment, Round, mean_loss
 from fedmuon.federated.rounds import (
-    Broadcast,
-    Engine,
-    Experiment,
-    Reply,
-    Round,
-    ServerState,
     begin,
-    broadcast,
     client_updates,
-    compressed,
-    mean_loss,
-    privatize_reply,
+    received_message,
     run_rounds,
+    sent_reply,
     server_update,
-    traffic,
 )
 from fedmuon.federated.shards import Shards
+from fedmuon.federated.traffic import traffic
 from fedmuon.optim.chain import Chain, Context, Link, State
+from fedmuon.optim.client_privacy import level_of
+from fedmuon.optim.messages import Broadcast, Reply, ServerState
 from fedmuon.optim.recipe import Recipe, ServerRule
 from fedmuon.privacy.audit import Claimed, Setting, log_ratio
 from fedmuon.privacy.mechanisms import distributed
@@ -378,7 +373,7 @@ class ClientAuditor:
     def draw(cls, run: Run, count: int, rng: np.random.Generator) -> "ClientAuditor":
         """Choose canaries among the clients of the run at random."""
         experiment, federation = run.experiment, run.config.federation
-        level = experiment.recipe.client_level
+        level = level_of(experiment.recipe.stages)
         assert level is not None
         params = begin(experiment.recipe, experiment.task, federation.seed).params
         entries = distinct_places(rng, sum(one[0].numel() for one in params.values()), count)
@@ -412,7 +407,8 @@ class ClientAuditor:
         plan, recipe = experiment.plan, experiment.recipe
         for number in range(state.round, plan.rounds):
             participants = plan.participants(number)
-            found = self._replies(experiment, participants.tolist(), broadcast(recipe, state))
+            sent = received_message(recipe, state)
+            found = self._replies(experiment, participants.tolist(), sent)
             # Probability that each canary is in the round's sum, given all public information.
             rates = np.isin(self.clients, participants)
             if self.level.poisson:
@@ -444,10 +440,12 @@ class ClientAuditor:
                 one = number[client]
                 params = self._moved(sent.params, one) if self.included[one] else sent.params
                 own = Reply(client, params, states, no_loss)
-                found.append(privatize_reply(recipe, self.level, sent, own))
+                private = recipe.stages[0].reply(own, sent, {})  # client privacy comes first
                 if self.level.trust == "local":
-                    self._look(_apart(sent.params, found[-1].params), self.clients == client)
-        return compressed(recipe, sent, found)
+                    self._look(_apart(sent.params, private.params), self.clients == client)
+                others_of_stage = dataclasses.replace(recipe, stages=recipe.stages[1:])
+                found.append(sent_reply(others_of_stage, sent, private))
+        return found
 
     def _moved(self, params: Params, number: int) -> Params:
         """Return the model with the update of canary `number`."""

@@ -31,7 +31,8 @@ from fedmuon.experiments.auditing.canaries import ClientAuditor, ExampleAuditor,
 from fedmuon.experiments.tables import columns
 from fedmuon.federated.accountant import client_name
 from fedmuon.federated.build import resolve
-from fedmuon.federated.rounds import Experiment
+from fedmuon.federated.experiment import Experiment
+from fedmuon.optim.client_privacy import level_of
 from fedmuon.privacy import audit
 from fedmuon.privacy.accounting.composition import account, merge
 from fedmuon.privacy.accounting.dominating_pairs import hardest
@@ -177,7 +178,7 @@ def _require_known_law(experiment: Experiment) -> None:
     The releases must contain noise, the likelihood of the releases must be known, and the samples
     must have labels that can mark canaries.
     """
-    released = experiment.recipe.client_level or experiment.recipe.mechanism
+    released = level_of(experiment.recipe.stages) or experiment.recipe.mechanism
     if released is None or not released.noise:
         raise InputError(
             "the run adds no noise, so there is no privacy to audit. Set [privacy] noise above 0."

@@ -27,10 +27,12 @@ from fedmuon.core.errors import InputError
 from fedmuon.data.partition import weights
 from fedmuon.experiments.engines.processes import importable
 from fedmuon.federated.accountant import RunAccountant
+from fedmuon.federated.evaluation import risk, sample_weights
+from fedmuon.federated.experiment import Engine, Experiment, Round
 from fedmuon.federated.plan import RandomnessPlan
-from fedmuon.federated.rounds import Engine, Experiment, Round, ServerState, risk, sample_weights
 from fedmuon.federated.wire import named
 from fedmuon.optim.aggregators import mean
+from fedmuon.optim.messages import ServerState
 from fedmuon.runs.loop import Run, end_bytes, evaluate
 from fedmuon.runs.provenance import commit, machine, peak, versions
 

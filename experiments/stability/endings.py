@@ -24,7 +24,8 @@ from fedmuon.experiments.stability.finished_run import Loss, mean_squares, measu
 from fedmuon.experiments.stability.gap import proved_range
 from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.client_data import build_data, read_source
-from fedmuon.federated.rounds import begin, risk, run_rounds
+from fedmuon.federated.evaluation import risk
+from fedmuon.federated.rounds import begin, run_rounds
 
 
 @dataclass(frozen=True)

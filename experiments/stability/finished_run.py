@@ -39,7 +39,8 @@ from fedmuon.experiments.stability.certificates import (
 from fedmuon.federated import build_recipe
 from fedmuon.federated.build import build_experiment, build_plan, resolve
 from fedmuon.federated.client_data import build_data, read_source
-from fedmuon.federated.rounds import Experiment, begin, simulate
+from fedmuon.federated.experiment import Experiment
+from fedmuon.federated.rounds import begin, simulate
 from fedmuon.federated.shards import partition_digest
 from fedmuon.optim.chain import Chain, Context, Link, State
 from fedmuon.optim.links import ADJUSTMENTS

@@ -22,7 +22,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.data.partition import weights
 from fedmuon.experiments.stability.certificates import Certificate, CertifiedSetting, certify
 from fedmuon.experiments.stability.finished_run import FinishedRun, measured_losses
-from fedmuon.federated.rounds import risk, sample_weights
+from fedmuon.federated.evaluation import risk, sample_weights
 from fedmuon.runs.directory import Record
 
 NEARLY = 0.99  # above this share of the full range, a shorter interval is not worth a note

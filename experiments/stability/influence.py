@@ -34,8 +34,10 @@ from fedmuon.data.neighbours import held_out
 from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.federated.adjoint import Pulled, pulled_back
 from fedmuon.federated.build import build_experiment
-from fedmuon.federated.rounds import Experiment, ServerState, begin
+from fedmuon.federated.experiment import Experiment
+from fedmuon.federated.rounds import begin
 from fedmuon.federated.shards import targets_on
+from fedmuon.optim.messages import ServerState
 from fedmuon.runs.directory import Record, RunDirectory
 from fedmuon.runs.loop import OnRoundEnd, OnStart
 from fedmuon.tasks.base import Batch, Params

@@ -45,8 +45,10 @@ from fedmuon.experiments.stability.influence import (
     stored_ranking,
 )
 from fedmuon.experiments.tables import facts, unreleased
+from fedmuon.federated.experiment import Engine
+from fedmuon.federated.neighbour_runs import distances, run_neighbours
 from fedmuon.federated.plan import BIASED
-from fedmuon.federated.rounds import Engine, distances, run_neighbours, run_rounds
+from fedmuon.federated.rounds import run_rounds
 from fedmuon.runs.directory import Record, RunDirectory
 from fedmuon.runs.loop import OnRoundEnd, OnStart
 

@@ -52,14 +52,10 @@ from fedmuon.experiments.suites.contents import Nested, SuiteRequest, cell
 from fedmuon.federated.adjoint import pulled_back
 from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.client_data import build_data, read_source
-from fedmuon.federated.rounds import (
-    Experiment,
-    ServerState,
-    begin,
-    retrained,
-    run_neighbours,
-    run_rounds,
-)
+from fedmuon.federated.experiment import Experiment
+from fedmuon.federated.neighbour_runs import retrained, run_neighbours
+from fedmuon.federated.rounds import begin, run_rounds
+from fedmuon.optim.messages import ServerState
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.matrix import MatrixTask

@@ -39,9 +39,11 @@ from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import Table
 from fedmuon.experiments.studies.study import Call, Study, distinct, in_words, levels, seed_rows
 from fedmuon.experiments.suites.contents import SuiteRequest
+from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.plan import RandomnessPlan
-from fedmuon.federated.rounds import Experiment, ServerState, run_round
+from fedmuon.federated.rounds import run_round
 from fedmuon.optim import recipes
+from fedmuon.optim.messages import ServerState
 from fedmuon.optim.orthogonalizers import Orthogonalizer, newton_schulz
 from fedmuon.optim.recipe import initial_states
 from fedmuon.orthogonalize import exact_sign

@@ -44,7 +44,8 @@ from fedmuon.experiments.suites.contents import Nested, SuiteRequest, cell, merg
 from fedmuon.experiments.suites.suite import NAMES, shown
 from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.client_data import build_data, read_source
-from fedmuon.federated.rounds import begin, risk, run_rounds
+from fedmuon.federated.evaluation import risk
+from fedmuon.federated.rounds import begin, run_rounds
 from fedmuon.runs.directory import Record
 from fedmuon.runs.loop import sent_bytes
 

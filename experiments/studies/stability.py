@@ -47,7 +47,9 @@ from fedmuon.experiments.suites.contents import (
 from fedmuon.experiments.suites.suite import Rows, Work
 from fedmuon.federated.build import DTYPES, build_experiment, resolve
 from fedmuon.federated.client_data import build_data, read_source
-from fedmuon.federated.rounds import Experiment, begin, distances, run_neighbours
+from fedmuon.federated.experiment import Experiment
+from fedmuon.federated.neighbour_runs import distances, run_neighbours
+from fedmuon.federated.rounds import begin
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.matrix import rate, supported
 

@@ -33,7 +33,10 @@ from fedmuon.config.load import Config, dump
 from fedmuon.core.errors import InputError, rounded_up
 from fedmuon.core.files import AFRESH, Record, finite, read_bytes
 from fedmuon.federated.build import ResolvedConfig
-from fedmuon.federated.rounds import Experiment, Round, ServerState, joint
+from fedmuon.federated.experiment import Experiment, Round
+from fedmuon.federated.traffic import joint
+from fedmuon.optim.client_privacy import level_of
+from fedmuon.optim.messages import ServerState
 from fedmuon.privacy.accounting.composition import (
     LEAST_NOISE,
     Answer,
@@ -277,8 +280,8 @@ def unit_of(
     Return None if the run is not private.
     """
     recipe = experiment.recipe
-    if recipe.client_level is not None:
-        return PerClient(config, experiment, sizes, recipe.client_level)
+    if (level := level_of(recipe.stages)) is not None:
+        return PerClient(config, experiment, sizes, level)
     if recipe.mechanism is not None:
         return PerExample(config, experiment, sizes, recipe.mechanism)
     return None

@@ -30,8 +30,10 @@ from torch.func import vjp, vmap
 from torch.nn.functional import one_hot
 
 from fedmuon.core.errors import InputError
-from fedmuon.federated.rounds import Experiment, ServerState, run_round, run_rounds
+from fedmuon.federated.experiment import Experiment
+from fedmuon.federated.rounds import run_round, run_rounds
 from fedmuon.federated.shards import Shard
+from fedmuon.optim.messages import ServerState
 from fedmuon.tasks.base import Batch, Params, Task, blocks
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.networks import NetworkTask

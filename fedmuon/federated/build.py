@@ -27,11 +27,13 @@ from fedmuon.data.source import Source
 from fedmuon.federated.build_recipe import build_recipe, require_memoryless
 from fedmuon.federated.client_data import build_data, deal, read_source, with_user_sizes
 from fedmuon.federated.clock import Timetable, timetable
+from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.plan import RandomnessPlan
-from fedmuon.federated.rounds import Experiment, begin, payload_bytes, returned_like, sent_like
+from fedmuon.federated.rounds import begin
 from fedmuon.federated.schedule import schedule_of
 from fedmuon.federated.shards import Shard, Shards, partition_digest, targets_on
 from fedmuon.federated.size_limits import require_room_for_model, require_room_for_parameters
+from fedmuon.federated.traffic import payload_bytes, returned_like, sent_like
 from fedmuon.optim.chain import Number, States
 from fedmuon.optim.recipe import Recipe, initial_states
 from fedmuon.optim.recipes import aux_rate

@@ -26,7 +26,6 @@ from fedmuon.core.registry import required_parameters, takes
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import attribute
 from fedmuon.core.trial import trial
-from fedmuon.federated.rounds import Reply
 from fedmuon.optim.aggregators import AGGREGATORS, Aggregator, as_aggregator
 from fedmuon.optim.chain import (
     PERSONAL,
@@ -39,7 +38,10 @@ from fedmuon.optim.chain import (
     forbidden_gradient,
     visible,
 )
+from fedmuon.optim.client_privacy import ClientPrivacy
 from fedmuon.optim.compression import Compression, compressor
+from fedmuon.optim.low_rank import EncodedStates
+from fedmuon.optim.messages import Reply
 from fedmuon.optim.orthogonalizers import (
     Orthogonalizer,
     as_map,
@@ -48,16 +50,11 @@ from fedmuon.optim.orthogonalizers import (
     same,
     value_of_table,
 )
-from fedmuon.optim.recipe import (
-    Recipe,
-    aggregate_state,
-    as_recipe,
-    first_state,
-    initial_states,
-    shared_part,
-)
+from fedmuon.optim.personal_parameters import PersonalParameters
+from fedmuon.optim.recipe import Recipe, aggregate_state, first_state, initial_states, shared_part
 from fedmuon.optim.recipes import make_recipe
 from fedmuon.optim.routing import FUSED, RoutingTable, routing_table
+from fedmuon.optim.user_recipe import as_recipe
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
 from fedmuon.tasks.base import Params, Points, Released, Task, split_statistics
 from fedmuon.tasks.matrix import MatrixTask
@@ -165,7 +162,7 @@ def build_recipe(
         privacy.arithmetic,
         privacy.honest,
     )
-    return replace(found, client_level=level)
+    return replace(found, stages=(ClientPrivacy(level, found.returned), *found.stages))
 
 
 def _with_compression(config: Config, recipe: Recipe) -> Recipe:
@@ -173,7 +170,7 @@ def _with_compression(config: Config, recipe: Recipe) -> Recipe:
     table = config.compression
     if table.uplink == table.downlink == "none":
         return recipe
-    if recipe.codecs:
+    if _has_codecs(recipe):
         raise InputError(
             "[compression] cannot be combined with your recipe, because the codecs of the recipe "
             "already compress the messages. Remove the [compression] table or the codecs."
@@ -197,7 +194,11 @@ def _with_compression(config: Config, recipe: Recipe) -> Recipe:
             "ledger of a private recipe does not account for stored states. Set feedback = "
             "'none', and use an uplink other than 'power'."
         )
-    return replace(recipe, compression=found)
+    return replace(recipe, stages=(*recipe.stages, found))
+
+
+def _has_codecs(recipe: Recipe) -> bool:
+    return any(isinstance(stage, EncodedStates) for stage in recipe.stages)
 
 
 def _joint_block(config: Config, task: Task) -> frozenset[str] | None:
@@ -323,7 +324,9 @@ def _require_countable(config: Config, recipe: Recipe, hidden: bool) -> None:
 def _require_personal(config: Config, recipe: Recipe, task: Task) -> None:
     """Raise an error if a pattern in [local] personal matches no parameter, or if all match."""
     built_in = user_objects(config).recipe is None
-    if built_in and config.local.recipe == "fedper" and not recipe.personal:
+    of_stages = [stage.patterns for stage in recipe.stages if isinstance(stage, PersonalParameters)]
+    patterns = [pattern for stage_patterns in of_stages for pattern in stage_patterns]
+    if built_in and config.local.recipe == "fedper" and not patterns:
         raise InputError(
             "[local] recipe = 'fedper' needs to know which part of the model stays with each "
             "client. Set [local] personal, for example personal = 'head.*'."
@@ -339,7 +342,7 @@ def _require_personal(config: Config, recipe: Recipe, task: Task) -> None:
             "cannot store the running statistics of BatchNorm. Use GroupNorm, or set recipe = "
             "'fedper'."
         )
-    if not recipe.personal:
+    if not patterns:
         return
     names = list(task.initial(generator(0, Draw.INITIAL)))
     some = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
@@ -348,7 +351,7 @@ def _require_personal(config: Config, recipe: Recipe, task: Task) -> None:
             f"[local] personal splits the model, but this model has only one parameter, {some}. "
             "Set [task] name = 'network', or leave personal out."
         )
-    for pattern in recipe.personal:
+    for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise InputError(
                 f"the pattern {pattern!r} in [local] personal matches no parameter of the model. "
@@ -356,7 +359,7 @@ def _require_personal(config: Config, recipe: Recipe, task: Task) -> None:
             )
     if all(map(recipe.is_personal, names)):
         raise InputError(
-            f"[local] personal = {', '.join(recipe.personal)} matches every parameter of the "
+            f"[local] personal = {', '.join(patterns)} matches every parameter of the "
             f"model ({some}), so clients would share nothing. Use patterns that leave out at "
             "least one parameter."
         )
@@ -383,7 +386,7 @@ def _require_public(config: Config, recipe: Recipe) -> None:
             "ledger does not account for stored states. Remove `persistent` and `personal` from "
             "the recipe."
         )
-    if recipe.codecs and (recipe.private or config.privacy.level == "client"):
+    if _has_codecs(recipe) and (recipe.private or config.privacy.level == "client"):
         raise InputError(
             "this recipe compresses the updates of clients, and compression can undo the "
             "clipping that the privacy guarantee needs. Choose a recipe without codecs, such as "

@@ -7,13 +7,16 @@ cosines between their updates.
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedmuon.federated.experiment import Client
 from fedmuon.federated.shards import Shard
-from fedmuon.optim.chain import States
-from fedmuon.tasks.base import Batch, Params, Task, split_statistics
+from fedmuon.optim.chain import States, zeros
+from fedmuon.optim.messages import Reply, ServerState
+from fedmuon.tasks.base import Batch, Params, Task, blocks, split_statistics
 
 PIECE = 1024  # number of samples that are evaluated together
 MOMENTA = ("momentum", "local-momentum")  # links whose state is a client's momentum
@@ -45,6 +48,39 @@ def client_metrics(
         measured = _means(task, local, shard.test)
         found |= {f"{OWN_TEST}{name}": value for name, value in measured.items()}
     return found
+
+
+def client_records(
+    before: ServerState, replies: Sequence[Reply], direction: bool = False
+) -> tuple[dict[str, Any], ...]:
+    """Return a record of each client's measurements in this round, in the order of the clients.
+
+    A record also contains the cosine between the client's update and the mean update. Numbers that
+    are not finite are left out.
+    """
+    ordered = sorted(replies, key=lambda reply: reply.client)
+    base = zeros(before.params) if direction else before.params  # a direction is already an update
+    cosines = cosines_to_mean(base, [split_statistics(one.params)[0] for one in ordered])
+    found = []
+    for reply, cosine in zip(ordered, cosines, strict=True):
+        metrics = {**reply.metrics, "cosine": cosine}
+        known = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        found.append({"client": reply.client, "samples": reply.samples, **known})
+    return tuple(found)
+
+
+def metrics_of_each(
+    task: Task, clients: Sequence[Client], start: Params, local: Params, states: States
+) -> list[dict[str, float]]:
+    """Measure each client of a batch, before and after its local steps."""
+    starts, models = (blocks(one, len(clients)) for one in (start, local))
+    momenta = {name: blocks(states[name], len(clients)) for name in MOMENTA if name in states}
+    return [
+        client_metrics(
+            *(task, shard, starts[k], models[k]), {name: one[k] for name, one in momenta.items()}
+        )
+        for k, (_, shard) in enumerate(clients)
+    ]
 
 
 def cosines_to_mean(before: Params, models: Sequence[Params]) -> list[float]:

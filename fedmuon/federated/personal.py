@@ -7,16 +7,12 @@ import numpy as np
 
 from fedmuon.config.load import Config
 from fedmuon.config.schema import reads
-from fedmuon.federated.rounds import (
-    Experiment,
-    ServerState,
-    broadcast,
-    client_updates,
-    first_model,
-    read_broadcast,
-    risk,
-)
+from fedmuon.federated.evaluation import risk
+from fedmuon.federated.experiment import Experiment
+from fedmuon.federated.rounds import client_updates, first_model, received_message
 from fedmuon.optim.chain import PERSONAL
+from fedmuon.optim.messages import ServerState
+from fedmuon.optim.personal_parameters import PersonalParameters
 from fedmuon.optim.recipe import Recipe
 from fedmuon.tasks.base import Params
 
@@ -38,8 +34,8 @@ def personal_model(experiment: Experiment, state: ServerState, client: int) -> P
     parameters. If the client never took part, its personal parameters are those of the initial
     model.
     """
-    whole = experiment.recipe.personal
-    start = state.params if whole else first_model(experiment.task, experiment.plan.seed)
+    split = any(isinstance(one, PersonalParameters) for one in experiment.recipe.stages)
+    start = state.params if split else first_model(experiment.task, experiment.plan.seed)
     own = experiment.client_states.read(client, state.round).get(PERSONAL, {})
     return {name: own[name].to(one) if name in own else one for name, one in start.items()}
 
@@ -54,13 +50,13 @@ def fine_tuned(
     round. The step sizes are the same as in the last round.
     """
     plan, memory = experiment.plan, experiment.client_states
-    # A client's rule would turn the model into a reply, so it is left out.
-    recipe = replace(experiment.recipe, client=None, returned=())
+    sent = received_message(experiment.recipe, replace(state, round=plan.rounds))
+    # A client's rule would turn the model into a reply, and most stages would change the reply.
+    personal = [one for one in experiment.recipe.stages if isinstance(one, PersonalParameters)]
+    recipe = replace(experiment.recipe, client=None, returned=(), stages=tuple(personal))
     last = plan.factor_at(max(0, state.round - 1))
     factor = None if plan.factor is None else lambda round: last
     plan = replace(plan, steps=steps, epochs=0.0, factor=factor)
-    sent = broadcast(recipe, replace(state, round=plan.rounds))
-    sent = read_broadcast(recipe, sent, state.params)
     for start in range(0, len(clients), plan.per_round):
         some = clients[start : start + plan.per_round]
         own = {client: memory.read(client, state.round) for client in some if recipe.keeps_states}

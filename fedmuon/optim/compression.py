@@ -18,17 +18,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.core.errors import InputError
+from fedmuon.core.device import is_finite
+from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.core.rng import Draw, generator
+from fedmuon.optim.chain import States, zeros
 from fedmuon.optim.low_rank import factors, factors_fit
+from fedmuon.optim.messages import MODEL, Broadcast, Reply, ServerState, Trees
+from fedmuon.optim.stage import Stage
 from fedmuon.tasks.base import Params, split_statistics
 
-Trees = Mapping[str, Params]  # "model", or the name of a link -> its tensors
+AnyTrees = Mapping[str, Params]  # like `Trees`, but read-only
 DrawOf = Callable[[int, int], np.random.Generator]  # (tree number, tensor number) -> generator
 Parts = dict[str, Tensor]  # the tensors of a message that encode one tensor, by kind
 NO_MEMORY: Params = {}
 WHOLE = ""  # the part of an uncompressed tensor
-MODEL = "model"
 FEEDBACK = "compression"  # name of the state that a client stores about its own updates
 ESTIMATE = "ef21-"  # prefix of a tree's name: the server's mean of the clients' estimates
 
@@ -488,15 +491,15 @@ def _flat_name(name: str, part: str) -> str:
 
 
 def encoded(
-    compressor: Compressor, trees: Trees, like: Params, draw: DrawOf, memory: Params = NO_MEMORY
-) -> dict[str, Params]:
+    compressor: Compressor, trees: AnyTrees, like: Params, draw: DrawOf, memory: Params = NO_MEMORY
+) -> Trees:
     """Compress trees (a model and states) to the tensors of a message.
 
     Only tensors with the names and shapes of `like` are compressed. Other tensors, such as
     BatchNorm statistics, step counts and scalars, are sent uncompressed. `memory` contains the
     parts that the sender has stored from its last message.
     """
-    found: dict[str, Params] = {}
+    found: Trees = {}
     for number, (tree, held) in enumerate(sorted(trees.items())):
         found[tree] = {}
         for block, (name, value) in enumerate(sorted(held.items())):
@@ -510,9 +513,9 @@ def encoded(
     return found
 
 
-def decoded(compressor: Compressor, trees: Trees, like: Params) -> dict[str, Params]:
+def decoded(compressor: Compressor, trees: AnyTrees, like: Params) -> Trees:
     """Decompress the trees (a model and states) that a message contains."""
-    found: dict[str, Params] = {}
+    found: Trees = {}
     for tree, held in trees.items():
         rest = dict(held)
         found[tree] = {}
@@ -527,9 +530,9 @@ def decoded(compressor: Compressor, trees: Trees, like: Params) -> dict[str, Par
     return found
 
 
-def templates(compressor: Compressor, trees: Trees, like: Params) -> dict[str, Params]:
+def templates(compressor: Compressor, trees: AnyTrees, like: Params) -> Trees:
     """Return tensors with the names and shapes of the message for the given model and states."""
-    found: dict[str, Params] = {}
+    found: Trees = {}
     for tree, held in trees.items():
         found[tree] = {}
         for name, value in held.items():
@@ -556,7 +559,7 @@ def draws_of(seed: int, what: Draw, round: int, client: int = 0) -> DrawOf:
 
 
 @dataclass(frozen=True)
-class Compression:
+class Compression(Stage):
     """How the messages of a run are compressed.
 
     A client's update u is the returned tensor minus the received tensor. If a client returns a
@@ -612,7 +615,83 @@ class Compression:
         """Whether the server stores the mean of the clients' memories."""
         return self.feedback == "ef21"
 
-    def _base(self, sent: Trees, tree: str) -> Params:
+    @property
+    def stores(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The name of the client's memory, if the clients store one."""
+        return (FEEDBACK,) if self.keeps else ()
+
+    @property
+    def exact(self) -> bool:  # type: ignore[override]
+        """Whether the server's messages are not compressed."""
+        return not self.down
+
+    def send(self, message: Trees, server: ServerState) -> Trees:
+        """Compress the server's model and states."""
+        return self.broadcast(message, server.round) if self.down else message
+
+    def open(self, message: Trees, model: Callable[[], Params]) -> Trees:
+        """Decompress the server's message."""
+        if not self.down:
+            return message
+        return decoded(self.downlink, message, split_statistics(model())[0])
+
+    def reply(self, reply: Reply, received: Broadcast, memory: States) -> Reply:
+        """Compress a client's reply, and let the client store its next memory.
+
+        Raises:
+            NonFinite: If the reply contains NaN or infinity, which a compressor could hide.
+        """
+        if not self.up:
+            return reply
+        tensors = [tensor for tree in reply.trees.values() for tensor in tree.values()]
+        if not all(is_finite(tensor.sum()) for tensor in tensors):
+            raise NonFinite(
+                f"the update of client {reply.client} is not finite (round {received.round}). "
+                "Lower [local] lr."
+            )
+        memory_before = memory.get(FEEDBACK, {})
+        message, memory_after = self.message(
+            reply.trees, received.trees, memory_before, received.round, reply.client
+        )
+        sent = reply.with_trees(message)
+        return sent.storing(FEEDBACK, memory_after) if self.keeps else sent
+
+    def check(self, reply: Reply, server: ServerState) -> None:
+        """Decompress a reply, which rejects positions that are out of range."""
+        if self.up:
+            decoded(self.uplink, reply.trees, split_statistics(server.params)[0])
+
+    def read(
+        self, replies: list[Reply], received: Callable[[], Broadcast], server: ServerState
+    ) -> tuple[list[Reply], States]:
+        """Decompress the replies. Also return the next g of the server for feedback "ef21"."""
+        if not self.up:
+            return replies, {}
+        names = [name for name in server.states if name.startswith(ESTIMATE)]
+        mean = {name.removeprefix(ESTIMATE): server.states[name] for name in names}
+        messages = [reply.trees for reply in replies]
+        trees_of_replies, mean = self.replies(messages, received().trees, mean)
+        read = [
+            reply.with_trees(trees) for reply, trees in zip(replies, trees_of_replies, strict=True)
+        ]
+        return read, {f"{ESTIMATE}{tree}": value for tree, value in mean.items()}
+
+    def sent_like(self, message: Trees) -> Trees:
+        """Return tensors like those of the server's compressed message."""
+        like = split_statistics(message[MODEL])[0]
+        return templates(self.downlink, message, like) if self.down else message
+
+    def returned_like(self, message: Trees) -> Trees:
+        """Return tensors like those of a client's compressed reply."""
+        like = split_statistics(message[MODEL])[0]
+        return templates(self.uplink, message, like) if self.up else message
+
+    def initial(self, model: Params, returned: Sequence[str]) -> States:
+        """Return zeros as the first g of each tree, for feedback "ef21"."""
+        trees = (MODEL, *returned) if self.estimates else ()
+        return {f"{ESTIMATE}{tree}": zeros(model) for tree in trees}
+
+    def _base(self, sent: AnyTrees, tree: str) -> Params:
         """Return the tensors to which the receiver adds the updates.
 
         The result is empty if clients return the update itself.
@@ -620,8 +699,8 @@ class Compression:
         return {} if self.direction and tree == MODEL else sent.get(tree, {})
 
     def message(
-        self, returned: Trees, received: Trees, memory: Params, round: int, client: int
-    ) -> tuple[dict[str, Params], Params]:
+        self, returned: AnyTrees, received: AnyTrees, memory: Params, round: int, client: int
+    ) -> tuple[Trees, Params]:
         """Return a client's compressed message, and the memory that the client stores.
 
         The memory is empty if the run has no feedback and the compressor stores no part.
@@ -635,7 +714,7 @@ class Compression:
             client: The client, for the random draws.
         """
         like, sign = split_statistics(received[MODEL])[0], 1 if self.feedback == "error" else -1
-        target: dict[str, Params] = {}
+        target: Trees = {}
         for tree, held in returned.items():
             target[tree] = dict(held)
             for name, value in held.items():
@@ -667,8 +746,8 @@ class Compression:
         return message, after
 
     def replies(
-        self, messages: Sequence[Trees], sent: Trees, mean: Trees
-    ) -> tuple[list[dict[str, Params]], dict[str, Params]]:
+        self, messages: Sequence[AnyTrees], sent: AnyTrees, mean: AnyTrees
+    ) -> tuple[list[Trees], Trees]:
         """Decompress messages. Return the clients' models and states, and the server's next g.
 
 
@@ -695,7 +774,7 @@ class Compression:
             found.append(trees)
         return found, after
 
-    def broadcast(self, trees: Trees, round: int) -> dict[str, Params]:
+    def broadcast(self, trees: AnyTrees, round: int) -> Trees:
         """Return the server's compressed message for this model and these states."""
         like = split_statistics(trees[MODEL])[0]
         return encoded(self.downlink, trees, like, draws_of(self.seed, Draw.BROADCAST, round))

@@ -1,16 +1,22 @@
 """Codecs, which write the states of links in messages.
 
-A `Codec` converts the tensors of a state to the tensors of a message, and back. Messages within one
-process are also encoded, so that all engines compute with the same values.
+A `Codec` converts the tensors of a state to the tensors of a message, and back. `EncodedStates`
+applies codecs to the states of a recipe. Messages within one process are also encoded, so that all
+engines compute with the same values.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedmuon.core.errors import InputError
+from fedmuon.core.errors import InputError, shown
+from fedmuon.core.threads import one_thread
+from fedmuon.optim.chain import States
+from fedmuon.optim.messages import MODEL, Broadcast, Reply, ServerState, Trees
+from fedmuon.optim.stage import Stage
 from fedmuon.tasks.base import Params
 
 LEFT, RIGHT = ":left", ":right"  # suffixes of a tensor's two factors
@@ -99,3 +105,76 @@ def low_rank(rank: int) -> Codec:
         return found
 
     return Codec(encode, decode, template)
+
+
+@dataclass(frozen=True)
+class EncodedStates(Stage):
+    """A stage that writes states with codecs.
+
+    Attributes:
+        codecs: Mapping from a state name to its codec. Other states are sent unchanged.
+    """
+
+    codecs: Mapping[str, Codec] = field(hash=False)
+
+    def require(self, recipe: Any) -> None:
+        """Raise an error if a codec is not a `Codec`, or belongs to no state in a message."""
+        sound = (
+            isinstance(self.codecs, Mapping)
+            and all(isinstance(codec, Codec) for codec in self.codecs.values())
+            and {*self.codecs} <= {*recipe.sent, *recipe.returned}
+        )
+        if not sound:
+            raise InputError(
+                f"codecs of a Recipe is {shown(self.codecs)}, but it must be a mapping of names in "
+                "`sent` or `returned` to codecs, such as low_rank(8)."
+            )
+
+    @property
+    def exact(self) -> bool:  # type: ignore[override]
+        """Return False, because decoded states are equal only up to rounding."""
+        return False
+
+    def send(self, message: Trees, server: ServerState) -> Trees:
+        """Encode the states that the server sends."""
+        return self._changed(message, lambda codec, state: codec.encode(state))
+
+    def open(self, message: Trees, model: Callable[[], Params]) -> Trees:
+        """Decode the states that the server has sent."""
+        like = message[MODEL]
+        return self._changed(message, lambda codec, tensors: codec.decode(tensors, like))
+
+    def reply(self, reply: Reply, received: Broadcast, memory: States) -> Reply:
+        """Encode the states that a client returns, with one thread as in local steps."""
+        with one_thread():
+            return reply.with_trees(
+                self._changed(reply.trees, lambda codec, state: codec.encode(state))
+            )
+
+    def read(
+        self, replies: list[Reply], received: Callable[[], Broadcast], server: ServerState
+    ) -> tuple[list[Reply], States]:
+        """Decode the states that the clients have returned."""
+        return [
+            reply.with_trees(
+                self._changed(
+                    reply.trees, lambda codec, tensors: codec.decode(tensors, server.params)
+                )
+            )
+            for reply in replies
+        ], {}
+
+    def sent_like(self, message: Trees) -> Trees:
+        """Return tensors like those of an encoded message."""
+        return self._changed(message, lambda codec, state: codec.template(state))
+
+    def returned_like(self, message: Trees) -> Trees:
+        """Return tensors like those of an encoded reply."""
+        return self.sent_like(message)
+
+    def _changed(self, trees: Trees, change: Callable[[Codec, Params], Params]) -> Trees:
+        """Return the trees, of which those with a codec are changed."""
+        return {
+            name: change(self.codecs[name], tree) if name in self.codecs else tree
+            for name, tree in trees.items()
+        }

@@ -37,22 +37,22 @@ from fedmuon.optim.chain import (
     zeros,
 )
 from fedmuon.optim.links import descend, gradient, only
-from fedmuon.optim.low_rank import low_rank
+from fedmuon.optim.low_rank import EncodedStates, low_rank
 from fedmuon.optim.orthogonalizers import (
     Orthogonalizer,
     as_orthogonalizer,
     map_of_table,
     map_of_value,
 )
-from fedmuon.optim.recipe import (
-    Recipe,
+from fedmuon.optim.personal_parameters import PersonalParameters
+from fedmuon.optim.recipe import Recipe
+from fedmuon.optim.server_rules import (
     adaptive_step,
-    as_recipe,
-    centralized,
     remember_direction,
     replace_by_mean,
     server_step,
 )
+from fedmuon.optim.user_recipe import as_recipe, centralized
 from fedmuon.privacy.mechanisms.buffered import optimized
 from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling
 from fedmuon.privacy.mechanisms.gaussian import SHARE, Mechanism, Quantile
@@ -418,7 +418,8 @@ def fedper(lr: Number = 1.0, personal: str = "", weight_decay: float = 0.0) -> R
     """
     patterns = tuple(filter(None, (one.strip() for one in personal.split(","))))
     chain = Chain((gradient(), descend(lr, {}, weight_decay)))
-    return Recipe(chain, replace_by_mean, personal=patterns)
+    stages = (PersonalParameters(patterns),) if patterns else ()
+    return Recipe(chain, replace_by_mean, stages=stages)
 
 
 @_recipe
@@ -907,8 +908,8 @@ def fedmuon_svd(
     """
     steps = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes,
                         aux, aux_lr)  # fmt: skip
-    chain, codecs = Chain((gradient(), *steps)), {"momentum": low_rank(rank)}
-    return Recipe(chain, replace_by_mean, MOMENTUM, MOMENTUM, MOMENTUM, codecs=codecs)
+    chain, factored = Chain((gradient(), *steps)), EncodedStates({"momentum": low_rank(rank)})
+    return Recipe(chain, replace_by_mean, MOMENTUM, MOMENTUM, MOMENTUM, stages=(factored,))
 
 
 @_recipe

@@ -5,7 +5,10 @@ from fedmuon.config.user_objects import user_objects
 from fedmuon.core.choices import average_of
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.partition import are_uneven
-from fedmuon.federated.rounds import Experiment, begin, joint
+from fedmuon.federated.experiment import Experiment
+from fedmuon.federated.rounds import begin
+from fedmuon.federated.traffic import joint
+from fedmuon.optim.client_privacy import level_of
 from fedmuon.privacy.mechanisms.client_level import leaves
 
 
@@ -39,8 +42,8 @@ def uneven_sizes(config: Config, data: FederatedData, experiment: Experiment) ->
 def swamping_noise(config: Config, experiment: Experiment) -> str:
     """Return a note if the noise of client-level privacy is longer than a mean update can be."""
     recipe = experiment.recipe
-    if recipe.client_level is None:
+    if (level := level_of(recipe.stages)) is None:
         return ""
     fresh = begin(recipe, experiment.task, config.federation.seed)
     released = leaves(joint(recipe, fresh.params, fresh.states))
-    return recipe.client_level.swamped(sum(one[0].numel() for one in released))
+    return level.swamped(sum(one[0].numel() for one in released))

@@ -32,13 +32,14 @@ from fedmuon.data.source import Source
 from fedmuon.data.user_data import digest
 from fedmuon.federated.client_data import user_data_digest
 from fedmuon.federated.plan import RandomnessPlan
+from fedmuon.optim.first_version import fields as first_version_fields
 from fedmuon.tasks.decoder import weights_digest
 
 FILE = "objects.json"
 KINDS = ("partition", "task", "recipe", "orthogonalizer", "aggregate", "schedule")
 FACTORS = "factors"
 # Attributes that version 1.0 did not have: (class, attribute).
-SINCE_THEN = {("Recipe", "knows_samples"), ("Link", "knows_samples")}
+SINCE_THEN = {("Recipe", "knows_samples"), ("Recipe", "stages"), ("Link", "knows_samples")}
 
 # (folder, kind, id) -> the object, and its digest when the run in this folder first used it in this
 # process. Later use may change its contents, but it is still the same object.
@@ -220,6 +221,8 @@ def _as_in_the_first_version(
     Otherwise, no run whose optimizer is such an object could be resumed with a later version.
     """
     kind = type(subject).__qualname__ if type(subject).__module__.startswith("fedmuon.") else ""
+    if kind == "Recipe":
+        attributes = first_version_fields(subject)
     return ((name, value) for name, value in attributes.items()
             if (kind, name) not in SINCE_THEN or value)  # fmt: skip
 

@@ -36,19 +36,13 @@ from fedmuon.federated.build_recipe import build_recipe, routes, routing_of
 from fedmuon.federated.client_data import build_data, forget_source, read_source
 from fedmuon.federated.client_states import ClientStates
 from fedmuon.federated.clock import Timetable
+from fedmuon.federated.evaluation import client_means, risk, sample_weights
+from fedmuon.federated.experiment import Engine, Experiment, Round
 from fedmuon.federated.personal import personal_means, tests_personal_models, tuning_steps
-from fedmuon.federated.rounds import (
-    Engine,
-    Experiment,
-    Round,
-    ServerState,
-    begin,
-    client_means,
-    risk,
-    sample_weights,
-)
+from fedmuon.federated.rounds import begin
 from fedmuon.federated.wire import named, unpack
 from fedmuon.optim.chain import PERSONAL
+from fedmuon.optim.messages import ServerState
 from fedmuon.optim.routing import RoutingTable
 from fedmuon.runs import fingerprints
 from fedmuon.runs.callbacks import CALLBACKS, Callback, Listener, as_callback

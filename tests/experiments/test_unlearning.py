@@ -21,7 +21,8 @@ from fedmuon.experiments.run import execute as run
 from fedmuon.experiments.stability import certificates, finished_run
 from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.experiments.unlearning import execute, noised
-from fedmuon.federated.rounds import begin, retrained
+from fedmuon.federated.neighbour_runs import retrained
+from fedmuon.federated.rounds import begin
 from fedmuon.privacy.audit import Statistics, counted
 from fedmuon.tasks.base import Params
 

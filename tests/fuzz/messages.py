@@ -30,7 +30,8 @@ from fedmuon.config.load import parse
 from fedmuon.core.errors import InputError
 from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.client_data import build_data, read_source
-from fedmuon.federated.rounds import Fault, begin
+from fedmuon.federated.experiment import Fault
+from fedmuon.federated.rounds import begin
 from fedmuon.server.strategy import FedMuonStrategy
 from tests.fuzz import base, values
 from tests.fuzz.calls import TooLong, clock

@@ -30,8 +30,8 @@ from fedmuon import links
 from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.optim import DPMuon, Muon
 from fedmuon.optim.aggregators import Aggregator
-from fedmuon.optim.recipe import replace_by_mean
 from fedmuon.optim.recipes import fedmuon as recipe_of
+from fedmuon.optim.server_rules import replace_by_mean
 
 SAID = "the words of the user"
 PAIR = {"clients": 2, "per-round": 2, "rounds": 2}

@@ -19,8 +19,9 @@ from fedmuon.core.errors import InputError
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.experiments.stability import certificates
 from fedmuon.experiments.stability.certificates import method_of
+from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.plan import RandomnessPlan
-from fedmuon.federated.rounds import Experiment, begin, simulate
+from fedmuon.federated.rounds import begin, simulate
 from fedmuon.federated.shards import Shards
 from fedmuon.optim.aggregators import by_samples
 from fedmuon.optim.orthogonalizers import Orthogonalizer

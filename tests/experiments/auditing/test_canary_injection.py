@@ -20,7 +20,8 @@ from fedmuon.experiments.auditing.canaries import MARK, Canaries, ExampleAuditor
 from fedmuon.experiments.auditing.private_step import CLASSES, FEATURES, Parallel
 from fedmuon.experiments.cli import app
 from fedmuon.federated.build import build_experiment, resolve
-from fedmuon.federated.rounds import Experiment, begin, simulate
+from fedmuon.federated.experiment import Experiment
+from fedmuon.federated.rounds import begin, simulate
 from fedmuon.privacy import audit
 from fedmuon.privacy.audit import Claimed, Setting, _ratio, log_ratio
 from fedmuon.privacy.mechanisms.gaussian import Mechanism

@@ -25,15 +25,10 @@ from fedmuon.experiments.auditing.canaries import ClientAuditor, _apart
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute
 from fedmuon.federated import accountant
-from fedmuon.federated.rounds import (
-    Experiment,
-    Reply,
-    begin,
-    broadcast,
-    client_updates,
-    joint,
-    simulate,
-)
+from fedmuon.federated.experiment import Experiment
+from fedmuon.federated.rounds import begin, broadcast, client_updates, simulate
+from fedmuon.federated.traffic import joint
+from fedmuon.optim.messages import Reply
 from fedmuon.privacy.accounting.composition import epsilon
 from fedmuon.privacy.audit import log_ratio
 from fedmuon.privacy.ledger import Ledger

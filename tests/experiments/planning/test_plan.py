@@ -31,8 +31,10 @@ from fedmuon.experiments.planning.cost import array_bytes, plan
 from fedmuon.experiments.planning.pace import Pace, Trial, few, rows_of
 from fedmuon.experiments.run import execute
 from fedmuon.federated.build import resolve
-from fedmuon.federated.rounds import Experiment, Round, ServerState, begin, broadcast
+from fedmuon.federated.experiment import Experiment, Round
+from fedmuon.federated.rounds import begin, broadcast
 from fedmuon.federated.wire import named
+from fedmuon.optim.messages import ServerState
 from fedmuon.runs.loop import Run, prepare
 from fedmuon.server import message_sizes
 from fedmuon.server.ray.flower_internals import node_ids

@@ -24,7 +24,7 @@ from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.shards import Shards, partition_digest
 from fedmuon.optim import orthogonalizers
 from fedmuon.optim.links import private_gradient
-from fedmuon.optim.recipe import replace_by_mean
+from fedmuon.optim.server_rules import replace_by_mean
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.tasks.per_example.clipping import Clipping
 

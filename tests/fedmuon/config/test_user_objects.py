@@ -26,8 +26,8 @@ from fedmuon.federated.build import build_worker, resolve
 from fedmuon.federated.schedule import schedule_of
 from fedmuon.optim.links import private_gradient
 from fedmuon.optim.orthogonalizers import require_sound
-from fedmuon.optim.recipe import replace_by_mean
 from fedmuon.optim.recipes import as_recipe
+from fedmuon.optim.server_rules import replace_by_mean
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.tasks.networks import stateless
 from fedmuon.tasks.per_example.clipping import Clipping

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from fedmuon.config.load import Config
 from fedmuon.federated.adjoint import backwards, pulled_back
 from fedmuon.federated.build import build_experiment
-from fedmuon.federated.rounds import Experiment, ServerState, begin, run_rounds, simulate
+from fedmuon.federated.experiment import Experiment
+from fedmuon.federated.rounds import begin, run_rounds, simulate
+from fedmuon.optim.messages import ServerState
 from fedmuon.tasks.base import Batch, Params, Task
 from fedmuon.tasks.networks import NetworkTask
 

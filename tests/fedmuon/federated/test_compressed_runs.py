@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,18 @@ from fedmuon.experiments.cli import main
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability.certificates import Uncertified, method_of
 from fedmuon.federated.build import build_experiment, resolve
+from fedmuon.federated.cohorts import cohorts_of
 from fedmuon.federated.rounds import (
-    Reply,
-    ServerState,
-    as_read,
     begin,
     broadcast,
     client_updates,
-    compressed,
-    decompressed,
+    read_replies,
+    received_message,
     run_rounds,
     simulate,
 )
 from fedmuon.optim.compression import Compression, compressor, identity
+from fedmuon.optim.messages import Reply, ServerState
 from fedmuon.runs.loop import prepare, train
 
 TOP = {"uplink": "top-k", "share": 0.3}
@@ -56,7 +56,7 @@ def test_identity_is_no_compression_to_the_bit() -> None:
 
     def with_identity(made: Any) -> Any:
         table = Compression(identity(), identity(), clients=made.plan.clients)
-        return replace(made, recipe=replace(made.recipe, compression=table))
+        return replace(made, recipe=replace(made.recipe, stages=(table,)))
 
     plain = ended(config({}))
     assert distance(plain, ended(config({}), with_identity)) == 0
@@ -137,14 +137,15 @@ def test_a_broadcast_is_read_once_in_a_round(measured: bool) -> None:
     both = {"uplink": "qsgd", "downlink": "qsgd", "levels": 100}
 
     def counted(made: Any) -> Any:
-        down = made.recipe.compression.downlink
+        (compression,) = made.recipe.stages
+        down = compression.downlink
 
         def decode(parts: Any, like: Any) -> Any:
             seen.append(1)
             return down.decode(parts, like)
 
-        table = replace(made.recipe.compression, downlink=replace(down, decode=decode))
-        recipe = replace(made.recipe, compression=table)
+        table = replace(compression, downlink=replace(down, decode=decode))
+        recipe = replace(made.recipe, stages=(table,))
         return replace(made, recipe=recipe, measured=measured)
 
     assert distance(ended(config(both), counted), ended(config(both))) == 0
@@ -189,7 +190,9 @@ def test_running_statistics_are_no_moves_of_fedbuff() -> None:
     state = replace(known[number], older=tuple(known[:number]))
     sent = {"w": torch.full((1, 2), 100.0), "bn.running_mean": torch.full((1, 2), 7.0)}
     reply = Reply(int(clock.answered[number][0]), sent, {}, torch.zeros(1))
-    ((read,), _) = as_read(made.recipe, made.plan, state, [reply])
+    cohorts = cohorts_of(made.plan, exact=True)
+    of_recipe = partial(read_replies, made.recipe), partial(received_message, made.recipe)
+    ((read,), _) = cohorts.read(state, [reply], *of_recipe)
     late, began = stale[number], number - stale[number]
     assert late > 0 and (read.params["bn.running_mean"] == 7).all()
     wanted = number + (100 - began) / (1 + late) ** 0.5
@@ -290,11 +293,13 @@ def test_local_trust_compresses_what_is_noisy_already() -> None:
     table = small(local={"recipe": "fedavg"}, privacy=privacy, compression=TOP)
     made = build_experiment(resolve(table))
     state = begin(made.recipe, made.task, table.federation.seed)
-    sent = broadcast(made.recipe, state)
+    sent = received_message(made.recipe, state)
     clients = [(i, made.shards[i]) for i in (0, 1)]
-    noisy = client_updates(made.recipe, made.task, made.plan, clients, sent)
-    replies = compressed(made.recipe, sent, noisy)
-    read, _ = decompressed(made.recipe, state, replies)
+    privacy_stage, compression = made.recipe.stages
+    only_private = replace(made.recipe, stages=(privacy_stage,))
+    noisy = client_updates(only_private, made.task, made.plan, clients, sent)
+    replies = client_updates(made.recipe, made.task, made.plan, clients, sent)
+    read, _ = compression.read(replies, lambda: sent, state)
     for before, after in zip(noisy, read, strict=True):
         update, found = (
             (one.params["weight"] - sent.params["weight"]).flatten() for one in (before, after)

@@ -24,7 +24,8 @@ from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.experiments.stability.neighbours import execute as stability
 from fedmuon.experiments.stability.neighbours import measure
 from fedmuon.federated.build import build_plan, resolve
-from fedmuon.federated.rounds import Engine, begin
+from fedmuon.federated.experiment import Engine
+from fedmuon.federated.rounds import begin
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.runs.directory import Record
 from fedmuon.runs.loop import prepare, train

@@ -21,18 +21,15 @@ from fedmuon.core.errors import InputError
 from fedmuon.experiments.run import execute
 from fedmuon.federated.build import build_experiment
 from fedmuon.federated.client_data import build_data
+from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.personal import fine_tuned
-from fedmuon.federated.rounds import (
-    Experiment,
-    ServerState,
-    begin,
-    broadcast,
-    client_updates,
-    simulate,
-)
+from fedmuon.federated.rounds import begin, broadcast, client_updates, simulate
 from fedmuon.federated.wire import pack
 from fedmuon.optim.chain import PERSONAL, Chain
-from fedmuon.optim.recipe import Recipe, replace_by_mean
+from fedmuon.optim.messages import ServerState
+from fedmuon.optim.personal_parameters import PersonalParameters
+from fedmuon.optim.recipe import Recipe
+from fedmuon.optim.server_rules import replace_by_mean
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.per_example.clipping import Clipping
@@ -530,12 +527,12 @@ def test_only_fedper_reads_the_patterns() -> None:
 def test_what_a_recipe_with_personal_parameters_cannot_have() -> None:
     fedmuon_ = recipes.fedmuon(LR)
     with pytest.raises(InputError, match="the recipe also has sent = "):
-        replace(fedmuon_, personal=("head.*",))
+        replace(fedmuon_, stages=(PersonalParameters(("head.*",)),))
     with pytest.raises(InputError, match="but it must be a tuple of patterns"):
-        replace(recipes.fedavg(LR), personal="head.*")
+        replace(recipes.fedavg(LR), stages=(PersonalParameters("head.*"),))
     chain = Chain((links.private_gradient(), links.descend(LR)))
     noisy = Mechanism(Clipping("block", 1.0), 0.5, 4.0)
-    mine = Recipe(chain, replace_by_mean, mechanism=noisy, personal=("2.*",))
+    mine = Recipe(chain, replace_by_mean, mechanism=noisy, stages=(PersonalParameters(("2.*",)),))
     tables = {"data": {"name": "synthetic", "train": 300, "test": 50}}
     module = nn.Sequential(nn.Linear(20, 4), nn.Tanh(), nn.Linear(4, 4))
     with pytest.raises(InputError, match="Remove `persistent` and `personal`"):
@@ -547,10 +544,12 @@ def test_muon_keeps_a_personal_part_too() -> None:
     table = config()
     routes = {"0.weight": 1, "0.bias": 0, "2.weight": 1, "2.bias": 0}
     muon = recipes.local_muon(0.05, routes=routes)
-    made = experiment(table, replace(muon, personal=("2.*",)))
+    made = experiment(table, replace(muon, stages=(PersonalParameters(("2.*",)),)))
     state = ended(made)
     start = begin(made.recipe, made.task, table.federation.seed).params
     assert (state.params["2.weight"] == start["2.weight"]).all()
     assert (state.params["0.weight"] != start["0.weight"]).any()
-    momenta = experiment(table, replace(recipes.fedavgm(LR), personal=("2.*",)))
+    momenta = experiment(
+        table, replace(recipes.fedavgm(LR), stages=(PersonalParameters(("2.*",)),))
+    )
     assert sorted(ended(momenta).states["momentum"]) == ["0.bias", "0.weight"]

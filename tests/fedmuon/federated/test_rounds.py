@@ -18,16 +18,10 @@ from fedmuon.core.errors import NonFinite
 from fedmuon.core.rng import Draw, generator
 from fedmuon.federated.build import build_experiment, build_plan
 from fedmuon.federated.client_data import build_data, read_source
+from fedmuon.federated.evaluation import risk
 from fedmuon.federated.plan import RandomnessPlan
-from fedmuon.federated.rounds import (
-    Reply,
-    ServerState,
-    begin,
-    risk,
-    run_rounds,
-    server_update,
-    simulate,
-)
+from fedmuon.federated.rounds import begin, run_rounds, server_update, simulate
+from fedmuon.optim.messages import Reply, ServerState
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.constants import constants
 

@@ -15,9 +15,12 @@ from cut_off import Stop
 import fedmuon
 from fedmuon import aggregators, links
 from fedmuon.core.errors import InputError
-from fedmuon.federated.rounds import Reply, ServerState, server_update
-from fedmuon.optim.recipe import as_recipe, initial_states, replace_by_mean
+from fedmuon.federated.rounds import server_update
+from fedmuon.optim.messages import Reply, ServerState
+from fedmuon.optim.recipe import initial_states
 from fedmuon.optim.recipes import Chain, Link, Recipe
+from fedmuon.optim.server_rules import replace_by_mean
+from fedmuon.optim.user_recipe import as_recipe
 from fedmuon.runs.directory import RunDirectory
 
 Params = dict[str, torch.Tensor]

@@ -11,8 +11,9 @@ from conftest import small
 from fedmuon import links, recipes
 from fedmuon.core.errors import InputError
 from fedmuon.federated.build import build_experiment, resolve
-from fedmuon.federated.rounds import ServerState, begin, run_rounds, simulate
+from fedmuon.federated.rounds import begin, run_rounds, simulate
 from fedmuon.optim.compression import Compression, identity
+from fedmuon.optim.messages import ServerState
 
 LOCAL = {"recipe": "ef21-muon", "lr": 0.3, "momentum": 0.8, "steps": 1, "batch": 0}
 TOP = {"uplink": "top-k", "share": 0.3, "feedback": "ef21"}
@@ -71,7 +72,7 @@ def test_it_is_the_papers_loop() -> None:
 def test_identity_is_muon_of_the_mean_momentum_to_the_bit() -> None:
     plain = made_of()
     table = Compression(identity(), identity(), clients=plain.plan.clients, direction=True)
-    same = replace(plain, recipe=replace(plain.recipe, compression=table))
+    same = replace(plain, recipe=replace(plain.recipe, stages=(table,)))
     one, other = (ended(made).params["weight"] for made in (plain, same))
     assert (one == other).all()
     assert (one != ended(made_of({"uplink": "qsgd"})).params["weight"]).any()

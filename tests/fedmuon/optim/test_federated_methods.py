@@ -20,17 +20,13 @@ from fedmuon.core.rng import Draw, generator
 from fedmuon.federated.build import build_experiment
 from fedmuon.federated.client_data import build_data
 from fedmuon.federated.client_states import ClientStates
+from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.plan import RandomnessPlan
-from fedmuon.federated.rounds import (
-    Experiment,
-    ServerState,
-    begin,
-    run_round,
-    run_rounds,
-    simulate,
-)
+from fedmuon.federated.rounds import begin, run_round, run_rounds, simulate
 from fedmuon.optim.chain import Chain, Context
-from fedmuon.optim.recipe import Recipe, initial_states, replace_by_mean
+from fedmuon.optim.messages import ServerState
+from fedmuon.optim.recipe import Recipe, initial_states
+from fedmuon.optim.server_rules import replace_by_mean
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.tasks.base import Params
 from fedmuon.tasks.per_example.clipping import Clipping

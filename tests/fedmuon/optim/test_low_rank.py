@@ -18,9 +18,10 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.federated.build import build_experiment
 from fedmuon.federated.client_data import build_data
-from fedmuon.federated.rounds import ServerState, begin, broadcast, client_updates, simulate
+from fedmuon.federated.rounds import begin, broadcast, client_updates, received_message, simulate
 from fedmuon.federated.wire import named, pack, unpack
-from fedmuon.optim.low_rank import LEFT, RIGHT, factors, low_rank
+from fedmuon.optim.low_rank import LEFT, RIGHT, EncodedStates, factors, low_rank
+from fedmuon.optim.messages import ServerState
 from fedmuon.server.message_sizes import on_ray
 
 
@@ -128,8 +129,8 @@ def sizes(table: Config) -> tuple[int, int]:
     """Entries of a message to a client, and of one back, as they are packed and unpacked."""
     made = build_experiment(table)
     state = begin(made.recipe, made.task, 0)
-    sent = broadcast(made.recipe, state)
-    (reply,) = client_updates(made.recipe, made.task, made.plan, [(1, made.shards[1])], sent)
+    sent, received = broadcast(made.recipe, state), received_message(made.recipe, state)
+    (reply,) = client_updates(made.recipe, made.task, made.plan, [(1, made.shards[1])], received)
     for one in (sent, reply):
         unpack(pack(one.params, one.states), one.params, one.states)
     count = [sum(x.numel() for x in named(y.params, y.states).values()) for y in (sent, reply)]
@@ -165,7 +166,7 @@ def test_what_it_rejects() -> None:
         build_experiment(small(local={"recipe": "fedmuon-svd"}, privacy=privacy))
     for codecs in ({"momentum": low_rank(1)}, {"momentum": 1}):
         with pytest.raises(InputError, match=r"codecs of a Recipe is .* but it must be a mapping"):
-            replace(recipes.fedavg(0.1), codecs=codecs)
+            replace(recipes.fedavg(0.1), stages=(EncodedStates(codecs),))
 
 
 def test_states_of_other_recipes_may_have_codecs() -> None:
@@ -175,7 +176,7 @@ def test_states_of_other_recipes_may_have_codecs() -> None:
     base = recipes.fedmuon_aligned(0.3, 0.9, polar, steps=3)
     ends = []
     for codecs in ({}, {"global-direction": low_rank(1)}, {"momentum": low_rank(1)}):
-        recipe = replace(base, codecs=codecs)
+        recipe = replace(base, stages=(EncodedStates(codecs),))
         ends.append(simulate(replace(made, recipe=recipe), begin(recipe, made.task, 3)))
     weights = [one.params["weight"] for one in ends]
     assert all(one.isfinite().all() for one in weights)

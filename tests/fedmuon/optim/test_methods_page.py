@@ -8,7 +8,7 @@ from conftest import small
 
 from docs.making.methods import methods
 from fedmuon.federated.build import build_experiment
-from fedmuon.federated.rounds import begin, broadcast, client_updates
+from fedmuon.federated.rounds import begin, broadcast, client_updates, received_message
 from fedmuon.federated.wire import named
 
 SECTIONS = dict(re.findall(r"## ([\w-]+)\n(.*?)(?=\n## |\Z)", methods(), re.DOTALL))
@@ -41,8 +41,8 @@ def test_bytes_per_round_are_those_of_the_messages(name: str) -> None:
         tables["task"] = {"name": "network", "model": "mlp"}
     made = build_experiment(small({}, **tables))
     state = begin(made.recipe, made.task, 0)
-    sent = broadcast(made.recipe, state)
-    (reply,) = client_updates(made.recipe, made.task, made.plan, [(1, made.shards[1])], sent)
+    sent, received = broadcast(made.recipe, state), received_message(made.recipe, state)
+    (reply,) = client_updates(made.recipe, made.task, made.plan, [(1, made.shards[1])], received)
     counts = {one: value.numel() for one, value in state.params.items()}
     values = {
         "P": sum(counts.values()),

@@ -20,9 +20,11 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.rng import generator
 from fedmuon.experiments.run import execute
 from fedmuon.federated.build import build_experiment
-from fedmuon.federated.rounds import Experiment, Reply, ServerState, begin, server_update, simulate
+from fedmuon.federated.experiment import Experiment
+from fedmuon.federated.rounds import begin, server_update, simulate
 from fedmuon.optim import links
 from fedmuon.optim.chain import Context, Params, forbidden_gradient
+from fedmuon.optim.messages import Reply, ServerState
 from fedmuon.optim.recipe import Recipe, initial_states
 from fedmuon.optim.recipes import make_recipe
 from fedmuon.tasks.base import Released

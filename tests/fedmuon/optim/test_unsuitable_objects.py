@@ -15,7 +15,7 @@ import fedmuon
 from fedmuon import links
 from fedmuon.core.errors import InputError, OwnError
 from fedmuon.experiments.cli import main
-from fedmuon.federated.rounds import Fault
+from fedmuon.federated.experiment import Fault
 from fedmuon.server.messaging import raised, reason
 from fedmuon.server.ray.flower_internals import identify, numbered
 from fedmuon.server.strategy import FedMuonStrategy, RoundFailed

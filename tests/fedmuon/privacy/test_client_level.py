@@ -509,7 +509,7 @@ def test_who_else_takes_part_changes_no_update(tmp_path: Path) -> None:
         found = client_updates(recipe, own.task, own.plan, those, broadcast(recipe, state))
         return {one.client: next(iter(one.params.values())) for one in found}
 
-    for recipe, same in ((own.recipe, True), (replace(own.recipe, client_level=None), False)):
+    for recipe, same in ((own.recipe, True), (replace(own.recipe, stages=()), False)):
         every = moved(recipe, range(6))
         cohorts = [moved(recipe, range(first, 6)) for first in (1, 5)]  # processors differ in which
         assert same == all(

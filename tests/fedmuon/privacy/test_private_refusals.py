@@ -29,7 +29,7 @@ from fedmuon.experiments.studies.training import TrainingRun
 from fedmuon.experiments.suites.contents import merged
 from fedmuon.federated.accountant import delta_of
 from fedmuon.optim.links import private_gradient
-from fedmuon.optim.recipe import replace_by_mean
+from fedmuon.optim.server_rules import replace_by_mean
 from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling, sensitivity, square_root
 from fedmuon.privacy.mechanisms.gaussian import Mechanism, Quantile
 from fedmuon.runs.directory import RunDirectory

@@ -27,18 +27,12 @@ from fedmuon.core import choices, device
 from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.federated.build import build_experiment
 from fedmuon.federated.client_data import build_data, read_source
-from fedmuon.federated.rounds import (
-    Experiment,
-    ServerState,
-    begin,
-    broadcast,
-    client_updates,
-    first_model,
-    server_update,
-    sums,
-)
+from fedmuon.federated.evaluation import sums
+from fedmuon.federated.experiment import Experiment
+from fedmuon.federated.rounds import begin, broadcast, client_updates, first_model, server_update
 from fedmuon.optim.chain import Chain, Context, stateless
 from fedmuon.optim.links import map_matrices
+from fedmuon.optim.messages import ServerState
 from fedmuon.optim.orthogonalizers import map_of_value
 from fedmuon.privacy.mechanisms import gaussian
 from fedmuon.tasks.base import Batch, Params, Replaced

@@ -1,0 +1,71 @@
+"""Client-level privacy of a round: clients reply with clipped or noisy updates, or with shares.
+
+`fedmuon.privacy.mechanisms.client_level` contains the mechanism, its claim and the proof.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedmuon.optim.chain import States
+from fedmuon.optim.messages import MODEL, Broadcast, Reply, ServerState, Trees, split_model
+from fedmuon.optim.stage import Stage
+from fedmuon.privacy.mechanisms.client_level import ClientLevel, mapped
+
+
+@dataclass(frozen=True)
+class ClientPrivacy(Stage):
+    """A stage that replaces the clients' replies by one release of the privacy mechanism.
+
+    Attributes:
+        level: The mechanism.
+        returned: The names of the states that clients return. The server also sends them.
+    """
+
+    level: ClientLevel
+    returned: tuple[str, ...] = ()
+
+    @property
+    def isolates(self) -> bool:  # type: ignore[override]
+        """Return True, because the account assumes that an update depends on one client alone."""
+        return True
+
+    def reply(self, reply: Reply, received: Broadcast, memory: States) -> Reply:
+        """Remove the loss of a reply. If clients do not trust the server, also add noise."""
+        silent = replace(reply, loss=torch.full_like(reply.loss, math.nan))
+        if self.level.trust == "central":
+            return silent
+        before = {name: received.trees[name] for name in reply.trees}
+        return silent.with_trees(
+            self.level.perturbed(before, reply.trees, received.round, reply.client)
+        )
+
+    def read(
+        self, replies: list[Reply], received: Callable[[], Broadcast], server: ServerState
+    ) -> tuple[list[Reply], States]:
+        """Return one reply with the noisy mean of all updates, also if there is no reply."""
+        before = {MODEL: server.params, **{name: server.states[name] for name in self.returned}}
+        updates = [reply.trees for reply in replies]
+        params, states = split_model(self.level.released(before, updates, server.round))
+        no_loss = torch.full((len(next(iter(params.values()))),), math.nan)
+        return [Reply(-1, params, states, no_loss)], {}
+
+    def returned_like(self, message: Trees) -> Trees:
+        """Return integers for masked replies, and otherwise ordinary tensors."""
+        if not self.level.shared:
+            return message
+        return mapped(lambda one: torch.empty(one.shape, dtype=torch.int64), message)
+
+
+def level_of(stages: Sequence[Stage]) -> ClientLevel | None:
+    """Return the mechanism that protects the clients of a recipe with these stages, or None."""
+    levels = (stage.level for stage in stages if isinstance(stage, ClientPrivacy))
+    return next(levels, None)
+
+
+def is_masked(stages: Sequence[Stage]) -> bool:
+    """Return whether clients return masked integers, of which the server reads only the sum."""
+    level = level_of(stages)
+    return level is not None and level.shared

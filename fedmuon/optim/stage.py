@@ -1,0 +1,156 @@
+"""Stages, which change the messages between server and clients.
+
+A recipe has a list of stages. The server passes a message through `send` of all stages in order. A
+client passes the message through `open` in reversed order, trains, and passes its reply through
+`reply` in order. The server then passes all replies through `read` in reversed order, so that the
+server's rule receives ordinary models. Each feature that changes messages, such as compression or
+parameters that stay on the client, is one stage. The rounds know no stage by name.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fedmuon.optim.chain import States
+from fedmuon.optim.messages import Broadcast, Reply, ServerState, Trees
+from fedmuon.tasks.base import Params
+
+
+class Stage:
+    """A step that messages pass on their way. The base class changes nothing.
+
+    Messages are trees: mappings from "model", or the name of a state, to named tensors `[replicas,
+    ...]`. A stage returns new mappings and tensors. It must not store anything in its attributes:
+    the server stores the states that `initial` returns, and a client stores the states in `stores`.
+
+    Attributes:
+        stores: Names of the states that a client stores for this stage between its rounds.
+        exact: Whether clients receive exactly the tensors that the server has.
+        isolates: Whether a client's reply must not depend on other clients. Each client then trains
+            alone, and a loss that is not finite does not stop the run.
+
+    Example:
+        >>> import fedmuon
+        >>> class Rounded(fedmuon.Stage):
+        ...     def reply(self, reply, received, memory):
+        ...         trees = {
+        ...             tree: {name: value.half().to(value) for name, value in tensors.items()}
+        ...             for tree, tensors in reply.trees.items()
+        ...         }
+        ...         return reply.with_trees(trees)
+        >>> Rounded().stores
+        ()
+    """
+
+    stores: tuple[str, ...] = ()
+    exact: bool = True
+    isolates: bool = False
+
+    def require(self, recipe: Any) -> None:
+        """Raise an error if this stage does not fit a recipe, which has just been created.
+
+        Args:
+            recipe: The recipe.
+        """
+
+    def is_personal(self, name: str) -> bool:
+        """Return whether this stage leaves a parameter with each client.
+
+        Args:
+            name: Name of the parameter.
+        """
+        return False
+
+    def send(self, message: Trees, server: ServerState) -> Trees:
+        """Change the server's message before it is sent to the clients of a round.
+
+        Args:
+            message: The model and the states that the recipe sends.
+            server: The server's state.
+
+        Returns:
+            The trees that are sent.
+        """
+        return message
+
+    def open(self, message: Trees, model: Callable[[], Params]) -> Trees:
+        """Undo `send` on the clients. This method is called once per round and process.
+
+        Args:
+            message: The trees as they were sent.
+            model: Function that returns a model of the run, for names and shapes.
+
+        Returns:
+            The trees that clients use.
+        """
+        return message
+
+    def adopt(
+        self, models: Params, first: Callable[[], Params], memories: Sequence[States]
+    ) -> Params:
+        """Change the models from which clients start.
+
+        Args:
+            models: The received model `[clients * replicas, ...]`, repeated for each client.
+            first: Function that returns the run's initial model, repeated in the same way.
+            memories: The stored states of each client, empty before a client's first round.
+
+        Returns:
+            The models from which the clients start.
+        """
+        return models
+
+    def reply(self, reply: Reply, received: Broadcast, memory: States) -> Reply:
+        """Change the reply of a client before it is sent.
+
+        This method is called exactly once per client and round.
+
+        Args:
+            reply: The reply, with the trees `reply.trees`.
+            received: The message as the client used it.
+            memory: The states that the client stored in its last round.
+
+        Returns:
+            The reply that is sent, such as `reply.with_trees(trees)`. `reply.storing(name, state)`
+                lets the client store a state, whose name must be in `stores`.
+        """
+        return reply
+
+    def check(self, reply: Reply, server: ServerState) -> None:
+        """Raise an error if a reply that came over a network cannot be read.
+
+        Args:
+            reply: The reply as it was sent. Names, shapes and dtypes are already checked.
+            server: The server's state.
+        """
+
+    def read(
+        self, replies: list[Reply], received: Callable[[], Broadcast], server: ServerState
+    ) -> tuple[list[Reply], States]:
+        """Undo `reply` on the server.
+
+        Args:
+            replies: The replies of the round, in the order of the clients.
+            received: Function that returns the message as the clients used it.
+            server: The server's state before the round, from which the clients started.
+
+        Returns:
+            The replies for the aggregator, and the next values of the states in `initial`.
+        """
+        return replies, {}
+
+    def sent_like(self, message: Trees) -> Trees:
+        """Return tensors with the names, shapes and dtypes that `send` makes of a message."""
+        return message
+
+    def returned_like(self, message: Trees) -> Trees:
+        """Return tensors with the names, shapes and dtypes that `reply` makes of a reply."""
+        return message
+
+    def initial(self, model: Params, returned: Sequence[str]) -> States:
+        """Return the states that the server stores for this stage, before the first round.
+
+        Args:
+            model: The learned parameters of the model.
+            returned: The names of the states that clients return.
+        """
+        return {}
