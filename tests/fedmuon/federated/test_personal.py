@@ -529,7 +529,7 @@ def test_what_a_recipe_with_personal_parameters_cannot_have() -> None:
     with pytest.raises(InputError, match="the recipe also has sent = "):
         replace(fedmuon_, stages=(PersonalParameters(("head.*",)),))
     with pytest.raises(InputError, match="but it must be a tuple of patterns"):
-        replace(recipes.fedavg(LR), stages=(PersonalParameters("head.*"),))
+        replace(recipes.fedavg(LR), stages=(PersonalParameters("head.*"),))  # type: ignore[arg-type]
     chain = Chain((links.private_gradient(), links.descend(LR)))
     noisy = Mechanism(Clipping("block", 1.0), 0.5, 4.0)
     mine = Recipe(chain, replace_by_mean, mechanism=noisy, stages=(PersonalParameters(("2.*",)),))

@@ -166,7 +166,7 @@ def test_what_it_rejects() -> None:
         build_experiment(small(local={"recipe": "fedmuon-svd"}, privacy=privacy))
     for codecs in ({"momentum": low_rank(1)}, {"momentum": 1}):
         with pytest.raises(InputError, match=r"codecs of a Recipe is .* but it must be a mapping"):
-            replace(recipes.fedavg(0.1), stages=(EncodedStates(codecs),))
+            replace(recipes.fedavg(0.1), stages=(EncodedStates(codecs),))  # type: ignore[arg-type]
 
 
 def test_states_of_other_recipes_may_have_codecs() -> None:
