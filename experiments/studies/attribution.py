@@ -82,7 +82,7 @@ class Settings(Table):
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     """Return a cell for each combination of a variant and a kind of exact run."""
     source = {"data": {"name": request.data}, "engine": {"dtype": "float64", "device": "cpu"}}
-    found = []
+    calls = []
     for place, (name, tables) in enumerate(settings.variants.items()):
         config = cell(source, settings.base, tables)
         if config.task.name != "matrix":
@@ -97,8 +97,8 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
             )
         for truth in RETRAIN:
             work = partial(measure, settings, name, config, truth)
-            found.append(Call(f"{place}-{truth}", work))
-    return found
+            calls.append(Call(f"{place}-{truth}", work))
+    return calls
 
 
 # Measurements: scores of the training samples, and exact runs without some of them
@@ -107,21 +107,21 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
 def measure(settings: Settings, variant: str, config: Config, truth: str) -> Record:
     """Return a row for each method and test sample: the correlation of scores with exact runs."""
     run = train(config, settings.tests)
-    known, weights = RETRAIN[truth](run, settings)
+    exact, weights = RETRAIN[truth](run, settings)
     methods: dict[str, Callable[[ScoredRun], Tensor]] = {
         "trajectory": trajectory,
         "tracin": lambda run: products(run, run.models[:-1]),
         "last product": lambda run: products(run, run.models[-1:]),
     }
-    for one in settings.dampings:
-        methods[f"influence, {one:g}"] = partial(influence, damping=one)
+    for value in settings.dampings:
+        methods[f"influence, {value:g}"] = partial(influence, damping=value)
     methods["trak"] = partial(trak, projections=settings.projections)
     rows = []
     for name, method in methods.items():
         foretold = (method(run) @ weights.T).numpy()  # [T, exact runs]
-        for t, (one, other) in enumerate(zip(foretold, known.T, strict=True)):
+        for t, (value, actual) in enumerate(zip(foretold, exact.T, strict=True)):
             rows.append({"variant": variant, "truth": truth, "method": name, "test": t,
-                         "rho": spearman(one, other)})  # fmt: skip
+                         "rho": spearman(value, actual)})  # fmt: skip
     return {"rows": rows}
 
 
@@ -163,15 +163,15 @@ def train(config: Config, tests: int) -> ScoredRun:
     experiment = build_experiment(config, data)
     shards, seed = experiment.shards, config.federation.seed
     start = begin(experiment.recipe, experiment.task, seed)
-    ends = [done.state.params for done in run_rounds(experiment, start)]
+    ends = [outcome.state.params for outcome in run_rounds(experiment, start)]
     sizes = np.diff(shards.offsets)
     part = np.bincount(experiment.plan.schedule().ravel(), minlength=len(sizes)) / sizes
-    held = shards.held_out
+    held_out = shards.held_out
     return ScoredRun(
         experiment,
         seed,
         Batch(shards.inputs, shards.labels),
-        Batch(held.inputs[:tests], held.labels[:tests]),
+        Batch(held_out.inputs[:tests], held_out.labels[:tests]),
         start,
         [start.params, *ends],
         torch.from_numpy(np.repeat(part, sizes)),
@@ -187,13 +187,13 @@ def trajectory(run: ScoredRun) -> Tensor:
     slopes = run.slopes(run.models[-1], run.test)
     towards = run.test.inputs[:, None, :, None] * slopes[:, None, None, :]
     none = Batch(run.test.inputs[:0], run.test.labels[:0])
-    found = torch.zeros(len(slopes), len(run.train.labels), dtype=slopes.dtype)
+    scores = torch.zeros(len(slopes), len(run.train.labels), dtype=slopes.dtype)
     offsets = run.experiment.shards.offsets
     sweep = pulled_back(run.experiment, run.start, {"weight": towards}, lambda client: none)
     for pulled in sweep:
         rows = np.arange(pulled.own.shape[1]) if pulled.rows is None else pulled.rows
-        found[:, int(offsets[pulled.client]) + rows] += pulled.own
-    return found
+        scores[:, int(offsets[pulled.client]) + rows] += pulled.own
+    return scores
 
 
 def products(run: ScoredRun, models: Sequence[Params]) -> Tensor:
@@ -204,8 +204,8 @@ def products(run: ScoredRun, models: Sequence[Params]) -> Tensor:
     v)(s . s').
     """
     inner = run.test.inputs @ run.train.inputs.T
-    each = (run.slopes(model, run.test) @ run.slopes(model, run.train).T for model in models)
-    return -inner * sum(each) * run.shares
+    dots = (run.slopes(model, run.test) @ run.slopes(model, run.train).T for model in models)
+    return -inner * sum(dots) * run.shares
 
 
 def influence(run: ScoredRun, damping: float) -> Tensor:
@@ -227,8 +227,8 @@ def influence(run: ScoredRun, damping: float) -> Tensor:
 
     slopes = run.slopes(run.models[-1], run.test)
     solved = conjugate_gradients(applied, run.test.inputs.T[:, :, None] * slopes)
-    own = run.slopes(run.models[-1], run.train)
-    along = (torch.tensordot(inputs, solved, 1) * own[:, None]).sum(-1)
+    train_slopes = run.slopes(run.models[-1], run.train)
+    along = (torch.tensordot(inputs, solved, 1) * train_slopes[:, None]).sum(-1)
     return -along.T * run.shares
 
 
@@ -241,15 +241,15 @@ def conjugate_gradients(applied: Callable[[Tensor], Tensor], right: Tensor) -> T
     def inner(a: Tensor, b: Tensor) -> Tensor:
         return (a * b).sum((0, 2), keepdim=True)
 
-    found, rest = torch.zeros_like(right), right
-    towards, size = right, inner(right, right)
+    solution, residual = torch.zeros_like(right), right
+    direction, size = right, inner(right, right)
     for _ in range(STEPS):
-        image = applied(towards)
-        step = (size / inner(towards, image)).nan_to_num_()  # 0 for a system that is solved
-        found, rest = found + step * towards, rest - step * image
-        after = inner(rest, rest)
-        towards, size = rest + (after / size).nan_to_num_() * towards, after
-    return found
+        image = applied(direction)
+        step = (size / inner(direction, image)).nan_to_num_()  # 0 for a system that is solved
+        solution, residual = solution + step * direction, residual - step * image
+        after = inner(residual, residual)
+        direction, size = residual + (after / size).nan_to_num_() * direction, after
+    return solution
 
 
 def trak(run: ScoredRun, projections: int) -> Tensor:
@@ -265,15 +265,15 @@ def trak(run: ScoredRun, projections: int) -> Tensor:
 
     def projected(samples: Batch) -> tuple[Tensor, Tensor]:
         chance = run.chances(samples)
-        own = chance.gather(1, samples.labels[:, None])
-        margin = (torch.eye(chance.shape[1])[samples.labels].to(chance) - chance) / (1 - own)
+        correct = chance.gather(1, samples.labels[:, None])
+        margin = (torch.eye(chance.shape[1])[samples.labels].to(chance) - chance) / (1 - correct)
         parts = (torch.tensordot(samples.inputs, block, 1) for block in drawn.split(16, 1))
-        found = torch.cat([(part * margin[:, None]).sum(-1) for part in parts], 1)
-        return found, 1 - own[:, 0]
+        features = torch.cat([(part * margin[:, None]).sum(-1) for part in parts], 1)
+        return features, 1 - correct[:, 0]
 
-    (there, _), (own, wrong) = projected(run.test), projected(run.train)
-    inverse = torch.linalg.pinv(own.T @ own, hermitian=True)
-    return -(there @ inverse @ own.T) * wrong * run.shares
+    (test_features, _), (features, wrong) = projected(run.test), projected(run.train)
+    inverse = torch.linalg.pinv(features.T @ features, hermitian=True)
+    return -(test_features @ inverse @ features.T) * wrong * run.shares
 
 
 def chosen_rows(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, np.ndarray]:
@@ -297,31 +297,31 @@ def leave_one_out(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, Tenso
         and the changes of the sample weights [runs, n].
     """
     rows, owner = chosen_rows(run, settings)
-    whole, found, changes = run.losses(run.models[-1]), [], []
+    full_losses, loss_changes, changes = run.losses(run.models[-1]), [], []
     for row in rows:
         others = owner == owner[row]
         changes.append(np.where(others, 1 / (others.sum() - 1), 0.0))
         changes[-1][row] = -1.0
         less = retrained(run.experiment, np.arange(len(owner)) != row, run.seed)
-        found.append(run.losses(less) - whole)
-    return np.concatenate(found), torch.from_numpy(np.stack(changes))
+        loss_changes.append(run.losses(less) - full_losses)
+    return np.concatenate(loss_changes), torch.from_numpy(np.stack(changes))
 
 
 def zero_out(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, Tensor]:
     """Repeat the run with zeros in place of one sample. Return the same as `leave_one_out`."""
     shards = run.experiment.shards
     rows, owner = chosen_rows(run, settings)
-    found = []
-    for some in np.split(rows, range(STACK, len(rows), STACK)):
-        every = np.concatenate([[-1], some])
-        client = np.where(every < 0, -1, owner[every])
-        position = np.where(every < 0, -1, every - shards.offsets[client])
-        nothing = np.zeros((len(every), shards.inputs.shape[1]))
-        labels = np.zeros(len(every), np.int64)
+    loss_changes = []
+    for chunk in np.split(rows, range(STACK, len(rows), STACK)):
+        samples = np.concatenate([[-1], chunk])
+        client = np.where(samples < 0, -1, owner[samples])
+        position = np.where(samples < 0, -1, samples - shards.offsets[client])
+        nothing = np.zeros((len(samples), shards.inputs.shape[1]))
+        labels = np.zeros(len(samples), np.int64)
         neighbours = Neighbours(client, position, position, nothing, labels)
         losses = run.losses(run_neighbours(run.experiment, neighbours, run.seed))
-        found.append(losses[1:] - losses[:1])
-    return np.concatenate(found), -torch.eye(len(owner), dtype=torch.float64)[rows]
+        loss_changes.append(losses[1:] - losses[:1])
+    return np.concatenate(loss_changes), -torch.eye(len(owner), dtype=torch.float64)[rows]
 
 
 def halves(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, Tensor]:
@@ -331,16 +331,16 @@ def halves(run: ScoredRun, settings: Settings) -> tuple[np.ndarray, Tensor]:
         The test losses, in the shape [runs, T], and a mask that says which samples each run used,
         in the shape [runs, n].
     """
-    shards, found, stayed = run.experiment.shards, [], []
+    shards, losses, masks = run.experiment.shards, [], []
     for number in range(settings.subsets):
         rng = generator(run.seed, Draw.NEIGHBOUR, round=number, block=1)
-        kept = [
+        subsets = [
             first + rng.permutation(size)[: (size + 1) // 2]
             for first, size in zip(shards.offsets, np.diff(shards.offsets), strict=False)
         ]
-        stayed.append(np.isin(np.arange(len(shards.labels)), np.concatenate(kept)))
-        found.append(run.losses(retrained(run.experiment, stayed[-1], run.seed)))
-    return np.concatenate(found), torch.from_numpy(np.stack(stayed)).double()
+        masks.append(np.isin(np.arange(len(shards.labels)), np.concatenate(subsets)))
+        losses.append(run.losses(retrained(run.experiment, masks[-1], run.seed)))
+    return np.concatenate(losses), torch.from_numpy(np.stack(masks)).double()
 
 
 RETRAIN = {"leave-one-out": leave_one_out, "zero-out": zero_out, "halves": halves}
@@ -381,8 +381,8 @@ def mean(values: np.ndarray) -> Slope:
 
     Test samples whose loss never changes have no correlation and are ignored.
     """
-    known = values[np.isfinite(values)]
-    return mean_of(known) if len(known) > 1 else Slope(np.nan, np.nan, np.nan)
+    finite = values[np.isfinite(values)]
+    return mean_of(finite) if len(finite) > 1 else Slope(np.nan, np.nan, np.nan)
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
@@ -391,19 +391,19 @@ def claims(rows: Columns) -> Sequence[Claim]:
     for variant, truth in distinct(rows, "variant", "truth"):
         part = where(rows, variant=variant, truth=truth)
         rho = {name: where(part, method=name)["rho"] for name in distinct(part, "method")}
-        mine = rho.pop(OURS)
-        own = correlation(mine[np.isfinite(mine)], RANKED)
+        trajectory_rho = rho.pop(OURS)
+        mean_rho = correlation(trajectory_rho[np.isfinite(trajectory_rho)], RANKED)
         if truth != "halves":  # a first-order score predicts the effect of one sample well
             foretold.append(
                 Claim(
                     f"{variant}: scores from the derivative through the run rank the {truth} "
                     "runs with Spearman's ρ ≥ 0.99.",
-                    Effect.between("mean ρ over test samples", {"": own}),
+                    Effect.between("mean ρ over test samples", {"": mean_rho}),
                     Rule(low=0.99),
-                    f"mean ρ {own.value:.4f} ({own.low:.4f} to {own.high:.4f})",
+                    f"mean ρ {mean_rho.value:.4f} ({mean_rho.low:.4f} to {mean_rho.high:.4f})",
                 )
             )
-        leads = {name_of(name): mean(mine - theirs) for name, theirs in rho.items()}
+        leads = {name_of(name): mean(trajectory_rho - other_rho) for name, other_rho in rho.items()}
         ahead.append(
             Claim(
                 f"{variant}, {TRUTHS[truth]}: scores from the derivative through the run have a "
@@ -428,13 +428,13 @@ def numbers(rows: Columns) -> Rows:
         lines.append(heading(f"{variant}:", lines[0]))
         for method in distinct(rows, "method"):
             part = where(rows, variant=variant, method=method)
-            found = (mean(where(part, truth=truth)["rho"]) for truth in truths)
-            lines.append((f"  {name_of(method)}", *(_shown(one, 3) for one in found)))
+            estimates = (mean(where(part, truth=truth)["rho"]) for truth in truths)
+            lines.append((f"  {name_of(method)}", *(_shown(estimate, 3) for estimate in estimates)))
     return lines
 
 
-def _shown(found: Slope, digits: int) -> str:
-    return f"{written(found.value, f'.{digits}f')} ± {found.high - found.value:.{digits}f}"
+def _shown(estimate: Slope, digits: int) -> str:
+    return f"{written(estimate.value, f'.{digits}f')} ± {estimate.high - estimate.value:.{digits}f}"
 
 
 # Figures
@@ -447,18 +447,18 @@ def correlations(rows: Columns, narrow: bool = False) -> Figure:
     There is a panel for each kind of exact run, a line for each method, and a mark for each
     variant.
     """
-    truths, methods, variants = (distinct(rows, one) for one in ("truth", "method", "variant"))
+    truths, methods, variants = (distinct(rows, key) for key in ("truth", "method", "variant"))
     figure, panels = style.canvas(len(truths), narrow, 2.6)
     for axes, truth in zip(panels, truths, strict=True):
         for place, (variant, look) in enumerate(zip(variants, style.SERIES, strict=False)):
             part = where(rows, variant=variant, truth=truth)
-            found = [mean(where(part, method=method)["rho"]) for method in methods]
-            value = np.array([one.value for one in found])
-            reach = np.array([one.high for one in found]) - value
+            estimates = [mean(where(part, method=method)["rho"]) for method in methods]
+            value = np.array([estimate.value for estimate in estimates])
+            reach = np.array([estimate.high for estimate in estimates]) - value
             at = [line + 0.2 * (place - (len(variants) - 1) / 2) for line in range(len(methods))]
             axes.errorbar(value, at, xerr=reach, fmt=look[1], color=look[0], ms=4, lw=0,
                           elinewidth=1, label=variant)  # fmt: skip
-        axes.set_yticks(range(len(methods)), [name_of(one) for one in methods])
+        axes.set_yticks(range(len(methods)), [name_of(method) for method in methods])
         axes.get_yticklabels()[methods.index(OURS)].set_fontweight("bold")
         axes.invert_yaxis()
         axes.set_title(truth if narrow else TRUTHS[truth], loc="left")
@@ -466,7 +466,7 @@ def correlations(rows: Columns, narrow: bool = False) -> Figure:
         if axes is not panels[0] and not narrow:
             axes.set_yticklabels([])
     for axes in panels:
-        axes.set_xlim(min(one.get_xlim()[0] for one in panels), 1.05)
+        axes.set_xlim(min(panel.get_xlim()[0] for panel in panels), 1.05)
     style.legend_below(figure, panels[0], 3)
     return figure
 

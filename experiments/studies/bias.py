@@ -114,8 +114,8 @@ class Quadratics:
         """
         at = params["X"]
         owner = torch.tensor(batches).repeat_interleave(len(at) // len(batches))
-        away, scale = at - self.centres[owner], self.curvatures[owner, None, None]
-        return (scale * away.square()).sum((1, 2)) / 2, {"X": scale * away}
+        offset, scale = at - self.centres[owner], self.curvatures[owner, None, None]
+        return (scale * offset.square()).sum((1, 2)) / 2, {"X": scale * offset}
 
     def optimum(self) -> Tensor:
         """Return the minimizer [m, n] of the clients' mean loss."""
@@ -155,7 +155,7 @@ def measure(settings: Settings, method: str, name: str, apply: Orthogonalizer) -
         recipe = recipes.fedmuon_corrected(lr, settings.memory, apply, clients=2)
     local = 1 if method == EVERY_STEP else settings.steps
     plan = RandomnessPlan(0, 2, 2, settings.rounds, local)
-    made = Experiment(recipe, cast(Any, task), plan, cast(Any, None))
+    experiment = Experiment(recipe, cast(Any, task), plan, cast(Any, None))
     params: Params = {"X": begin.repeat(shape[0], 1, 1)}
     state = ServerState(0, params, initial_states(recipe, params))
     clients: Any = [(number, Numbered(number)) for number in range(2)]
@@ -163,18 +163,18 @@ def measure(settings: Settings, method: str, name: str, apply: Orthogonalizer) -
     for r in range(settings.rounds + 1):
         distances.append(torch.linalg.matrix_norm(state.params["X"] - task.optimum()).view(shape))
         if r < settings.rounds:
-            state, *_ = run_round(made, state, clients)
-    every = torch.stack(distances).numpy()  # [R + 1, step sizes, seeds]
-    last = every[-max(1, settings.rounds // 10) :].mean(0)
-    close = every <= SHARE * every[0]
+            state, *_ = run_round(experiment, state, clients)
+    history = torch.stack(distances).numpy()  # [R + 1, step sizes, seeds]
+    last = history[-max(1, settings.rounds // 10) :].mean(0)
+    close = history <= SHARE * history[0]
     near = np.where(close.any(0), close.argmax(0), settings.rounds + 1)
     rows, means = [], []
-    shown = np.unique(np.linspace(0, settings.rounds, settings.drawn).round().astype(int))
-    for i, one in enumerate(settings.lrs):
-        head = {"method": method, "map": name, "lr": one}
-        ends = zip(seed_rows(head, "distance", last[i]), every[0, i], near[i], strict=True)
+    drawn = np.unique(np.linspace(0, settings.rounds, settings.drawn).round().astype(int))
+    for i, step_size in enumerate(settings.lrs):
+        head = {"method": method, "map": name, "lr": step_size}
+        ends = zip(seed_rows(head, "distance", last[i]), history[0, i], near[i], strict=True)
         rows += [row | {"start": float(start), "near": int(first)} for row, start, first in ends]
-        means += [head | {"round": int(r), "mean": float(every[r, i].mean())} for r in shown]
+        means += [head | {"round": int(r), "mean": float(history[r, i].mean())} for r in drawn]
     return {"rows": rows, "means": means}
 
 
@@ -196,12 +196,12 @@ STANDS_ON = (
 
 def end_shares(rows: Columns, method: str, lrs: Sequence[float]) -> dict[str, Slope]:
     """Return the final distance divided by the starting distance, for each map and step size."""
-    found = {}
+    shares = {}
     for name in distinct(rows, "map"):
         for lr in lrs:
             part = where(rows, method=method, map=name, lr=lr)
-            found[f"{name}, η = {lr:g}"] = mean_of(part["distance"] / part["start"].mean())
-    return found
+            shares[f"{name}, η = {lr:g}"] = mean_of(part["distance"] / part["start"].mean())
+    return shares
 
 
 def in_step_size(rows: Columns, method: str) -> dict[str, Slope]:
@@ -209,13 +209,13 @@ def in_step_size(rows: Columns, method: str) -> dict[str, Slope]:
 
     The slope is a mean over seeds.
     """
-    found = {}
+    slopes = {}
     x = np.log(levels(rows, "lr"))
     weights = (x - x.mean()) / np.square(x - x.mean()).sum()
     for name in distinct(rows, "map"):
         runs = curve(rows, "lr", "distance", method=method, map=name).runs
-        found[name] = mean_of(weights @ np.log(np.stack(runs)))
-    return found
+        slopes[name] = mean_of(weights @ np.log(np.stack(runs)))
+    return slopes
 
 
 def claims(rows: Columns, means: Columns) -> Sequence[Claim]:
@@ -227,7 +227,7 @@ def claims(rows: Columns, means: Columns) -> Sequence[Claim]:
     lrs, names = levels(rows, "lr"), distinct(rows, "map")
     flat, falling = in_step_size(rows, LOCAL), in_step_size(rows, CORRECTED)
     ends, small = end_shares(rows, LOCAL, lrs), end_shares(rows, CORRECTED, lrs[:1])
-    both = {
+    ratios = {
         name: quotient(*(where(rows, method=method, map=name, lr=lrs[0])["distance"]
                          for method in (CORRECTED, LOCAL)))
         for name in names
@@ -279,9 +279,9 @@ def claims(rows: Columns, means: Columns) -> Sequence[Claim]:
         Claim(
             "At the smallest step size, the corrected method ends at less than a tenth of Local "
             "Muon's distance to the optimum, with every orthogonalizer.",
-            Effect.between("distance, corrected method / Local Muon", both, unit="ratio"),
+            Effect.between("distance, corrected method / Local Muon", ratios, unit="ratio"),
             Rule(high=SHARE),
-            in_words(both),
+            in_words(ratios),
         ),
         Claim(
             "Local steps save rounds: at the largest step size, the corrected method comes near "
@@ -325,7 +325,7 @@ def numbers(rows: Columns, means: Columns) -> Rows:
                 ((CORRECTED, EVERY_STEP), lrs[-1], "near"),
             )
         )
-        lines.append((name, *map(number, ends), *(f"{one:.0f} rounds" for one in near)))
+        lines.append((name, *map(number, ends), *(f"{value:.0f} rounds" for value in near)))
     return lines
 
 

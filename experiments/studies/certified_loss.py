@@ -96,21 +96,21 @@ class Searched:
         horizons, source = sorted({*settings.horizons}), read_source(resolve(self.config))
         tuning: list[Record] = []
         for setting in itertools.product(settings.lrs, settings.lambdas):
-            found = [self._run(setting, horizons, seed, source) for seed in settings.tuning_seeds]
-            for of_seeds in zip(*found, strict=True):  # the rows of one horizon and form by seed
-                ratio, away = (float(np.mean([one[name] for one in of_seeds])) for name in GOALS)
-                known = {name: of_seeds[0][name] for name in SETTING}
-                tuning.append(self.head | known | {"ratio": ratio, "difference": away})
+            runs = [self._run(setting, horizons, seed, source) for seed in settings.tuning_seeds]
+            for of_seeds in zip(*runs, strict=True):  # the rows of one horizon and form by seed
+                ratio, diff = (float(np.mean([row[name] for row in of_seeds])) for name in GOALS)
+                shared = {name: of_seeds[0][name] for name in SETTING}
+                tuning.append(self.head | shared | {"ratio": ratio, "difference": diff})
         choices = list(itertools.product(C_HP, GOALS))
         best = {
             (form, goal): max(
-                (one for one in tuning if one["form"] == form), key=lambda one: one[goal]
+                (row for row in tuning if row["form"] == form), key=lambda row: row[goal]
             )
             for form, goal in choices
         }
         ends: dict[Setting, set[int]] = {}  # one run covers all choices with its eta and lambda
-        for one in best.values():
-            ends.setdefault((one["lr"], one["lambda"]), set()).add(one["rounds"])
+        for row in best.values():
+            ends.setdefault((row["lr"], row["lambda"]), set()).add(row["rounds"])
         judged = [
             {"seed": seed} | row
             for (setting, rounds), seed in itertools.product(ends.items(), settings.seeds)
@@ -139,20 +139,20 @@ class Searched:
 
     def _config(self, setting: Setting, rounds: int, seed: int) -> Config:
         lr, lam = setting
-        own: Nested = {
+        tables: Nested = {
             "federation": {"rounds": rounds, "seed": seed},
             "local": {"lr": lr},
             "orthogonalizer": {"lambda": lam},
             "stability": {"delta": self.settings.delta / self.settings.tried},
         }
-        return cell(self.tables, own)
+        return cell(self.tables, tables)
 
 
 def certified(first: Ending, end: Ending, form: str) -> Record:
     """Return a row with the certified population loss of a run and the initial model's loss."""
     before, after = first.loss.gap.empirical, end.loss.gap.empirical
-    found = end.certificates[form].bound
-    value = found.value if found else math.inf
+    bound = end.certificates[form].bound
+    value = bound.value if bound else math.inf
     return {
         "start_loss": before,
         "train_loss": after,
@@ -166,7 +166,7 @@ def certified(first: Ending, end: Ending, form: str) -> Record:
         "gap_low": end.loss.gap.low,
         "gap_high": end.loss.gap.high,
         "range": end.certificates[form].loss_bound,
-        "status": found.status if found else "refused",
+        "status": bound.status if bound else "refused",
     }
 
 
@@ -174,25 +174,25 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Searched]:
     """Return a cell for each federation and number of samples."""
     contents.require_other_seeds(settings.seeds, settings.tuning_seeds, "the setting")
     contents.require_free("[base]", settings.base, SETTLED)
-    found = []
+    searches = []
     for (label, tables), samples in itertools.product(
         settings.federations.items(), settings.samples
     ):
         contents.require_free(f"[federations.{label!r}]", tables, SETTLED)
         data: Nested = {"data": {"name": request.data, "train": samples}}
-        every = merged(merged(settings.base, tables), data)
+        config_tables = merged(merged(settings.base, tables), data)
         head = {"federation": label, "samples": samples}
         slug, points = contents.slug(f"{label}-{samples}"), settings.tried
         longest = max(settings.horizons)
         runs = points // len(settings.horizons) * len(settings.tuning_seeds)
         size = longest * (runs + len(C_HP) * len(GOALS) * len(settings.seeds))
-        one = Searched(slug, size, head, cell(every), every, settings)
-        config = one._config((settings.lrs[0], settings.lambdas[0]), longest, settings.seeds[0])
+        search = Searched(slug, size, head, cell(config_tables), config_tables, settings)
+        config = search._config((settings.lrs[0], settings.lambdas[0]), longest, settings.seeds[0])
         contents.require_read("[base]", settings.base, [config])
         source = read_source(resolve(config))  # raises an error for sizes that do not fit
         split(source.labels, source.official_test, samples, config.data.test, settings.seeds[0])
-        found.append(Searched(slug, size, head, config, every, settings))
-    return found
+        searches.append(Searched(slug, size, head, config, config_tables, settings))
+    return searches
 
 
 # Claims
@@ -234,9 +234,9 @@ def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
         f"{(rows['gap'] <= rows['bound']).sum()} of {len(high)} bounds, and "
         f"{(high <= rows['bound']).sum()} for the upper end of the gap's interval",
     )
-    most = rows["samples"].max()
+    largest = rows["samples"].max()
     proved = [status == "certified" for status in rows["status"]]
-    found = [
+    all_claims = [
         within,
         counted(
             "Every bound has the status `certified`, and no bound has the status "
@@ -245,12 +245,12 @@ def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
         ),
     ]  # fmt: skip
     for federation in distinct(rows, "federation"):
-        here = where(rows, federation=federation, samples=most, goal="ratio")
-        ratios = where(here, form=JUDGED)["ratio"]
-        means = (f"{form} {number(where(here, form=form)['ratio'].mean(), 3)}" for form in C_HP)
-        found.append(
+        part = where(rows, federation=federation, samples=largest, goal="ratio")
+        ratios = where(part, form=JUDGED)["ratio"]
+        means = (f"{form} {number(where(part, form=form)['ratio'].mean(), 3)}" for form in C_HP)
+        all_claims.append(
             Claim(
-                f"{federation}: with n = {most:g} training samples, the certified loss is below "
+                f"{federation}: with n = {largest:g} training samples, the certified loss is below "
                 "the loss of the initial model X⁰.",
                 Effect.exact("decrease / bound, per seed", ratios, unit="ratio"),
                 Rule(low=WORTH),
@@ -258,7 +258,7 @@ def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
                 f"seeds; means by form of the bound: {'; '.join(means)}",
             )
         )
-    return found
+    return all_claims
 
 
 def numbers(rows: Columns, tuning: Columns) -> Rows:
@@ -268,10 +268,10 @@ def numbers(rows: Columns, tuning: Columns) -> Rows:
     for federation, samples, goal in distinct(rows, "federation", "samples", "goal"):
         lines.append(heading(f"{federation}, n = {samples:g}, {GOALS[goal]}", head))
         for form in C_HP:
-            mine = where(rows, federation=federation, samples=samples, goal=goal, form=form)
-            setting = ", ".join(f"{mine[name][0]:g}" for name in ("lr", "lambda", "rounds"))
-            means = {name: mine[name].mean() for name in ("decrease", "bound", "accuracy")}
-            ends = f"{number(mine['ratio'].min(), 3)}–{number(mine['ratio'].max(), 3)}"
+            part = where(rows, federation=federation, samples=samples, goal=goal, form=form)
+            setting = ", ".join(f"{part[name][0]:g}" for name in ("lr", "lambda", "rounds"))
+            means = {name: part[name].mean() for name in ("decrease", "bound", "accuracy")}
+            ends = f"{number(part['ratio'].min(), 3)}–{number(part['ratio'].max(), 3)}"
             lines.append(
                 (f"  {form}: {setting}", number(means["decrease"], 3), number(means["bound"], 3),
                  ends, f"{means['accuracy']:.3f}")
@@ -282,8 +282,8 @@ def numbers(rows: Columns, tuning: Columns) -> Rows:
 # Figures
 
 
-def _lines(found: Iterable[str]) -> Iterable[tuple[str, tuple[str, str]]]:
-    return zip(found, style.SERIES, strict=False)
+def _lines(forms: Iterable[str]) -> Iterable[tuple[str, tuple[str, str]]]:
+    return zip(forms, style.SERIES, strict=False)
 
 
 @style.styled
@@ -295,27 +295,28 @@ def by_samples(rows: Columns, tuning: Columns, narrow: bool = False) -> Figure:
     The upper row shows the chosen settings against n. The lower row shows the best tried settings
     against the number of rounds at the largest n.
     """
-    federations, most = distinct(rows, "federation"), rows["samples"].max()
+    federations, largest = distinct(rows, "federation"), rows["samples"].max()
     figure, panels = style.canvas(2 * len(federations), narrow, 2.2, len(federations))
     above, below = panels[: len(federations)], panels[len(federations) :]
     for axes, under, federation in zip(above, below, federations, strict=True):
-        here = where(rows, federation=federation, goal="ratio")
-        tried = where(tuning, federation=federation, samples=most)
+        part = where(rows, federation=federation, goal="ratio")
+        tried = where(tuning, federation=federation, samples=largest)
         for form, (colour, marker) in _lines(C_HP):
-            mine = where(here, form=form)
-            sizes = sorted({*mine["samples"].tolist()})
-            ratios = [where(mine, samples=one)["ratio"] for one in sizes]
+            form_rows = where(part, form=form)
+            sizes = sorted({*form_rows["samples"].tolist()})
+            ratios = [where(form_rows, samples=size)["ratio"] for size in sizes]
             low, mean, high = (
-                np.array([of(one) for one in ratios]) for of in (np.min, np.mean, np.max)
+                np.array([statistic(values) for values in ratios])
+                for statistic in (np.min, np.mean, np.max)
             )
             reach = [mean - low, high - mean]
             axes.errorbar(sizes, mean, reach, color=colour, marker=marker, ms=4, lw=1.2, label=form)
             searched = where(tried, form=form)
             horizons = sorted({*searched["rounds"].tolist()})
-            best = [float(where(searched, rounds=one)["ratio"].max()) for one in horizons]
+            best = [float(where(searched, rounds=rounds)["ratio"].max()) for rounds in horizons]
             under.plot(horizons, best, color=colour, marker=marker, ms=4, lw=1.2)
         axes.set_title(federation, loc="left")
-        under.set_title(f"largest ratio, n = {most:g}", loc="left")
+        under.set_title(f"largest ratio, n = {largest:g}", loc="left")
         axes.set_xlabel("training samples n")
         under.set_xlabel("rounds")
     for axes in panels:

@@ -76,9 +76,9 @@ class Settings(Table):
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence["MapCell"]:
     """Return a cell for each epsilon."""
-    if both := sorted({*settings.seeds} & {*settings.tuning_seeds}):
+    if common := sorted({*settings.seeds} & {*settings.tuning_seeds}):
         raise InputError(
-            f"seed {both[0]} is in seeds and in tuning-seeds. The tuning seeds choose the step "
+            f"seed {common[0]} is in seeds and in tuning-seeds. The tuning seeds choose the step "
             "size, so a test with the same seeds would be biased. Use another seed in one of the "
             "two lists."
         )
@@ -98,18 +98,18 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence["MapCell"]:
         )
     seeds = len(settings.seeds) + len(settings.tuning_seeds)
     runs = len(settings.lrs) * len(settings.tuning_seeds) + (len(settings.pairs) + 1) * seeds
-    found = [
+    map_cells = [
         MapCell(f"epsilon-{epsilon:g}", runs, settings, tables, epsilon)
         for epsilon in settings.epsilons
     ]
-    sample = found[0].config_of(settings.lrs[0], settings.pairs[0], settings.seeds[0])
+    sample = map_cells[0].config_of(settings.lrs[0], settings.pairs[0], settings.seeds[0])
     contents.require_read("[base]", settings.base, [sample])
     if not sample.data.validation:
         raise InputError(
             "[base.data] validation = 0, but validation samples choose the step size. Set "
             "validation to a positive number."
         )
-    return found
+    return map_cells
 
 
 # Measurements
@@ -135,12 +135,12 @@ class MapCell:
         settings, tried = self.settings, {}
         for lr in settings.lrs:
             ends = [self._run(lr, None, seed) for seed in settings.tuning_seeds]
-            mean = float(np.mean([one["validation_accuracy"] for one in ends]))
+            mean = float(np.mean([end["validation_accuracy"] for end in ends]))
             tried[lr] = mean if math.isfinite(mean) else -math.inf
         best = max(tried, key=lambda lr: tried[lr])
         rows = []
-        every = [None, *settings.pairs]
-        for pair, seed in itertools.product(every, [*settings.tuning_seeds, *settings.seeds]):
+        pairs = [None, *settings.pairs]
+        for pair, seed in itertools.product(pairs, [*settings.tuning_seeds, *settings.seeds]):
             gain, reach, choice = pair or (1.0, math.nan, UNFILTERED)
             end = self._run(best, pair, seed)
             rows.append({
@@ -174,10 +174,10 @@ class MapCell:
         assert self.folder is not None
         name = "none" if pair is None else f"{pair[0]:g}-{pair[1]:.6g}"
         folder = self.folder / f"{name}-{lr:g}-{seed}"
-        found = TrainingRun(name, None, self.config_of(lr, pair, seed), folder).compute()
+        result = TrainingRun(name, None, self.config_of(lr, pair, seed), folder).compute()
         unknown = dict.fromkeys(("accuracy", "test_loss", "validation_accuracy"), math.nan)
-        end = {} if found["note"] else found["rows"][-1]  # a note says that the run diverged
-        return unknown | end | {"note": found["note"]}
+        end = {} if result["note"] else result["rows"][-1]  # a note says that the run diverged
+        return unknown | end | {"note": result["note"]}
 
 
 # Claims
@@ -203,14 +203,14 @@ def maps(rows: Columns, axes: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
     the two columns `axes`. A run that diverged has accuracy 0.
     """
     places = distinct(rows, *axes)
-    found = []
+    arrays = []
     for tunes in (1, 0):
-        mine = where(rows, tunes=tunes)
-        held = dict(zip(zip(mine["seed"].tolist(), *(mine[name].tolist() for name in axes),
-                            strict=True), mine["accuracy"].tolist(), strict=True))  # fmt: skip
-        seeds = distinct(mine, "seed")
-        found.append(np.array([[held[seed, *at] for at in places] for seed in seeds]))
-    tuning, others = (np.nan_to_num(one, nan=0.0) for one in found)
+        part = where(rows, tunes=tunes)
+        accuracy = dict(zip(zip(part["seed"].tolist(), *(part[name].tolist() for name in axes),
+                                strict=True), part["accuracy"].tolist(), strict=True))  # fmt: skip
+        seeds = distinct(part, "seed")
+        arrays.append(np.array([[accuracy[seed, *at] for at in places] for seed in seeds]))
+    tuning, others = (np.nan_to_num(array, nan=0.0) for array in arrays)
     return tuning, others
 
 
@@ -250,11 +250,11 @@ def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
     optima: dict[str, Slope] = {}
     best = []
     for epsilon in distinct(rows, "epsilon"):
-        here = where(filtered, epsilon=epsilon)
-        found = maps(here, PAIRS)
-        trends[f"ε = {epsilon:g}"] = mean_of(shared_trend(*found))
-        optima[f"ε = {epsilon:g}"] = mean_of(gains_of_best(*found))
-        gain, choice = distinct(here, *PAIRS)[found[0].mean(0).argmax()]
+        part = where(filtered, epsilon=epsilon)
+        arrays = maps(part, PAIRS)
+        trends[f"ε = {epsilon:g}"] = mean_of(shared_trend(*arrays))
+        optima[f"ε = {epsilon:g}"] = mean_of(gains_of_best(*arrays))
+        gain, choice = distinct(part, *PAIRS)[arrays[0].mean(0).argmax()]
         best.append(f"κ = {gain:g}, γ = {choice} at ε = {epsilon:g}")
     untuned = objection([UNFILTERED], {UNFILTERED: tunings(tuning)})
     row, shared = shared_row(filtered)
@@ -290,14 +290,15 @@ def tunings(tuning: Columns) -> list[Tuned]:
 
 def shared_row(rows: Columns) -> tuple[str, Columns]:
     """Return the reach γ at which κ and ε are compared, and the table rows with this reach."""
-    mine = where(rows, shared=1)
-    return str(mine["choice"][0]), mine
+    part = where(rows, shared=1)
+    return str(part["choice"][0]), part
 
 
-def _said(found: dict[str, Slope]) -> str:
+def _said(slopes: dict[str, Slope]) -> str:
     return "; ".join(
-        f"{place}: {100 * one.value:+.2f} ({100 * one.low:+.2f} to {100 * one.high:+.2f}) points"
-        for place, one in found.items()
+        f"{place}: {100 * slope.value:+.2f} "
+        f"({100 * slope.low:+.2f} to {100 * slope.high:+.2f}) points"
+        for place, slope in slopes.items()
     )
 
 
@@ -311,14 +312,14 @@ def numbers(rows: Columns, tuning: Columns) -> Rows:
             "best pair on tuning seeds", "accuracy of this pair")  # fmt: skip
     lines: Rows = [head]
     for epsilon in distinct(rows, "epsilon"):
-        here = where(rows, epsilon=epsilon)
-        plain = where(here, choice=UNFILTERED, tunes=0)["accuracy"]
-        pairs = {name: column[here["choice"] != UNFILTERED] for name, column in here.items()}
+        part = where(rows, epsilon=epsilon)
+        plain = where(part, choice=UNFILTERED, tunes=0)["accuracy"]
+        pairs = {name: column[part["choice"] != UNFILTERED] for name, column in part.items()}
         first, others = maps(pairs, PAIRS)
         at = first.mean(0).argmax()
         gain, choice = distinct(pairs, *PAIRS)[at]
         ends = others.mean(0)
-        lines.append((f"{epsilon:g}", f"{here['lr'][0]:g}", spread(plain), spread(others.mean(1)),
+        lines.append((f"{epsilon:g}", f"{part['lr'][0]:g}", spread(plain), spread(others.mean(1)),
                       f"{number(ends.min())} to {number(ends.max())}",
                       f"κ = {gain:g}, γ = {choice}", spread(others[:, at])))  # fmt: skip
     return lines
@@ -340,15 +341,15 @@ def heat_maps(rows: Columns, tuning: Columns, narrow: bool = False) -> Figure:
     filtered = {name: column[judged["choice"] != UNFILTERED] for name, column in judged.items()}
     epsilons = distinct(rows, "epsilon")
     shared_reach, at_shared_reach = shared_row(filtered)
-    maps = [(where(filtered, epsilon=epsilon), PAIRS) for epsilon in epsilons]
-    maps.append((at_shared_reach, LEVELS))
-    tables = [mean_accuracies(part, columns) for part, columns in maps]
-    known = np.concatenate([table[np.isfinite(table)] for table in tables])
-    spare = max(0.0, SPAN - np.ptp(known)) / 2
-    norm = Normalize(known.min() - spare, known.max() + spare)
+    parts = [(where(filtered, epsilon=epsilon), PAIRS) for epsilon in epsilons]
+    parts.append((at_shared_reach, LEVELS))
+    tables = [mean_accuracies(part, columns) for part, columns in parts]
+    finite = np.concatenate([table[np.isfinite(table)] for table in tables])
+    spare = max(0.0, SPAN - np.ptp(finite)) / 2
+    norm = Normalize(finite.min() - spare, finite.max() + spare)
     tall = len(distinct(filtered, "choice"))
-    figure, panels = style.canvas(len(maps), narrow, 1.3 + 0.28 * tall, 2)
-    for axes, (part, columns), table in zip(panels, maps, tables, strict=True):
+    figure, panels = style.canvas(len(parts), narrow, 1.3 + 0.28 * tall, 2)
+    for axes, (part, columns), table in zip(panels, parts, tables, strict=True):
         texts = np.vectorize(lambda mean: f"{mean:.1f}", otypes=[object])(table)
         image = style.heat_map(axes, table, texts, norm, highest_is_best=True)
         style.frame_best(axes, table, highest_is_best=True)

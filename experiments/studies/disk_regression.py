@@ -72,9 +72,9 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
                 f"shared-{key} is {value:g}, but the list {key}s does not contain this value. "
                 f"Add {value:g} to {key}s."
             )
-    every = [(PLAIN, 1.0), *((name, gain) for name in (LOW_PASS, DISK) for gain in settings.gains)]
+    pairs = [(PLAIN, 1.0), *((name, gain) for name in (LOW_PASS, DISK) for gain in settings.gains)]
     return [
-        Call(f"{name}-{gain:g}", partial(measure, settings, name, gain)) for name, gain in every
+        Call(f"{name}-{gain:g}", partial(measure, settings, name, gain)) for name, gain in pairs
     ]
 
 
@@ -91,8 +91,8 @@ class Regression:
     floor: float
 
     def loss(self, at: Tensor) -> Tensor:
-        away = at - self.best
-        return (away * (self.hessian @ away)).sum((1, 2)) / 2 + self.floor
+        offset = at - self.best
+        return (offset * (self.hessian @ offset)).sum((1, 2)) / 2 + self.floor
 
     def gradient(self, at: Tensor) -> Tensor:
         return self.hessian @ (at - self.best)
@@ -203,15 +203,15 @@ def chosen(rows: Columns, setting: str, name: str, noise: float) -> tuple[float,
     Returns:
         The gain, the step size, and the excess loss of each seed.
     """
-    mine = (rows["method"] == name) & (rows["noise"] == noise)
-    mine &= TUNED[setting] | (rows["shared"] == 1)
+    mask = (rows["method"] == name) & (rows["noise"] == noise)
+    mask &= TUNED[setting] | (rows["shared"] == 1)
     excess = rows["loss"] - rows["floor"]
-    kinds = np.unique(np.stack([rows["gain"][mine], rows["lr"][mine]], 1), axis=0)
-    every = [
-        (float(gain), float(lr), excess[mine & (rows["gain"] == gain) & (rows["lr"] == lr)])
+    kinds = np.unique(np.stack([rows["gain"][mask], rows["lr"][mask]], 1), axis=0)
+    options = [
+        (float(gain), float(lr), excess[mask & (rows["gain"] == gain) & (rows["lr"] == lr)])
         for gain, lr in kinds
     ]
-    return min(every, key=lambda one: one[2].mean())
+    return min(options, key=lambda option: option[2].mean())
 
 
 def compared(rows: Columns, setting: str, name: str, other: str, noise: float) -> Slope:
@@ -220,36 +220,36 @@ def compared(rows: Columns, setting: str, name: str, other: str, noise: float) -
     The difference is divided by the mean of `other` and has a 95% interval. At one noise level,
     runs with the same seed use the same noise, so runs with the same seed are compared.
     """
-    mine, theirs = (chosen(rows, setting, one, noise)[2] for one in (name, other))
-    return mean_of((mine - theirs) / theirs.mean())
+    excess, other_excess = (chosen(rows, setting, method, noise)[2] for method in (name, other))
+    return mean_of((excess - other_excess) / other_excess.mean())
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
     """Return the claims that DiSK beats the other methods at every noise level and setting."""
-    every = []
+    all_claims = []
     for setting in TUNED:
-        shares, found = [], {}
+        shares, changes = [], {}
         for noise in levels(rows, "noise"):
             for name in ("noisy-gd", "low-pass"):
                 change = compared(rows, setting, "disk", name, noise)
-                found[f"σ = {noise:g} against {name}"] = change
+                changes[f"σ = {noise:g} against {name}"] = change
                 percent = f"{written(change.low, '+.1%')} to {written(change.high, '+.1%')}"
                 shares.append(f"σ = {noise:g}: {percent} against {name}")
-        sure = sum(one.high < 0 for one in found.values())
+        sure = sum(change.high < 0 for change in changes.values())
         sentence = (
             "DiSK has a lower excess loss than noisy gradient descent and the low-pass filter at "
             "every noise level"
         )
-        every.append(
+        all_claims.append(
             Claim(
                 f"{sentence} ({IN_WORDS[setting]}).",
-                Effect.between("excess loss, DiSK / other method − 1", found, unit="ratio"),
+                Effect.between("excess loss, DiSK / other method − 1", changes, unit="ratio"),
                 NEGATIVE,
-                f"clear in {sure} of {len(found)} comparisons; excess loss of DiSK relative to "
+                f"clear in {sure} of {len(changes)} comparisons; excess loss of DiSK relative to "
                 "the other method (95% intervals): " + "; ".join(shares),
             )
         )
-    return every
+    return all_claims
 
 
 def numbers(rows: Columns) -> Rows:
@@ -260,12 +260,12 @@ def numbers(rows: Columns) -> Rows:
     lines: Rows = [("setting", "noise σ", *NAMES)]
     for setting in TUNED:
         for noise in levels(rows, "noise"):
-            cells = []
+            entries = []
             for name in NAMES:
                 gain, lr, losses = chosen(rows, setting, name, noise)
-                kept = f", κ = {gain:g}" if name != "noisy-gd" else ""
-                cells.append(f"{number(losses.mean())} (η = {lr:g}{kept})")
-            lines.append((setting, f"{noise:g}", *cells))
+                gain_text = f", κ = {gain:g}" if name != "noisy-gd" else ""
+                entries.append(f"{number(losses.mean())} (η = {lr:g}{gain_text})")
+            lines.append((setting, f"{noise:g}", *entries))
     return lines
 
 
@@ -279,8 +279,8 @@ def by_noise(rows: Columns, narrow: bool = False) -> Figure:
     noises = np.unique(rows["noise"])
     for axes, setting in zip(panels, TUNED, strict=True):
         for (name, label), look in zip(NAMES.items(), style.SERIES, strict=False):
-            found = [compared(rows, setting, name, "noisy-gd", float(noise)) for noise in noises]
-            value, high = np.array([(one.value, one.high) for one in found]).T
+            changes = [compared(rows, setting, name, "noisy-gd", float(noise)) for noise in noises]
+            value, high = np.array([(change.value, change.high) for change in changes]).T
             style.errorbars(axes, noises, 1 + value, high - value, look, label)
         axes.set_title(setting, loc="left")
         style.log_x(axes)

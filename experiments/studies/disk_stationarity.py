@@ -167,12 +167,12 @@ def _rows(
 
     The runs differ only in step size and seed.
     """
-    problem, one = Robust.of(settings), runs[0]
+    problem, first_run = Robust.of(settings), runs[0]
     gap, slope = problem.start()
     rates = torch.tensor([run.lr for run in runs], dtype=torch.float64)
     lr = rates.repeat_interleave(settings.seeds)
-    batch = 0 if math.isinf(one.batch) else int(one.batch)
-    path = trajectory(settings, problem, one, lr, noise, batch, start)
+    batch = 0 if math.isinf(first_run.batch) else int(first_run.batch)
+    path = trajectory(settings, problem, first_run, lr, noise, batch, start)
     rows = []
     for run, sizes in zip(runs, path.view(len(runs), settings.seeds), strict=True):
         bounds = []
@@ -261,26 +261,26 @@ def claims(rows: Columns) -> Sequence[Claim]:
 def _settings(rows: Columns) -> list[Columns]:
     """Split the table into settings. The rows of one setting differ only in the seed."""
     keys = np.stack([rows[name] for name in KEYS], 1)
-    every = [(keys == key).all(1) for key in np.unique(keys, axis=0)]
-    return [{name: column[at] for name, column in rows.items()} for at in every]
+    masks = [(keys == key).all(1) for key in np.unique(keys, axis=0)]
+    return [{name: column[mask] for name, column in rows.items()} for mask in masks]
 
 
 def _bound_claims(grid: Columns) -> Sequence[Claim]:
     """Return the claims that each mean over seeds, with its interval, is below its bound."""
-    found = [(mean_of(one["mean_square"]), float(one["bound"][0])) for one in _settings(grid)]
-    known = [(mean, bound) for mean, bound in found if not np.isnan(bound)]
-    share = np.array([mean.value / bound for mean, bound in known])
+    pairs = [(mean_of(part["mean_square"]), float(part["bound"][0])) for part in _settings(grid)]
+    bounded = [(mean, bound) for mean, bound in pairs if not np.isnan(bound)]
+    share = np.array([mean.value / bound for mean, bound in bounded])
     part = where(grid, reach=-1.0)
     finite = np.isfinite(part["printed"])
     ratio = part["printed"][finite] / part["zero_bound"][finite]
-    lost = _settings({name: column[~finite] for name, column in part.items()})
+    failed = _settings({name: column[~finite] for name, column in part.items()})
     unbounded = np.isnan(part["zero_bound"]).any()
     return [
         Claim(
             "The mean squared gradient is at most the bound in every setting that has a bound.",
-            _under(known, ()),
+            _under(bounded, ()),
             AT_MOST_ONE,
-            f"{(share <= 1).sum()} of {len(share)} settings; {len(found) - len(known)} more "
+            f"{(share <= 1).sum()} of {len(share)} settings; {len(pairs) - len(bounded)} more "
             f"settings have no bound; measured / bound {number(share.min(), 2)} to "
             f"{number(share.max(), 2)}",
         ),
@@ -294,7 +294,7 @@ def _bound_claims(grid: Columns) -> Sequence[Claim]:
             ),
             Rule(low=1.0),
             f"published / our bound {ratio.min():.3g} to {ratio.max():.3g}; Theorem 3 gives no "
-            f"bound in {len(lost)} settings",
+            f"bound in {len(failed)} settings",
         ),
     ]
 
@@ -305,16 +305,16 @@ def _corollary_claims(best: Columns) -> Sequence[Claim]:
     The claims say that the bound of Corollary 4 holds, and that longer runs have smaller means.
     """
     parts = {steps: where(best, steps=steps) for steps in levels(best, "steps")}
-    shown, under = [], []
+    details, under = [], []
     for steps, part in parts.items():
         mean, ceiling = part["mean_square"].mean(), part["ceiling"][0]
         kappa = number(part["gain"][0], 3)
-        shown.append(f"T = {steps:.0f}: {number(mean)} ≤ {number(ceiling)}, κ = {kappa}")
+        details.append(f"T = {steps:.0f}: {number(mean)} ≤ {number(ceiling)}, κ = {kappa}")
         under.append((mean_of(part["mean_square"]), float(ceiling)))
     means = [part["mean_square"].mean() for part in parts.values()]
     slope = float(np.polyfit(np.log(list(parts)), np.log(means), 1)[0])
     falls = {
-        f"T = {after:.0f}": quotient(*(parts[one]["mean_square"] for one in (after, before)))
+        f"T = {after:.0f}": quotient(*(parts[steps]["mean_square"] for steps in (after, before)))
         for before, after in itertools.pairwise(parts)
     }
     return [
@@ -323,7 +323,7 @@ def _corollary_claims(best: Columns) -> Sequence[Claim]:
             "with √6 instead of the paper's 4.",
             _under(under, [f"T = {steps:.0f}" for steps in parts]),
             AT_MOST_ONE,
-            "; ".join(shown),
+            "; ".join(details),
         ),
         Claim(
             "With the step size and gain of Corollary 4, the mean squared gradient falls as T "
@@ -351,35 +351,37 @@ def _filter_claims(grid: Columns) -> Sequence[Claim]:
     seed are compared with each other.
     """
     part = where(grid, reach=-1.0, noise=grid["noise"].max(), batch=0.0)
-    best, least = np.full(3, np.nan), (np.nan, np.nan)
-    shown, of_least = {}, {}
+    best, reduction = np.full(3, np.nan), (np.nan, np.nan)
+    details, at_smallest_bound = {}, {}
     for lr in levels(part, "lr"):
-        one = where(part, lr=lr)
-        gains = [gain for gain in levels(one, "gain") if gain < 1]
-        saved = {gain: _saved(one, gain, len(gains)) for gain in gains}
+        lr_part = where(part, lr=lr)
+        gains = [gain for gain in levels(lr_part, "gain") if gain < 1]
+        saved = {gain: _saved(lr_part, gain, len(gains)) for gain in gains}
         ends = np.array([(value, value - reach, value + reach) for value, reach in saved.values()])
         best = ends.max(axis=0) if len(ends) else np.full(3, np.nan)  # values of the best gain
-        known = np.where(np.isnan(one["bound"]), np.inf, one["bound"])
-        chosen = float(one["gain"][known.argmin()])
-        least = _saved(one, chosen)
+        bounds = np.where(np.isnan(lr_part["bound"]), np.inf, lr_part["bound"])
+        chosen_gain = float(lr_part["gain"][bounds.argmin()])
+        reduction = _saved(lr_part, chosen_gain)
         saved = {gain: f"{written(a, '+.1%')} ± {b:.1%}" for gain, (a, b) in saved.items()}
-        shown[f"η = {lr:g}"] = ", ".join(f"κ = {gain:g} {text}" for gain, text in saved.items())
-        percent = f"{written(least[0], '+.1%')} ± {least[1]:.1%}"
-        of_least[f"η = {lr:g}"] = f"κ = {chosen:g} {percent}"
+        details[f"η = {lr:g}"] = ", ".join(f"κ = {gain:g} {text}" for gain, text in saved.items())
+        percent = f"{written(reduction[0], '+.1%')} ± {reduction[1]:.1%}"
+        at_smallest_bound[f"η = {lr:g}"] = f"κ = {chosen_gain:g} {percent}"
     return [
         Claim(
             "At the strongest noise and the largest step size, some gain κ < 1 has a smaller "
             "mean squared gradient than κ = 1 (no filter).",
             Effect("reduction by the best gain", *best.reshape(3, 1), unit="ratio"),
             POSITIVE,
-            "reduction of the mean compared with κ = 1: " + in_words(shown),
+            "reduction of the mean compared with κ = 1: " + in_words(details),
         ),
         Claim(
             "At the strongest noise and the largest step size, the gain κ with the smallest "
             "bound has a smaller mean squared gradient than κ = 1 (no filter).",
-            Effect.around("reduction by the gain with the smallest bound", *least, unit="ratio"),
+            Effect.around(
+                "reduction by the gain with the smallest bound", *reduction, unit="ratio"
+            ),
             POSITIVE,
-            "reduction of the mean compared with κ = 1: " + in_words(of_least),
+            "reduction of the mean compared with κ = 1: " + in_words(at_smallest_bound),
         ),
     ]
 
@@ -391,10 +393,13 @@ def _saved(part: Columns, gain: float, many: int = 1) -> tuple[float, float]:
     are compared. With `many` intervals, the probability that all of them contain the true value is
     95%.
     """
-    own, plain = (where(part, gain=one) for one in (gain, 1.0))
+    filtered, plain = (where(part, gain=kappa) for kappa in (gain, 1.0))
     if not len(plain["seed"]):
         return float("nan"), float("nan")
-    less = plain["mean_square"][plain["seed"].argsort()] - own["mean_square"][own["seed"].argsort()]
+    less = (
+        plain["mean_square"][plain["seed"].argsort()]
+        - filtered["mean_square"][filtered["seed"].argsort()]
+    )
     scale = plain["mean_square"].mean()
     half = half_width(less.std(ddof=1) / np.sqrt(len(less)), len(less) - 1, many)
     return less.mean() / scale, half / scale
@@ -407,10 +412,13 @@ def numbers(rows: Columns) -> Rows:
     """
     lines: Rows = [("γ", "κ", "η", "T", "measured", "bound", "Theorem 3, published", "Corollary 4")]
     grid = where(rows, corollary=0)
-    shown = [where(grid, noise=grid["noise"].max(), batch=0.0), where(rows, corollary=1)]
-    for one in itertools.chain(*map(_settings, shown)):
-        values = (one["mean_square"].mean(), *(one[k][0] for k in ("bound", "printed", "ceiling")))
-        reach, gain, lr, steps = (one[name][0] for name in ("reach", "gain", "lr", "steps"))
+    tables = [where(grid, noise=grid["noise"].max(), batch=0.0), where(rows, corollary=1)]
+    for part in itertools.chain(*map(_settings, tables)):
+        values = (
+            part["mean_square"].mean(),
+            *(part[k][0] for k in ("bound", "printed", "ceiling")),
+        )
+        reach, gain, lr, steps = (part[name][0] for name in ("reach", "gain", "lr", "steps"))
         head = written(reach, "g"), number(gain, 3), number(lr, 3), f"{steps:.0f}"
         lines.append((*head, *(number(float(value)) for value in values)))
     return lines
@@ -432,8 +440,10 @@ def gains(rows: Columns, narrow: bool = False) -> Figure:
     for axes, reach in zip(panels, reaches, strict=True):
         for lr, look in zip(np.unique(grid["lr"]), style.SERIES, strict=False):
             part = where(grid, reach=reach, lr=lr)
-            one = curve(part, "gain", "mean_square")
-            style.errorbars(axes, one.sizes, one.means, one.reach, look, f"measured, η = {lr:g}")
+            measured = curve(part, "gain", "mean_square")
+            style.errorbars(
+                axes, measured.sizes, measured.means, measured.reach, look, f"measured, η = {lr:g}"
+            )
             bound = curve(part, "gain", "bound")
             axes.plot(bound.sizes, bound.means, "--", color=look[0], marker=look[1], ms=3, lw=1.2)
         axes.plot([], [], "--", color=style.BLACK, lw=1.2, label="bound (small filled marks)")

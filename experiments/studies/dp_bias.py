@@ -59,10 +59,10 @@ class Settings(Table):
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     """Return a cell for each matrix and method. Only small matrices are computed by quadrature."""
     ways = [("2 × 2", by_quadrature)]
-    ways += [(shape, made) for shape in SHAPES for made in (by_monte_carlo, by_taylor)]
+    ways += [(shape, compute) for shape in SHAPES for compute in (by_monte_carlo, by_taylor)]
     return [
-        Call(f"{made.__name__}-{shape.replace(' × ', 'x')}", partial(made, settings, shape))
-        for shape, made in ways
+        Call(f"{compute.__name__}-{shape.replace(' × ', 'x')}", partial(compute, settings, shape))
+        for shape, compute in ways
     ]
 
 
@@ -127,13 +127,13 @@ def by_monte_carlo(settings: Settings, shape: str) -> Record:
     biases, errors, spreads = (torch.stack(part, 1) for part in parts)
     terms = leading_terms(apply, at, rhos, settings.spacing)
     record = _record(shape, MONTE_CARLO, rhos, biases, terms, errors, spreads)
-    given = settings.coefficients, settings.steps
+    polynomial = settings.coefficients, settings.steps
     for row, (quotient, probe) in zip(record["rows"], doubts, strict=True):
         row["gain_error"], row["probe_error"] = quotient, probe
         # phi(U) is a pair of probes at M = H, so its deviation is that of DP-Muon (C.6) for J = 1.
         row["probe"] = row["plain_error"] * math.sqrt(settings.samples)
-        row["probe_bound"] = probe_error(*given, SHAPES[shape], row["rho"])
-        row["probe_any"] = largest_output(*given, min(SHAPES[shape]))
+        row["probe_bound"] = probe_error(*polynomial, SHAPES[shape], row["rho"])
+        row["probe_any"] = largest_output(*polynomial, min(SHAPES[shape]))
     return record
 
 
@@ -159,13 +159,13 @@ def _sampled(
         count = min(AT_ONCE, samples - start)
         e, u = torch.from_numpy(rng.standard_normal((2, count, *at.shape)))
         chunks.append(_chunk(apply, at, e, u, rho))
-    *both, alone, bettered = (torch.cat(part) for part in zip(*chunks, strict=True))
-    errors = [(one.var(0).sum() / samples).sqrt() for one in both]
-    spreads = [one.mean().sqrt() for one in (alone, bettered)]
-    scatter = (both[0] - both[0].mean(0)).square().sum((-2, -1))
-    away = bettered / bettered.mean() - alone / alone.mean(), scatter / scatter.mean()
-    quotient, probe = (float(one.std()) / 2 / math.sqrt(samples) for one in away)
-    biases = torch.stack([one.mean(0) for one in both])
+    *deviations, alone, bettered = (torch.cat(part) for part in zip(*chunks, strict=True))
+    errors = [(deviation.var(0).sum() / samples).sqrt() for deviation in deviations]
+    spreads = [squares.mean().sqrt() for squares in (alone, bettered)]
+    scatter = (deviations[0] - deviations[0].mean(0)).square().sum((-2, -1))
+    terms = bettered / bettered.mean() - alone / alone.mean(), scatter / scatter.mean()
+    quotient, probe = (float(term.std()) / 2 / math.sqrt(samples) for term in terms)
+    biases = torch.stack([deviation.mean(0) for deviation in deviations])
     return biases, torch.stack(errors), torch.stack(spreads), (quotient, probe)
 
 
@@ -174,13 +174,13 @@ def _chunk(apply: Map, at: Tensor, e: Tensor, u: Tensor, rho: float) -> tuple[Te
 
     The arrays contain phi(E), the corrected phi, and the squared errors of both directions O.
     """
-    exact, both = apply(at), torch.stack([e, u, e + u, e - u])
-    forth, back = apply(at + rho * both), apply(at - rho * both)
+    exact, noises = apply(at), torch.stack([e, u, e + u, e - u])
+    forth, back = apply(at + rho * noises), apply(at - rho * noises)
     even = (forth + back) / 2 - exact
     corrected = even[0] + even[1] - (even[2] + even[3]) / 2
-    one = 2 * forth[0] - (forth[2] + forth[3]) / 2 - exact
+    bettered = 2 * forth[0] - (forth[2] + forth[3]) / 2 - exact
     plain = forth[0] - exact
-    return even[0], corrected, plain.square().sum((-2, -1)), one.square().sum((-2, -1))
+    return even[0], corrected, plain.square().sum((-2, -1)), bettered.square().sum((-2, -1))
 
 
 def by_taylor(settings: Settings, shape: str) -> Record:
@@ -197,8 +197,8 @@ def leading_terms(apply: Map, at: Tensor, rhos: Sequence[float], spacing: float)
     the correction. Lap is the Laplacian.
     """
     first, second = laplacians(apply, at, spacing)
-    both = [rho**2 / 2 * first for rho in rhos], [-(rho**4) / 4 * second for rho in rhos]
-    return torch.stack([torch.stack(one) for one in both])
+    terms = [rho**2 / 2 * first for rho in rhos], [-(rho**4) / 4 * second for rho in rhos]
+    return torch.stack([torch.stack(series) for series in terms])
 
 
 def laplacians(apply: Map, at: Tensor, spacing: float) -> tuple[Tensor, Tensor]:
@@ -207,15 +207,15 @@ def laplacians(apply: Map, at: Tensor, spacing: float) -> tuple[Tensor, Tensor]:
     The results for the spacings h and 2h are extrapolated. Let d_i^2 f(x) = (f(x + h) - 2 f(x) +
     f(x - h)) / h^2. For each entry of Q, the results are sum_i d_i^2 Q and sum_ij d_i^2 d_j^2 Q.
     """
-    d, found = at.numel(), []
+    d, results = at.numel(), []
     for h in (spacing, 2 * spacing):
         unit = torch.eye(d, dtype=at.dtype).view(d, *at.shape) * h
         moves = torch.cat([unit, -unit, torch.zeros_like(unit[:1])])
         weights = torch.cat([torch.ones(2 * d), torch.tensor([-2.0 * d])]).double() / h**2
         once = torch.einsum("b,bij->ij", weights, apply(at + moves))
         values = apply(at + moves[:, None] + moves)
-        found.append((once, torch.einsum("a,b,abij->ij", weights, weights, values)))
-    first, second = ((4 * fine - coarse) / 3 for fine, coarse in zip(*found, strict=True))
+        results.append((once, torch.einsum("a,b,abij->ij", weights, weights, values)))
+    first, second = ((4 * fine - coarse) / 3 for fine, coarse in zip(*results, strict=True))
     return first, second
 
 
@@ -238,10 +238,10 @@ def _record(
     }
     unknown = dict.fromkeys(NOT_ALL, math.nan)
     rows = [{"shape": shape, "way": way, "rho": rho} | unknown for rho in rhos]
-    for what, pair in columns.items():
+    for suffix, pair in columns.items():
         for kind, values in zip(("plain", "corrected"), pair.tolist(), strict=True):
             for row, value in zip(rows, values, strict=True):
-                row[f"{kind}{what}"] = value
+                row[f"{kind}{suffix}"] = value
     return {"rows": rows}
 
 
@@ -302,14 +302,14 @@ def leading(rows: Columns, kind: str) -> Claim:
     shares, ratios, reaches, places = [], [], [], []
     for (shape, way), part in _measured(rows).items():
         term, used = _part(rows, shape, "taylor")[kind], part["rho"] <= SMALL
-        away, reach = (part[f"{kind}_off"] / term)[used], (part[f"{kind}_error"] / term)[used]
+        distances, reach = (part[f"{kind}_off"] / term)[used], (part[f"{kind}_error"] / term)[used]
         reach *= NORMAL
         sure = f" (± {number(reach[0], 2)})" if reach[0] else ""
-        shares.append(f"{shape}, {way} {number(away[0])}{sure}, {number(away[-1])}")
-        ratios += [away[0] / NEAR, *(away[:-1] / away[1:])]
-        reaches += [reach[0] / NEAR, *(reach[:-1] / away[1:])]
+        shares.append(f"{shape}, {way} {number(distances[0])}{sure}, {number(distances[-1])}")
+        ratios += [distances[0] / NEAR, *(distances[:-1] / distances[1:])]
+        reaches += [reach[0] / NEAR, *(reach[:-1] / distances[1:])]
         places.append(f"{shape}, {way}, smallest ρ, over {NEAR}")
-        following = [number(one, 3) for one in part["rho"][used][:-1]]
+        following = [number(rho, 3) for rho in part["rho"][used][:-1]]
         places += [f"{shape}, {way}, next ρ over ρ = {rho}" for rho in following]
     return Claim(
         f"{WORDS[kind]}, the leading term of the bias is {TERMS[kind]}, including sign and "
@@ -344,21 +344,21 @@ def _single_directions(rows: Columns) -> Sequence[Claim]:
 
     More seeds do not make the intervals of these claims shorter.
     """
-    ratios, least = {}, []
+    ratios, smallest = {}, []
     for shape in distinct(rows, "shape"):
         part = _part(rows, shape, "monte-carlo")
         ratio = part["corrected_spread"] / part["plain_spread"]
         at = ratio.argmin()
-        least.append((ratio[at], ratio[at] * NORMAL * _errors(part, "gain")[at]))
+        smallest.append((ratio[at], ratio[at] * NORMAL * _errors(part, "gain")[at]))
         ratios[shape] = ratio
     share, gain = rows["probe"] / rows["probe_bound"], rows["probe_any"] / rows["probe_bound"]
     reach = share.max() * NORMAL * _errors(rows, "probe")[share.argmax()]
-    most = np.array([(share.max(), reach), ((1 / gain).max(), 0.0)])
+    largest = np.array([(share.max(), reach), ((1 / gain).max(), 0.0)])
     places = ("error / bound", "bound / K_Q")
     error = Effect.around(
-        "error, corrected / uncorrected", *np.array(least).T, list(ratios), unit="ratio"
+        "error, corrected / uncorrected", *np.array(smallest).T, list(ratios), unit="ratio"
     )
-    scatter = Effect.around("error / bound, and bound / K_Q", *most.T, places, unit="ratio")
+    scatter = Effect.around("error / bound, and bound / K_Q", *largest.T, places, unit="ratio")
     return [
         Claim(
             "The correction helps on average only: with one pair of probes, a single corrected "
@@ -366,7 +366,9 @@ def _single_directions(rows: Columns) -> Sequence[Claim]:
             replace(error, seeded=False),
             Rule(low=0.99),
             "root mean square error, corrected / uncorrected, over all ρ: "
-            + "; ".join(f"{k} {one.min():.3f} to {one.max():.3f}" for k, one in ratios.items()),
+            + "; ".join(
+                f"{k} {ratio.min():.3f} to {ratio.max():.3f}" for k, ratio in ratios.items()
+            ),
         ),
         Claim(
             "A pair of probes has an error of at most min(K_Q, ρ√(d/2) Lip(Q)), which is never "
@@ -379,12 +381,12 @@ def _single_directions(rows: Columns) -> Sequence[Claim]:
     ]
 
 
-def _errors(part: Columns, of: str) -> np.ndarray:
+def _errors(part: Columns, name: str) -> np.ndarray:
     """Return the relative standard errors in a table.
 
     If an earlier version wrote the table, the errors are nan.
     """
-    return part.get(f"{of}_error", np.full(len(part["rho"]), np.nan))
+    return part.get(f"{name}_error", np.full(len(part["rho"]), np.nan))
 
 
 def numbers(rows: Columns) -> Rows:

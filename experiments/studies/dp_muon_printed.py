@@ -94,23 +94,27 @@ def claims(rows: Columns) -> Sequence[Claim]:
     """
     off = np.abs(rows["per_release"] / rows["printed"] - 1)
     names = rows["name"]
-    many = rows["blocks"] > 1
+    multi_block = rows["blocks"] > 1
     far = "With many blocks on one lot, the joint ε (zero-out) is far above the published ε."
     agree = (
         "With one block per step, the published ε would be certified for Poisson lots (zero-out)."
     )
     exceeded = unknown(far, "no row has more than one block")
     honest = unknown(agree, "every row has more than one block")
-    if many.any():
-        times = rows["joint_lower"][many] / rows["printed"][many]
-        found = Effect.exact("joint ε / published ε", times, names[many].tolist(), unit="ratio")
+    if multi_block.any():
+        times = rows["joint_lower"][multi_block] / rows["printed"][multi_block]
+        effect = Effect.exact(
+            "joint ε / published ε", times, names[multi_block].tolist(), unit="ratio"
+        )
         detail = f"at least {number(times.min(), 3)} to {number(times.max(), 3)} times as large"
-        exceeded = Claim(far, found, Rule(low=2.0, strict=True), detail)
-    if not many.all():
-        share = rows["joint_upper"][~many] / rows["printed"][~many]
-        found = Effect.exact("joint ε / published ε", share, names[~many].tolist(), unit="ratio")
+        exceeded = Claim(far, effect, Rule(low=2.0, strict=True), detail)
+    if not multi_block.all():
+        share = rows["joint_upper"][~multi_block] / rows["printed"][~multi_block]
+        effect = Effect.exact(
+            "joint ε / published ε", share, names[~multi_block].tolist(), unit="ratio"
+        )
         detail = f"the certified ε is {share.min():.3g} to {share.max():.3g} times the published ε"
-        honest = Claim(agree, found, Rule(high=1 + NEAR), detail)
+        honest = Claim(agree, effect, Rule(high=1 + NEAR), detail)
     reproduced = Claim(
         "Per-release accounting reproduces every published ε to within 0.3%.",
         Effect.exact("per-release ε / published ε − 1", off, names.tolist(), unit="ratio"),
@@ -125,11 +129,11 @@ def numbers(rows: Columns) -> Rows:
     lines: Rows = [("setting", "m", "δ", "σ", "published ε", "per-release ε", "joint ε, zero-out",
                     "σ for the published ε")]  # fmt: skip
     for at in range(len(rows["name"])):
-        held = {name: column[at] for name, column in rows.items()}
-        bracket = f"{number(float(held['joint_lower']))} – {number(float(held['joint_upper']))}"
-        cells = [f"{held['blocks']:g}", written(held["delta"], ".0e").replace("e−0", "e−")]
-        cells += [number(held[name], 5) for name in ("noise", "printed", "per_release")]
-        lines.append((str(held["name"]), *cells, bracket, number(held["needed"], 5)))
+        row = {name: column[at] for name, column in rows.items()}
+        bracket = f"{number(float(row['joint_lower']))} – {number(float(row['joint_upper']))}"
+        entries = [f"{row['blocks']:g}", written(row["delta"], ".0e").replace("e−0", "e−")]
+        entries += [number(row[name], 5) for name in ("noise", "printed", "per_release")]
+        lines.append((str(row["name"]), *entries, bracket, number(row["needed"], 5)))
     return lines
 
 

@@ -148,8 +148,8 @@ def slowdown(settings: Settings, momentum: Tensor, coefficients: str) -> float:
     """
     if coefficients not in TAYLOR:
         return math.nan
-    least = float(torch.linalg.svdvals(momentum)[-1])
-    square = (least / max(1.0, float(torch.linalg.matrix_norm(momentum)))) ** 2
+    smallest = float(torch.linalg.svdvals(momentum)[-1])
+    square = (smallest / max(1.0, float(torch.linalg.matrix_norm(momentum)))) ** 2
     power = (TAYLOR[coefficients] + 1) ** settings.iterations
     # 1 - (1 - x)^p without cancellation for a small x
     return 1 / math.sqrt(-math.expm1(power * math.log1p(-square)))
@@ -209,12 +209,12 @@ def evener(rows: Columns) -> Claim:
     ratio = rows["length_corrected"] / rows["length"]
     apart = np.abs(np.log(ratio))
     names, values, reach = _over_draws(_part(rows, ~taylor), apart[~taylor])
-    least = float(apart[taylor].min())
+    smallest = float(apart[taylor].min())
     return Claim(
         "With Jordan's coefficients, the two lengths differ by a smaller factor than with any "
         "Taylor polynomial.",
         Effect.around(
-            "|log(length ratio)|, Jordan − Taylor", values - least, reach, names, unit="ratio"
+            "|log(length ratio)|, Jordan − Taylor", values - smallest, reach, names, unit="ratio"
         ),
         Rule(high=0.0, strict=True),
         f"DP-MuonBC / DP-Muon: {number(ratio[~taylor].min(), 2)} to "
@@ -251,26 +251,26 @@ def slight(rows: Columns) -> Claim:
 def vacuous(rows: Columns) -> Claim:
     """Return the claim that Theorem 3.4 says nothing at these settings."""
     places = distinct(rows, "shape", "signal", "coefficients")
-    slowest, least = [], []
+    slowest, ratios = [], []
     for shape, signal, coefficients in places:
         part = where(rows, shape=shape, signal=signal, coefficients=coefficients)
-        every = [where(part, draw=draw)["slowdown"].max() for draw in np.unique(part["draw"])]
-        slowest.append(min(every))  # chi_q is the maximum over the steps of a run
-        least.append(slowest[-1] * part["noise_term"][0] / part["largest_gradient"][0])
+        slowdowns = [where(part, draw=draw)["slowdown"].max() for draw in np.unique(part["draw"])]
+        slowest.append(min(slowdowns))  # chi_q is the maximum over the steps of a run
+        ratios.append(slowest[-1] * part["noise_term"][0] / part["largest_gradient"][0])
     return Claim(
         "The noise term of Theorem 3.4 alone exceeds √r C, the largest nuclear norm of a mean of "
         "clipped gradients.",
         Effect.exact(
-            "noise term / (√r C)", least, [", ".join(one) for one in places], unit="ratio"
+            "noise term / (√r C)", ratios, [", ".join(place) for place in places], unit="ratio"
         ),
         Rule(low=1.0, strict=True),
         f"χ_q is at least {number(min(slowest), 2)} to {number(max(slowest), 2)}; noise term / "
-        f"(√r C) is at least {number(min(least), 2)} to {number(max(least), 2)}",
+        f"(√r C) is at least {number(min(ratios), 2)} to {number(max(ratios), 2)}",
     )
 
 
-def _part(rows: Columns, chosen: np.ndarray) -> Columns:
-    return {name: column[chosen] for name, column in rows.items()}
+def _part(rows: Columns, mask: np.ndarray) -> Columns:
+    return {name: column[mask] for name, column in rows.items()}
 
 
 def _named(rows: Columns) -> np.ndarray:
@@ -293,9 +293,9 @@ def numbers(rows: Columns) -> Rows:
     lines: Rows = [
         ("matrix", "gradient", "coefficients", "DP-Muon", "Q(M/s)", "DP-MuonBC", "correction")
     ]
-    held = _part(rows, rows["time"] == rows["time"].max())
-    for name in distinct(held, "shape", "signal", "coefficients"):
-        part = where(held, **dict(zip(("shape", "signal", "coefficients"), name, strict=True)))
+    last = _part(rows, rows["time"] == rows["time"].max())
+    for name in distinct(last, "shape", "signal", "coefficients"):
+        part = where(last, **dict(zip(("shape", "signal", "coefficients"), name, strict=True)))
         lengths = (number(float(part[key].mean()), 2)
                    for key in ("length", "length_unit", "length_corrected"))  # fmt: skip
         lines.append((*name, *lengths, f"{number(100 * float(part['correction'].mean()), 2)}%"))
@@ -308,23 +308,23 @@ def numbers(rows: Columns) -> Rows:
 @styled
 def lengths(rows: Columns, narrow: bool = False) -> Figure:
     """Draw the lengths of both methods' steps for each shape and gradient, a panel per map."""
-    held = _part(rows, rows["time"] == rows["time"].max())
-    maps = distinct(held, "coefficients")
+    last = _part(rows, rows["time"] == rows["time"].max())
+    maps = distinct(last, "coefficients")
     figure, panels = canvas(len(maps), narrow, 2.6)
-    places = distinct(held, "shape", "signal")
-    most = max(1.0, *(1.05 * held[key].max() for key in ("length", "length_corrected")))
+    places = distinct(last, "shape", "signal")
+    longest = max(1.0, *(1.05 * last[key].max() for key in ("length", "length_corrected")))
     for axes, name in zip(panels, maps, strict=True):
         for key, label, (colour, marker) in zip(
             ("length", "length_corrected"), ("DP-Muon", "DP-MuonBC"), SERIES, strict=False
         ):
             means = [
-                where(held, shape=s, signal=g, coefficients=name)[key].mean() for s, g in places
+                where(last, shape=s, signal=g, coefficients=name)[key].mean() for s, g in places
             ]
             axes.plot(means, range(len(places)), marker, color=colour, mfc="none", label=label)
-        said = [f"{s}, ‖Ḡ‖ = {'C' if SIGNALS[str(g)] else '0'}" for s, g in places]
-        axes.set_yticks(range(len(places)), said if narrow or axes is panels[0] else [])
+        labels = [f"{s}, ‖Ḡ‖ = {'C' if SIGNALS[str(g)] else '0'}" for s, g in places]
+        axes.set_yticks(range(len(places)), labels if narrow or axes is panels[0] else [])
         axes.set_ylim(len(places) - 0.5, -0.5)
-        axes.set_xlim(0, most)
+        axes.set_xlim(0, longest)
         axes.set_title(TITLES.get(str(name), str(name)), loc="left")
         axes.set_xlabel("length of a step")
     legend_below(figure, panels[0], 2)

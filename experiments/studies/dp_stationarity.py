@@ -100,10 +100,10 @@ class Settings(People):
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     """Return a cell for each method, noise and horizon."""
-    every = itertools.product(METHODS, settings.noises, settings.steps)
+    grid = itertools.product(METHODS, settings.noises, settings.steps)
     return [
         Call(f"{method}-{noise:g}-{steps}", partial(measure, settings, method, noise, steps), steps)
-        for method, noise, steps in every
+        for method, noise, steps in grid
     ]
 
 
@@ -128,8 +128,8 @@ class Location:
         """Make random people A_i around a centre whose singular values all equal `distance`."""
         rng, shape = generator(SEED, Draw.SYNTHETIC), settings.shape
         left, right = (np.linalg.qr(rng.standard_normal((size, min(shape))))[0] for size in shape)
-        away = settings.spread * rng.standard_normal((settings.people, *shape))
-        points = settings.distance * left @ right.T + away
+        offsets = settings.spread * rng.standard_normal((settings.people, *shape))
+        points = settings.distance * left @ right.T + offsets
         return cls(torch.from_numpy(points).flatten(1), settings.slope)
 
     def squares(self, at: Tensor) -> Tensor:
@@ -177,8 +177,8 @@ class Location:
         for _ in range(REFINED):
             weights = self.weights(self.squares(best))
             best = weights @ self.points / weights.sum()
-        rest = 2 * self.gradient(best).norm() * self.points.norm(dim=1).max()
-        return float(self.value(self.squares(start)) - self.value(self.squares(best)) + rest)
+        slack = 2 * self.gradient(best).norm() * self.points.norm(dim=1).max()
+        return float(self.value(self.squares(start)) - self.value(self.squares(best)) + slack)
 
 
 def measure(settings: Settings, method: str, noise: float, steps: int) -> Record:
@@ -194,8 +194,10 @@ def measure(settings: Settings, method: str, noise: float, steps: int) -> Record
     gap = problem.gap()
     # the step size and momentum of DP-Muon, Corollary 3.5, with eta_0 = sqrt(D / L)
     plan = theorem.light_tailed(steps, 1.0, math.sqrt(gap / short))[0]
-    sizes, least, most = follow(trajectory(problem, settings, method, noise, plan), problem, plan)
-    error = max(0.0, 1 - least) if method == MUON else 0.0
+    sizes, smallest, largest = follow(
+        trajectory(problem, settings, method, noise, plan), problem, plan
+    )
+    error = max(0.0, 1 - smallest) if method == MUON else 0.0
     excess = max(0.0, settings.slope - settings.clip)
     release = theorem.Release(settings.clip, noise, settings.lot, settings.shape, excess)
     bound = theorem.dp_muon(plan, release, gap, short, error)
@@ -207,7 +209,7 @@ def measure(settings: Settings, method: str, noise: float, steps: int) -> Record
         **{f"term_{name}": term for name, term in bound.terms.items()},
         "ceiling": math.sqrt(short) * settings.slope,  # upper bound on any gradient's nuclear norm
         "polar_error": error,
-        "longest_step": most,
+        "longest_step": largest,
     }
     return {"rows": seed_rows(shared, "mean_nuclear", sizes)}
 
@@ -260,14 +262,14 @@ def follow(
         singular value among all directions O.
     """
     before = next(path)
-    total, least, most = torch.zeros(len(before), dtype=before.dtype), math.inf, 0.0
+    total, smallest, largest = torch.zeros(len(before), dtype=before.dtype), math.inf, 0.0
     for after in path:
         gradient = problem.gradient(before.flatten(1)).view_as(before)
         total += torch.linalg.svdvals(gradient).sum(-1)
         turned = torch.linalg.svdvals((before - after) / plan.lr)
-        least, most = min(least, float(turned.min())), max(most, float(turned.max()))
+        smallest, largest = min(smallest, float(turned.min())), max(largest, float(turned.max()))
         before = after
-    return total / plan.steps, least, most
+    return total / plan.steps, smallest, largest
 
 
 # Claims
@@ -313,30 +315,30 @@ def _bound_claims(rows: Columns) -> tuple[Claim, Claim, Claim]:
     """
     plain, corrected = (where(rows, method=method) for method in NAMES)
     shares = [part["mean_nuclear"] / part["bound"] for part in (plain, corrected)]
-    held = [
+    details = [
         f"{(share <= 1).sum()} of {len(share)} runs; the largest norm is {share.max():.2f} of "
         "its bound"
         for share in shares
     ]
     ratios, used = {}, {}
-    for noise, one in split(rows, "noise", "σ").items():
-        last, other = (curve(one, "steps", "mean_nuclear", method=k).means[-1] for k in NAMES)
-        own = where(one, method=MUON)["mean_nuclear"] / where(one, method=MUON)["bound"]
+    for noise, part in split(rows, "noise", "σ").items():
+        last, other = (curve(part, "steps", "mean_nuclear", method=k).means[-1] for k in NAMES)
+        ratio = where(part, method=MUON)["mean_nuclear"] / where(part, method=MUON)["bound"]
         ratios[noise] = f"{other / last:.3f}"
-        used[noise] = f"{own.min():.2f} to {own.max():.2f}"
+        used[noise] = f"{ratio.min():.2f} to {ratio.max():.2f}"
     within = Claim(
         "DP-Muon: the mean nuclear norm of the gradient is at most the bound of Theorem 3.4 in "
         "every run.",
         Effect.exact("measured / bound", shares[0], unit="ratio"),
         AT_MOST_ONE,
-        f"{held[0]}; polar error ε ≤ {number(plain['polar_error'].max(), 3)}",
+        f"{details[0]}; polar error ε ≤ {number(plain['polar_error'].max(), 3)}",
     )
     outside = Claim(
         "DP-MuonBC: the mean nuclear norm of the gradient is at most the bound for exact polar "
         "factors in every run, although Theorem 3.4 does not cover DP-MuonBC.",
         Effect.exact("measured / bound", shares[1], unit="ratio"),
         AT_MOST_ONE,
-        f"{held[1]}; longest step {corrected['longest_step'].max():.3g} in spectral norm; norm, "
+        f"{details[1]}; longest step {corrected['longest_step'].max():.3g} in spectral norm; norm, "
         f"DP-MuonBC / DP-Muon, at T = {rows['steps'].max():.0f}: {in_words(ratios)}",
     )
     tight = Claim(
@@ -354,13 +356,13 @@ def _largest_horizon_claims(rows: Columns) -> Sequence[Claim]:
     The claims say which term is the largest, and whether the bound is informative.
     """
     part = where(rows, method=MUON, steps=rows["steps"].max())
-    largest, shares, shown = [], {}, {}
-    for noise, one in split(part, "noise", "σ").items():
-        terms = {name: float(one[f"term_{name}"][0]) for name in TERMS}
+    largest, shares, ratios = [], {}, {}
+    for noise, noise_part in split(part, "noise", "σ").items():
+        terms = {name: float(noise_part[f"term_{name}"][0]) for name in TERMS}
         largest.append(max(terms, key=lambda name: terms[name]))
-        share = terms[largest[-1]] / one["bound"][0]
+        share = terms[largest[-1]] / noise_part["bound"][0]
         shares[noise] = f"{largest[-1]}, {share:.0%}"
-        shown[noise] = f"{one['bound'][0] / one['ceiling'][0]:.2f} times √r c"
+        ratios[noise] = f"{noise_part['bound'][0] / noise_part['ceiling'][0]:.2f} times √r c"
     quiet = where(part, noise=part["noise"].min())
     return [
         counted(
@@ -375,21 +377,23 @@ def _largest_horizon_claims(rows: Columns) -> Sequence[Claim]:
             "exceeds on this problem.",
             Effect.exact("bound / √r c", quiet["bound"] / quiet["ceiling"], unit="ratio"),
             Rule(high=1.0, strict=True),
-            in_words(shown),
+            in_words(ratios),
         ),
     ]
 
 
 def numbers(rows: Columns) -> Rows:
     """Return table rows with the terms of the bound and the measured norms, by noise and T."""
-    lines: Rows = [("σ: T", *TERMS, "bound", *(one.removeprefix("DP-") for one in NAMES.values()))]
+    lines: Rows = [
+        ("σ: T", *TERMS, "bound", *(label.removeprefix("DP-") for label in NAMES.values()))
+    ]
     names = (*(f"term_{name}" for name in TERMS), "bound")
     for noise in levels(rows, "noise"):
         lines.append(heading(f"{noise:g}:", lines[0]))
         for steps in levels(rows, "steps"):
             parts = [where(rows, method=name, noise=noise, steps=steps) for name in NAMES]
             bound = [f"{parts[0][name][0]:.2f}" for name in names]
-            norms = [f"{one['mean_nuclear'].mean():.2f}" for one in parts]
+            norms = [f"{part['mean_nuclear'].mean():.2f}" for part in parts]
             lines.append((f"  {steps:.0f}", *bound, *norms))
     return lines
 

@@ -110,11 +110,13 @@ class Settings(Table):
 
         Each combination has a label and its settings.
         """
-        own, values = self.variants[method], self.search.get(method, {})
-        made = [dict(zip(values, one, strict=True)) for one in product(*values.values())]
+        variant, values = self.variants[method], self.search.get(method, {})
+        points = [dict(zip(values, point, strict=True)) for point in product(*values.values())]
         return {
-            ", ".join(f"{key} {value:g}" for key, value in one.items()): merged(own, {"local": one})
-            for one in made
+            ", ".join(f"{key} {value:g}" for key, value in point.items()): merged(
+                variant, {"local": point}
+            )
+            for point in points
         }
 
     @model_serializer(mode="wrap")
@@ -134,15 +136,16 @@ class Settings(Table):
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence["TextCell"]:
     """Return a cell for each seed."""
-    for name in {*settings.scores, *(one.measure for one in settings.orders)} - {*MEASURES}:
+    for name in {*settings.scores, *(order.measure for order in settings.orders)} - {*MEASURES}:
         raise InputError(f"The score {name!r} is not known. Use one of {', '.join(MEASURES)}.")
     data = {"data": {"name": request.data}}
     configs = [
-        cell(settings.base, own, data) for own in (settings.public, *settings.variants.values())
+        cell(settings.base, tables, data)
+        for tables in (settings.public, *settings.variants.values())
     ]
     require_read("--set", request.changes, configs)
-    for (name, own), config in zip(settings.variants.items(), configs[1:], strict=True):
-        require_read(f"[variants.{name!r}]", own, [config])
+    for (name, variant), config in zip(settings.variants.items(), configs[1:], strict=True):
+        require_read(f"[variants.{name!r}]", variant, [config])
     if not settings.search.keys() <= settings.variants.keys():
         raise InputError(
             f"[search] contains {', '.join(sorted({*settings.search} - {*settings.variants}))}, "
@@ -156,7 +159,10 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence["TextCell"]:
             '"bleu".'
         )
     for method, searched in settings.search.items():
-        tried = [cell(settings.base, own, data) for own in settings.candidates(method).values()]
+        tried = [
+            cell(settings.base, candidate, data)
+            for candidate in settings.candidates(method).values()
+        ]
         first = {"local": {key: values[0] for key, values in searched.items()}}
         require_read(f"[search.{method!r}]", first, tried)
     trainings = 1 + sum(len(settings.candidates(method)) for method in settings.variants)
@@ -185,14 +191,16 @@ class TextCell:
         base, folder = self.settings.base, self.folder
         assert folder is not None
         weights = str(base.get("task", {}).get("weights", ""))
-        given = str(base.get("data", {}).get("folder", ""))
-        if self.settings.needs_files and not (given and weights):
+        data_folder = str(base.get("data", {}).get("folder", ""))
+        if self.settings.needs_files and not (data_folder and weights):
             raise InputError(
                 "This suite needs the real corpus and stored weights, and it downloads nothing. "
                 "Pass --set data.folder=..., --set data.tokenizer=... and --set task.weights=..., "
                 "or use --scale small for synthetic text."
             )
-        text = Path(given or self._make_text(folder, "restaurants", self.settings.made_tables))
+        text = Path(
+            data_folder or self._make_text(folder, "restaurants", self.settings.made_tables)
+        )
         if self.settings.choose != "last" and not {"dev", "test"} <= {*corpus(self.form, text)}:
             raise InputError(
                 f"{text} must have a dev part, which chooses the model, and a test part, which "
@@ -207,12 +215,12 @@ class TextCell:
         record: Record = {"ends": [], "curves": [], "written": []}
         for place, method in enumerate(self.settings.variants):
             tried = {
-                said: self._config(own, text, weights)
-                for said, own in self.settings.candidates(method).items()
+                label: self._config(candidate, text, weights)
+                for label, candidate in self.settings.candidates(method).items()
             }
             places = [folder / f"method-{place}"]
             if method in self.settings.search:
-                places = [folder / f"method-{place}-{one}" for one in range(len(tried))]
+                places = [folder / f"method-{place}-{index}" for index in range(len(tried))]
             best, searched = 0, []
             if len(tried) > 1:
                 best, searched = search(tried, places, self.settings)
@@ -220,24 +228,26 @@ class TextCell:
             head = {"method": method, "seed": self.seed}
             for name, rows in {**tables, **({"searched": searched} if searched else {})}.items():
                 record.setdefault(name, []).extend(head | row for row in rows)
-        return record | {"made_up": not given}
+        return record | {"made_up": not data_folder}
 
     def _make_text(self, folder: Path, domain: str, count: int) -> Path:
         """Write synthetic text of a domain if the file does not exist yet, and return its path."""
         make_text(folder / domain, self.form, count, domain, self.seed)
         return folder / domain
 
-    def _config(self, own: Nested, text: Path, weights: str) -> Config:
+    def _config(self, tables: Nested, text: Path, weights: str) -> Config:
         """Return the config of one training run on all pairs in a text folder."""
-        setting = merged(self.settings.base, own)
+        setting = merged(self.settings.base, tables)
         data = {"name": self.form, "folder": str(text)}
         last = {"data": data, "task": {"weights": weights}, "federation": {"seed": self.seed}}
         source = read_source(cell(setting, last))
-        held = source.official_test or len(source.labels) * 4 // 5
+        train_size = source.official_test or len(source.labels) * 4 // 5
         sizes = setting.get("data", {})
         limited = {
-            "train": min(int(sizes.get("train", held)), held),
-            "test": min(int(sizes.get("test", len(source.labels))), len(source.labels) - held),
+            "train": min(int(sizes.get("train", train_size)), train_size),
+            "test": min(
+                int(sizes.get("test", len(source.labels))), len(source.labels) - train_size
+            ),
         }
         return resolve(cell(setting, last, {"data": limited}))
 
@@ -262,8 +272,8 @@ def search(
             lowest.append(math.inf)
     best = lowest.index(min(lowest))
     rows = [
-        {"setting": said, "nll": nll, "chosen": place == best}
-        for place, (said, nll) in enumerate(zip(tried, lowest, strict=True))
+        {"setting": label, "nll": nll, "chosen": place == best}
+        for place, (label, nll) in enumerate(zip(tried, lowest, strict=True))
     ]
     return best, rows
 
@@ -284,14 +294,14 @@ def fine_tune(config: Config, out: Path, settings: Settings) -> Mapping[str, lis
         note = str(error)
     else:
         if settings.choose == "last":
-            params, held = _read(run, out / "model.safetensors"), run.experiment.shards.held_out
-            measures["nll"] = _nll(run, params, held)
+            params, batch = _read(run, out / "model.safetensors"), run.experiment.shards.held_out
+            measures["nll"] = _nll(run, params, batch)
         else:
             params, measures["nll"] = models.chosen(run, settings)
         parts = corpus(config.data.name, config.data.folder)
         held_out = parts.get("test") or parts.get("dev") or parts["train"]
-        sentences, wanted, written = _write_sentences(run, params, settings, held_out)
-        measures |= {name: SCORES[name](sentences, wanted) for name in settings.scores}
+        sentences, references, written = _write_sentences(run, params, settings, held_out)
+        measures |= {name: SCORES[name](sentences, references) for name in settings.scores}
     names = ("epsilon", "delta", "noise", "blocks")
     end = {
         "recipe": config.local.recipe,
@@ -318,12 +328,12 @@ def _read(run: Run, file: Path) -> Params:
     return {name: torch.from_numpy(v).to(task.device, task.dtype) for name, v in stored.items()}
 
 
-def _nll(run: Run, params: Params, held: Batch) -> float:
+def _nll(run: Run, params: Params, batch: Batch) -> float:
     """Return the mean negative log-likelihood per target token."""
     task = run.experiment.task
     assert isinstance(task, NetworkTask)
-    losses, _ = task.losses({name: value[None] for name, value in params.items()}, held)
-    counts: Tensor = (task.targets(held.inputs, held.labels) != IGNORED).sum(1)
+    losses, _ = task.losses({name: value[None] for name, value in params.items()}, batch)
+    counts: Tensor = (task.targets(batch.inputs, batch.labels) != IGNORED).sum(1)
     return float((losses[0].double() * counts).sum() / counts.sum())
 
 
@@ -359,8 +369,8 @@ class Models(Callback):
             pairs = corpus(run.config.data.name, run.config.data.folder)["dev"]
             lows = []
             for file in self._files():
-                sentences, wanted, _ = _write_sentences(run, _read(run, file), settings, pairs)
-                lows.append(-SCORES["bleu"](sentences, wanted))
+                sentences, references, _ = _write_sentences(run, _read(run, file), settings, pairs)
+                lows.append(-SCORES["bleu"](sentences, references))
         _, _, best = min(zip(lows, losses, self._files(), strict=True))
         return _read(run, best), min(losses)
 
@@ -370,14 +380,16 @@ class Models(Callback):
         pairs = corpus(data.name, data.folder)["dev"]
         rows, _ = pair_windows(pairs, tokens_of(data.tokenizer), data.context, data.pad_token)
         inputs = torch.from_numpy(rows.astype(np.float64)).to(task.device, task.dtype)
-        held = Batch(inputs, inputs.new_zeros(len(rows), dtype=torch.int64))
-        evaluated = [one["round"] for one in run.directory.records() if "train_loss" in one]
-        if lost := [one for one in evaluated if not self._file(one).exists()]:
+        batch = Batch(inputs, inputs.new_zeros(len(rows), dtype=torch.int64))
+        evaluated = [
+            record["round"] for record in run.directory.records() if "train_loss" in record
+        ]
+        if missing := [r for r in evaluated if not self._file(r).exists()]:
             raise InputError(
-                f"{self.folder} has no stored model of round {lost[0]}, so the suite cannot "
+                f"{self.folder} has no stored model of round {missing[0]}, so the suite cannot "
                 "choose the best model. Remove the suite's folder and run the suite again."
             )
-        return [_nll(run, _read(run, file), held) for file in self._files()]
+        return [_nll(run, _read(run, file), batch) for file in self._files()]
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("round-*.safetensors"))
@@ -388,23 +400,26 @@ def _write_sentences(
 ) -> tuple[list[str], list[list[str]], list[Record]]:
     """Return sentences about the first tables of the pairs, their references, and some examples."""
     table, tokens = run.config.data, tokens_of(run.config.data.tokenizer)
-    held = prompts(pairs)
-    encoded = {prompt: tokens.prompt(prompt) for prompt in held}
+    references_of = prompts(pairs)
+    encoded = {prompt: tokens.prompt(prompt) for prompt in references_of}
     short = [prompt for prompt, row in encoded.items() if len(row) + LEAST <= table.context]
     short = short[: settings.prompts]
     form = decoder_form(run.config, run.data.shape, run.data.vocabulary)
     task = run.experiment.task
     assert isinstance(task, NetworkTask)
-    whole = fold_adapters(task.module, params)
-    asked, banned = [encoded[prompt] for prompt in short], _banned(tokens, settings)
-    rows = generate(form, whole, asked, tokens.end, settings.beams, banned)
-    sentences, wanted = [tokens.decode(row) for row in rows], [held[prompt] for prompt in short]
-    shown = []
-    for prompt, one, references in zip(short, sentences, wanted, strict=True):
+    folded = fold_adapters(task.module, params)
+    inputs, banned = [encoded[prompt] for prompt in short], _banned(tokens, settings)
+    rows = generate(form, folded, inputs, tokens.end, settings.beams, banned)
+    sentences, all_references = (
+        [tokens.decode(row) for row in rows],
+        [references_of[prompt] for prompt in short],
+    )
+    examples = []
+    for prompt, sentence, references in zip(short, sentences, all_references, strict=True):
         # An untrained decoder can also generate control characters.
-        line = "".join(sign if sign.isprintable() else "\N{MIDDLE DOT}" for sign in one)
-        shown.append({"table": prompt, "written": line, "reference": references[0]})
-    return sentences, wanted, shown[:SHOWN]
+        line = "".join(char if char.isprintable() else "\N{MIDDLE DOT}" for char in sentence)
+        examples.append({"table": prompt, "written": line, "reference": references[0]})
+    return sentences, all_references, examples[:SHOWN]
 
 
 def _banned(tokens: Tokens, settings: Settings) -> Sequence[int]:
@@ -468,7 +483,7 @@ def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
     """Return the report's section with published numbers, and a warning for synthetic text."""
     settings = Settings.model_validate(about["settings"])
     published = settings.published.get(about["data"], {})
-    whole = replace(
+    configured = replace(
         study,
         claims=partial(
             claims,
@@ -479,21 +494,23 @@ def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
         numbers=partial(numbers, published, paper=settings.paper),
         stands_on=_stands_on(settings) + (MADE_UP if about["made_up"] else ""),
     )
-    found = assemble(whole, folder, about)
-    return replace(found, pictures=[replace(one, read=in_words) for one in found.pictures])
+    findings = assemble(configured, folder, about)
+    return replace(
+        findings, pictures=[replace(picture, read=in_words) for picture in findings.pictures]
+    )
 
 
 def _stands_on(settings: Settings) -> str:
     tied = settings.base.get("task", {}).get("head", "tied") == "tied"
-    said = JOINT
+    text = JOINT
     if settings.paper == "000":
-        said += BLOCKS + TIED * tied + CHOICE
-    said += SCORED
+        text += BLOCKS + TIED * tied + CHOICE
+    text += SCORED
     if settings.search:
-        said += SEARCHED
+        text += SEARCHED
     if settings.choose != "last":
-        said += CHOSEN.format(MEASURES[settings.choose][0])
-    return said + MORE_SCORES * ("meteor" in settings.scores)
+        text += CHOSEN.format(MEASURES[settings.choose][0])
+    return text + MORE_SCORES * ("meteor" in settings.scores)
 
 
 def tunings(settings: Settings, folder: Path, suite: str) -> dict[str, list[Tuned]] | None:
@@ -512,19 +529,19 @@ def tunings(settings: Settings, folder: Path, suite: str) -> dict[str, list[Tune
         }
     if settings.paper != "000" or settings.needs_files:
         return None
-    held, found = tuned.stored(suite) if suite in shipped() else tuned.NOTHING, {}
-    for record in held.methods:
-        one, table = Tuned.of(record, held.about), settings.variants.get(record["method"], {})
-        used = table.get("local", {}).get(one.key.removeprefix("local."))
-        found[one.method] = [replace(one, fits=one.fits and used == one.best)]
-    return found
+    stored, by_method = tuned.stored(suite) if suite in shipped() else tuned.NOTHING, {}
+    for record in stored.methods:
+        tuning, table = Tuned.of(record, stored.about), settings.variants.get(record["method"], {})
+        used = table.get("local", {}).get(tuning.key.removeprefix("local."))
+        by_method[tuning.method] = [replace(tuning, fits=tuning.fits and used == tuning.best)]
+    return by_method
 
 
 def _tuned_by_search(method: str, rows: Columns, seed: float) -> Tuned:
     """Return the tuning of a method at one seed, with the best score of each step size."""
-    mine = (rows["method"] == method) & (rows["seed"] == seed)
+    mask = (rows["method"] == method) & (rows["seed"] == seed)
     best: dict[float, float] = {}
-    for setting, nll in zip(rows["setting"][mine].tolist(), rows["nll"][mine], strict=True):
+    for setting, nll in zip(rows["setting"][mask].tolist(), rows["nll"][mask], strict=True):
         words = dict(part.split() for part in setting.split(", ") if part)
         lr = float(words.get("lr", "nan"))
         best[lr] = min(best.get(lr, math.inf), float(nll))
@@ -546,7 +563,7 @@ def claims(
     methods that were not tuned equally well are inconclusive.
     """
     if orders is None:
-        orders = [Order(**one) for one in ORDERS]
+        orders = [Order(**order) for order in ORDERS]
     spent, target = ends["epsilon"], ends["target"]
     within = Claim(
         "Every run spends at most its target ε (zero-out, Poisson lots), if all releases of a "
@@ -563,8 +580,8 @@ def claims(
     return [
         within,
         *(
-            judged(ordered(ends, one.better, one.than, one.measure), one.better, one.than)
-            for one in orders
+            judged(ordered(ends, order.better, order.than, order.measure), order.better, order.than)
+            for order in orders
         ),
         *(
             [judged(throughout(curves, curves_of), *(name for pair in curves_of for name in pair))]
@@ -580,20 +597,22 @@ def ordered(ends: Columns, better: str, than: str, measure: str) -> Claim:
     Runs with the same seed are compared.
     """
     sign = 1 if measure == "nll" else -1
-    one, other = (ends[measure][ends["method"] == name] for name in (better, than))
+    scores, other = (ends[measure][ends["method"] == name] for name in (better, than))
     word, (title, unit) = "lower" if sign > 0 else "higher", MEASURES[measure]
     sentence = f"{better} has a {word} {title} than {than}."
-    if not len(one) or len(one) != len(other):
+    if not len(scores) or len(scores) != len(other):
         return unknown(sentence, "one of the two methods was not run")
-    if not np.isfinite([one.mean(), other.mean()]).all():
-        lost = np.isnan(one).any()
-        return counted(sentence, 0.0 if lost else np.nan, "seeds", "a run diverged")
-    wins = int((sign * one < sign * other).sum())
-    detail = f"{number(one.mean())} against {number(other.mean())}; in {wins} of {len(one)} seeds"
-    away, half = one.mean() - other.mean(), paired(list(zip(one, other, strict=True)))[1]
+    if not np.isfinite([scores.mean(), other.mean()]).all():
+        diverged = np.isnan(scores).any()
+        return counted(sentence, 0.0 if diverged else np.nan, "seeds", "a run diverged")
+    wins = int((sign * scores < sign * other).sum())
+    detail = (
+        f"{number(scores.mean())} against {number(other.mean())}; in {wins} of {len(scores)} seeds"
+    )
+    diff, half = scores.mean() - other.mean(), paired(list(zip(scores, other, strict=True)))[1]
     name = f"{title}, {better} − {than}"
-    found = Effect.around(name, away, half, unit=unit)
-    return Claim(sentence, found, NEGATIVE if sign > 0 else POSITIVE, detail)
+    effect = Effect.around(name, diff, half, unit=unit)
+    return Claim(sentence, effect, NEGATIVE if sign > 0 else POSITIVE, detail)
 
 
 def throughout(curves: Columns, pairs: Sequence[tuple[str, str]]) -> Claim:
@@ -603,22 +622,22 @@ def throughout(curves: Columns, pairs: Sequence[tuple[str, str]]) -> Claim:
     """
     first, second = (" and ".join(dict.fromkeys(side)) for side in zip(*pairs, strict=True))
     sentence = f"{first} have a lower NLL than {second} at every evaluated step."
-    places, away, half = [], [], []
+    places, diffs, half = [], [], []
     for better, than in pairs:
         for step in np.unique(curves["step"]):
-            one, other = (
+            losses, other = (
                 curves["loss"][(curves["method"] == name) & (curves["step"] == step)]
                 for name in (better, than)
             )
-            if not len(one) or len(one) != len(other):
+            if not len(losses) or len(losses) != len(other):
                 return unknown(sentence, f"{better} or {than} has no loss at step {step:g}")
-            value, reach = paired(list(zip(one, other, strict=True)))
-            away, half = [*away, value], [*half, reach]
+            value, reach = paired(list(zip(losses, other, strict=True)))
+            diffs, half = [*diffs, value], [*half, reach]
             places.append(f"{better} − {than}, step {step:g}")
-    found = Effect.around("difference of NLL", away, half, places, unit="nats")
-    lower = sum(value < 0 for value in away)
+    effect = Effect.around("difference of NLL", diffs, half, places, unit="nats")
+    lower = sum(value < 0 for value in diffs)
     return Claim(
-        sentence, found, NEGATIVE, f"the mean is lower in {lower} of {len(away)} comparisons"
+        sentence, effect, NEGATIVE, f"the mean is lower in {lower} of {len(diffs)} comparisons"
     )
 
 
@@ -632,12 +651,12 @@ def numbers(
     measured = [name for name in MEASURES if name in ends]
     lines: Rows = [("method", "noise σ", "blocks", *(MEASURES[name][0] for name in measured))]
     for name in distinct(ends, "method"):
-        mine = ends["method"] == name
-        about = (number(float(ends[key][mine].mean())) for key in ("noise", "blocks"))
-        lines.append((name, *about, *(spread(ends[key][mine]) for key in measured)))
-        if held := published.get(name):
+        mask = ends["method"] == name
+        means = (number(float(ends[key][mask].mean())) for key in ("noise", "blocks"))
+        lines.append((name, *means, *(spread(ends[key][mask]) for key in measured)))
+        if gpt2 := published.get(name):
             lines.append(
-                (f"  {PAPERS[paper]}, GPT-2", "", "", *(number(held.get(key)) for key in measured))
+                (f"  {PAPERS[paper]}, GPT-2", "", "", *(number(gpt2.get(key)) for key in measured))
             )
     return lines
 
@@ -654,9 +673,9 @@ def learning(ends: Columns, rows: Columns, narrow: bool = False) -> Figure:
     figure, (axes,) = canvas(1, narrow, 3.0)
     methods = distinct(rows, "method")
     for name, (colour, marker) in zip(methods, SERIES, strict=False):
-        mine = rows["method"] == name
-        steps = np.unique(rows["step"][mine])
-        runs = [rows["loss"][mine & (rows["step"] == step)] for step in steps]
+        mask = rows["method"] == name
+        steps = np.unique(rows["step"][mask])
+        runs = [rows["loss"][mask & (rows["step"] == step)] for step in steps]
         mean, low, high = np.array([mean_with_interval(losses) for losses in runs]).T
         axes.plot(steps, mean, color=colour, lw=1.4, marker=marker, ms=4, mfc="none", label=name)
         if (high > low).any():
@@ -670,8 +689,8 @@ def learning(ends: Columns, rows: Columns, narrow: bool = False) -> Figure:
 def in_words(figure: Figure) -> str:
     """Return a text that explains the lines and bands of the figure."""
     (axes,) = figure.axes
-    said = "A line is the mean over seeds. Its band is the 95% interval of the mean."
-    return said * bool(axes.collections)
+    text = "A line is the mean over seeds. Its band is the 95% interval of the mean."
+    return text * bool(axes.collections)
 
 
 STUDY = Study(

@@ -51,10 +51,10 @@ class Settings(bounded.People):
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     """Return a cell for each noise and horizon."""
-    every = itertools.product(settings.noises, settings.steps)
+    grid = itertools.product(settings.noises, settings.steps)
     return [
         Call(f"{noise:g}-{steps}", partial(measure, settings, noise, steps), steps)
-        for noise, steps in every
+        for noise, steps in grid
     ]
 
 
@@ -66,9 +66,9 @@ def slopes(settings: Settings) -> Tensor:
 
     The slopes are c_min (1 - u)^(-1/a), where u takes N evenly spaced values.
     """
-    rest = (np.arange(settings.people) + 0.5) / settings.people
+    quantiles = (np.arange(settings.people) + 0.5) / settings.people
     order = generator(bounded.SEED, Draw.PARTITION).permutation(settings.people)
-    return torch.from_numpy(settings.least * rest[order] ** (-1 / settings.tail))
+    return torch.from_numpy(settings.least * quantiles[order] ** (-1 / settings.tail))
 
 
 def measure(settings: Settings, noise: float, steps: int) -> Record:
@@ -76,16 +76,16 @@ def measure(settings: Settings, noise: float, steps: int) -> Record:
 
     A row contains the mean nuclear norm, the bound with its terms, and K_T.
     """
-    own, shape = slopes(settings), settings.shape
-    given = settings.model_dump(exclude={"least", "tail"})
-    given |= {"slope": float(own.max()), "probes": 1}
-    points = bounded.Location.of(bounded.Settings.model_construct(**given)).points
-    problem = bounded.Location(points, own)
-    gap, short, moment = problem.gap(), min(shape), float(own.square().mean().sqrt())
+    c, shape = slopes(settings), settings.shape
+    fields = settings.model_dump(exclude={"least", "tail"})
+    fields |= {"slope": float(c.max()), "probes": 1}
+    points = bounded.Location.of(bounded.Settings.model_construct(**fields)).points
+    problem = bounded.Location(points, c)
+    gap, short, moment = problem.gap(), min(shape), float(c.square().mean().sqrt())
     scale = math.sqrt(gap / short)
     first = theorem.clip_scale(moment, theorem.Release(1.0, noise, settings.lot, shape))
     plan, clip = theorem.second_moment(steps, scale, first)
-    clipped = bounded.Settings.model_construct(**given, clip=clip)
+    clipped = bounded.Settings.model_construct(**fields, clip=clip)
     excesses: list[float] = []  # for each step, the largest mean over people of (||G||_F - C)_+
 
     def with_excesses(path: Iterator[Tensor]) -> Iterator[Tensor]:
@@ -96,8 +96,8 @@ def measure(settings: Settings, noise: float, steps: int) -> Record:
             yield now
 
     path = bounded.trajectory(problem, clipped, bounded.MUON, noise, plan)
-    sizes, least, _ = bounded.follow(with_excesses(path), problem, plan)
-    error, excess = max(0.0, 1 - least), theorem.moment_excess(moment, clip)
+    sizes, smallest, _ = bounded.follow(with_excesses(path), problem, plan)
+    error, excess = max(0.0, 1 - smallest), theorem.moment_excess(moment, clip)
     release = theorem.Release(clip, noise, settings.lot, shape, excess)
     bound = theorem.dp_muon(plan, release, gap, short, error)
     exact = theorem.dp_muon(plan, release, gap, short)
@@ -109,7 +109,7 @@ def measure(settings: Settings, noise: float, steps: int) -> Record:
         **{f"term_{name}": term for name, term in bound.terms.items()},
         "exact": exact.value,  # the bound for exact polar factors, which K_T assumes
         "constant": theorem.second_moment_rate(steps, release, moment, gap, short, scale),
-        "ceiling": math.sqrt(short) * float(own.mean()),  # bound on any gradient's nuclear norm
+        "ceiling": math.sqrt(short) * float(c.mean()),  # bound on any gradient's nuclear norm
         "polar_error": error,
         "excess": max(excesses),
         "excess_bound": excess,
@@ -138,8 +138,8 @@ def claims(rows: Columns) -> Sequence[Claim]:
     """
     parts = split(rows, "noise", "σ")
     curves = {name: curve(part, "steps", "mean_nuclear") for name, part in parts.items()}
-    slopes = {name: one.slope for name, one in curves.items()}
-    late = {name: one.late for name, one in curves.items()}
+    slopes = {name: fit.slope for name, fit in curves.items()}
+    late = {name: fit.late for name, fit in curves.items()}
     excess = rows["excess"] / rows["excess_bound"]
     return [
         *_bound_claims(rows),
@@ -175,33 +175,33 @@ def _bound_claims(rows: Columns) -> Sequence[Claim]:
 
     A bound tests the theorem only if it is below the largest possible gradient norm.
     """
-    share, said = rows["mean_nuclear"] / rows["bound"], rows["bound"] < rows["ceiling"]
-    judged = share[said]
-    largest = f"; the largest norm is {judged.max():.2f} of its bound" if said.any() else ""
-    ratios, shown = [], {}
-    for name, one in split(where(rows, steps=rows["steps"].max()), "noise", "σ").items():
-        ratio = one["bound"][0] / one["ceiling"][0]
-        known = number((one["constant"][0] / one["ceiling"][0]) ** (-1 / POWER), 2)
+    share, informative = rows["mean_nuclear"] / rows["bound"], rows["bound"] < rows["ceiling"]
+    judged = share[informative]
+    largest = f"; the largest norm is {judged.max():.2f} of its bound" if informative.any() else ""
+    ratios, details = [], {}
+    for name, part in split(where(rows, steps=rows["steps"].max()), "noise", "σ").items():
+        ratio = part["bound"][0] / part["ceiling"][0]
+        horizon = number((part["constant"][0] / part["ceiling"][0]) ** (-1 / POWER), 2)
         ratios.append(ratio)
-        shown[name] = (
+        details[name] = (
             f"{ratio:.2f} times √r mean cᵢ, and K_T T^(−1/6) is below √r mean cᵢ from T = "
-            f"{known} on"
+            f"{horizon} on"
         )
     return [
         Claim(
             "The mean nuclear norm of the gradient is at most the bound with Corollary B.6's "
             "rule in every run whose bound is below √r mean cᵢ, which ‖∇f‖_* never exceeds on "
             "this problem.",
-            Effect.exact("measured / bound", judged if said.any() else np.nan, unit="ratio"),
+            Effect.exact("measured / bound", judged if informative.any() else np.nan, unit="ratio"),
             AT_MOST_ONE,
-            f"{(judged <= 1).sum()} of {said.sum()} such runs, of {len(said)}{largest}; polar "
-            f"error ε ≤ {number(rows['polar_error'].max(), 3)}",
+            f"{(judged <= 1).sum()} of {informative.sum()} such runs, of "
+            f"{len(informative)}{largest}; polar error ε ≤ {number(rows['polar_error'].max(), 3)}",
         ),
         Claim(
             "At the largest T, the bound is below √r mean cᵢ at every noise level σ.",
-            Effect.exact("bound / √r mean cᵢ", ratios, list(shown), unit="ratio"),
+            Effect.exact("bound / √r mean cᵢ", ratios, list(details), unit="ratio"),
             Rule(high=1.0, strict=True),
-            in_words(shown),
+            in_words(details),
         ),
     ]
 
@@ -214,10 +214,10 @@ def numbers(rows: Columns) -> Rows:
     lines: Rows = [("σ", "T", *TERMS, "bound", "measured")]
     for noise in levels(rows, "noise"):
         for steps in levels(rows, "steps"):
-            one = where(rows, noise=noise, steps=steps)
-            shown = [f"{one[name][0]:.2f}" for name in (*(f"term_{k}" for k in TERMS), "bound")]
-            size = f"{one['mean_nuclear'].mean():.2f}"
-            lines.append((f"{noise:g}", f"{steps:.0f}", *shown, size))
+            part = where(rows, noise=noise, steps=steps)
+            terms = [f"{part[name][0]:.2f}" for name in (*(f"term_{k}" for k in TERMS), "bound")]
+            size = f"{part['mean_nuclear'].mean():.2f}"
+            lines.append((f"{noise:g}", f"{steps:.0f}", *terms, size))
     return lines
 
 
