@@ -123,9 +123,9 @@ class Compared:
         tried: list[tuple[Steps, float]] = []
         edges = []
         for grid in (method.grid, *({name: values} for name, values in method.then.items())):
-            found, edge = search(grid, partial(self._validation_loss, best), self.settings.extend)
-            tried += [(best | dict(point), loss) for point, loss in found.items()]
-            best = best | dict(min(found, key=lambda point: found[point]))
+            losses, edge = search(grid, partial(self._validation_loss, best), self.settings.extend)
+            tried += [(best | dict(point), loss) for point, loss in losses.items()]
+            best = best | dict(min(losses, key=lambda point: losses[point]))
             edges += [edge] if edge else []
         tuning = [
             {**self.head, "step_sizes": in_words(steps), "validation_loss": loss,
@@ -138,9 +138,9 @@ class Compared:
             steps = {"step_sizes": in_words(best), "edge": " ".join(edges)}
             head = {**self.head, "seed": seed}
             last = curve[-1] if not note else dict.fromkeys(curve[-1], math.nan)
-            accuracy = [one["accuracy"] for one in curve]
+            accuracy = [record["accuracy"] for record in curve]
             goal = self.settings.models[self.head["model"]].target
-            reached = [one["round"] for one in curve if one["accuracy"] >= goal]
+            reached = [record["round"] for record in curve if record["accuracy"] >= goal]
             ends = {key: last[key] for key in ("accuracy", "test_loss", "validation_loss")}
             rows.append(
                 head | steps | ends | {
@@ -148,7 +148,7 @@ class Compared:
                     "rounds_to_target": reached[0] if reached else math.inf, "note": note,
                 }
             )  # fmt: skip
-            curves += [head | one for one in curve]
+            curves += [head | record for record in curve]
         return {"rows": rows, "tuning": tuning, "curves": curves}
 
     def _validation_loss(self, before: Steps, point: Point) -> float:
@@ -176,25 +176,25 @@ class Compared:
         sent = {"bytes_up": 0, "bytes_down": 0}
 
         def measured(at: int, params: Any) -> Record:
-            found: Record = {"round": at}
+            record: Record = {"round": at}
             if self.costs:
                 seconds = math.nan if clock is None else float([0.0, *clock.seconds][at])
-                found |= {**sent, "simulated_seconds": seconds}
+                record |= {**sent, "simulated_seconds": seconds}
             for name, part in parts.items():
-                told = risk(experiment.task, params, part.inputs, part.labels)
-                found[f"{name}_loss"] = float(told.loss[0])
+                result = risk(experiment.task, params, part.inputs, part.labels)
+                record[f"{name}_loss"] = float(result.loss[0])
                 if name == "test":
-                    found["accuracy"] = float(told.scores["accuracy"][0])
-            return found
+                    record["accuracy"] = float(result.scores["accuracy"][0])
+            return record
 
         curve = [measured(0, state.params)] if every else []
         try:
-            for done in run_rounds(experiment, state):
-                at = done.state.round
-                for name, more in sent_bytes(clock, done).items():
-                    sent[name] += more
+            for outcome in run_rounds(experiment, state):
+                at = outcome.state.round
+                for name, count in sent_bytes(clock, outcome).items():
+                    sent[name] += count
                 if at == rounds or (every and at % every == 0):
-                    curve.append(measured(at, done.state.params))
+                    curve.append(measured(at, outcome.state.params))
                     if not math.isfinite(curve[-1]["validation_loss"]):
                         return curve, f"the loss is not finite after round {at}"
         except NonFinite as error:
@@ -204,11 +204,11 @@ class Compared:
 
 def tables_of(steps: Steps) -> Nested:
     """Return the config tables that set the step sizes."""
-    found: Nested = {}
+    tables: Nested = {}
     for name, value in steps.items():
         table, _, key = name.partition(".")
-        found = merged(found, {table: {key: value}})
-    return found
+        tables = merged(tables, {table: {key: value}})
+    return tables
 
 
 def search(
@@ -226,17 +226,17 @@ def search(
         end of the grid.
     """
     axes = {name: sorted(values) for name, values in grid.items()}
-    found: dict[Point, float] = {}
+    losses: dict[Point, float] = {}
     while True:
         for values in itertools.product(*axes.values()):
-            if (point := tuple(zip(axes, values, strict=True))) not in found:
-                found[point] = loss(point)
-        best, edges = min(found, key=lambda one: found[one]), []
+            if (point := tuple(zip(axes, values, strict=True))) not in losses:
+                losses[point] = loss(point)
+        best, edges = min(losses, key=lambda point: losses[point]), []
         for name, value in best:
             if value in ((values := axes[name])[0], values[-1]):
                 edges.append((name, values, value))
-        if not edges or extend < len(edges) or math.isinf(found[best]):
-            return found, " ".join(name for name, _, _ in edges)
+        if not edges or extend < len(edges) or math.isinf(losses[best]):
+            return losses, " ".join(name for name, _, _ in edges)
         extend -= len(edges)
         for _, values, value in edges:
             ratio = values[1] / values[0]
@@ -253,7 +253,7 @@ def in_words(steps: Steps) -> str:
 
 def set_by(place: str, one: Model | Method) -> dict[str, str]:
     """Return a dictionary from every `table.key` of a model or method to the text `place`."""
-    keys = {f"{table}.{key}": place for table, held in one.base.items() for key in held}
+    keys = {f"{table}.{key}": place for table, entries in one.base.items() for key in entries}
     return keys | (dict.fromkeys(one.grid | one.then, place) if isinstance(one, Method) else {})
 
 
@@ -270,7 +270,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
     contents.require_free("[base]", settings.base, SETTLED)
     for label, method in settings.methods.items():
         contents.require_free("--set", request.changes, set_by(f"[methods.{label!r}]", method))
-    found = []
+    comparisons = []
     for (name, model), (label, method) in itertools.product(
         settings.models.items(), settings.methods.items()
     ):
@@ -283,9 +283,9 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
             tables = merged(merged(merged(data, settings.base), model.base), method.base)
             tables = merged(tables, {"data": {"alpha": alpha}})
             tables = merged(tables, {"data": contents.sizes_that_fit(tables)})
-            every = method.grid | method.then
+            grids = method.grid | method.then
             first, last = (
-                tables_of({name: values[at] for name, values in every.items()}) for at in (0, -1)
+                tables_of({name: values[at] for name, values in grids.items()}) for at in (0, -1)
             )
             config = resolve(cell(tables, first, {"federation": {"seed": settings.seeds[0]}}))
             for values in (first, last):  # one of them may be a default, which is never rejected
@@ -299,8 +299,8 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
             slug = contents.slug(f"{name}-{alpha:g}-{label}")
             runs = trials_of(method) * len(settings.tuning_seeds) + len(settings.seeds)
             size = runs * config.federation.rounds
-            found.append(Compared(slug, size, head, config, tables, settings))
-    return found
+            comparisons.append(Compared(slug, size, head, config, tables, settings))
+    return comparisons
 
 
 # Claims
@@ -325,12 +325,12 @@ STANDS_ON = "\n".join((
 def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
     """Return the section of the report, with the verdicts on the claims in the suite's file."""
     settings = about["settings"]
-    given = [(one["better"], one["than"]) for one in settings["claims"]]
+    pairs = [(claim["better"], claim["than"]) for claim in settings["claims"]]
     points = {
-        name: points_of(Method.model_validate(one), settings["base"])
-        for name, one in settings["methods"].items()
+        name: points_of(Method.model_validate(method), settings["base"])
+        for name, method in settings["methods"].items()
     }
-    return described(replace(study, claims=partial(claims, given, points)), folder, about)
+    return described(replace(study, claims=partial(claims, pairs, points)), folder, about)
 
 
 def trials_of(method: Method) -> int:
@@ -360,21 +360,21 @@ def described(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
     at an end of its grid, the section contains a warning.
     """
     rows = read_table(folder / "rows.csv")
-    chosen = {float(one.partition(",")[0].partition("=")[2]) for one in rows["step_sizes"].tolist()}
+    lrs = {float(text.partition(",")[0].partition("=")[2]) for text in rows["step_sizes"].tolist()}
     card = [
-        (name, "step size, as chosen", shown(sorted(chosen))) if name == NAMES["local.lr"] else
-        (name, words, of) for name, words, of in about.get("card", [])
+        (name, "step size, as chosen", shown(sorted(lrs))) if name == NAMES["local.lr"] else
+        (name, words, value) for name, words, value in about.get("card", [])
     ]  # fmt: skip
-    found = assemble(study, folder, {**about, "card": card} if card else about)
+    findings = assemble(study, folder, {**about, "card": card} if card else about)
     inside = distinct(where(rows, edge=""), "model", "alpha", "method")
-    every = distinct(rows, "model", "alpha", "method")
-    if not (many := len(every) - len(inside)):
-        return found
+    cases = distinct(rows, "model", "alpha", "method")
+    if not (at_end := len(cases) - len(inside)):
+        return findings
     caution = (
-        f"For {many} of {len(every)} methods, the best step size lies at an end of its grid, so "
+        f"For {at_end} of {len(cases)} methods, the best step size lies at an end of its grid, so "
         "a better step size may lie outside the grid."
     )
-    return replace(found, caution=caution)
+    return replace(findings, caution=caution)
 
 
 def claims(
@@ -394,8 +394,8 @@ def with_counts(claim: Claim, points: Mapping[str, int], better: str, than: str)
     tried = points.get(better), points.get(than)
     if tried[0] == tried[1] or claim.untuned:
         return claim
-    why = f"the numbers of tuned values differ: {better} {tried[0]}, {than} {tried[1]}"
-    return replace(claim, untuned=why)
+    reason = f"the numbers of tuned values differ: {better} {tried[0]}, {than} {tried[1]}"
+    return replace(claim, untuned=reason)
 
 
 def inside_grid(rows: Columns) -> Claim:
@@ -416,14 +416,14 @@ def ordered(rows: Columns, better: str, than: str) -> Claim:
     sentence = f"{better} ends at least as accurate as {than}, each at its own best step sizes."
     values, reach, places = [], [], []
     for model, alpha in distinct(rows, "model", "alpha"):
-        here = (rows["model"] == model) & (rows["alpha"] == alpha)
-        one, other = (here & (rows["method"] == name) for name in (better, than))
-        if not one.any() or not other.any():
+        mask = (rows["model"] == model) & (rows["alpha"] == alpha)
+        first, second = (mask & (rows["method"] == name) for name in (better, than))
+        if not first.any() or not second.any():
             continue
-        away = rows["accuracy"][one].mean() - rows["accuracy"][other].mean()
-        lost = np.isnan(rows["accuracy"][one]).any(), np.isnan(rows["accuracy"][other]).any()
-        values.append((-np.inf if lost[0] else np.inf) if any(lost) else away)
-        reach.append(by_seed(rows, "accuracy", one, other)[1])
+        difference = rows["accuracy"][first].mean() - rows["accuracy"][second].mean()
+        diverged = np.isnan(rows["accuracy"][first]).any(), np.isnan(rows["accuracy"][second]).any()
+        values.append((-np.inf if diverged[0] else np.inf) if any(diverged) else difference)
+        reach.append(by_seed(rows, "accuracy", first, second)[1])
         places.append(f"{model}, α = {alpha:g}")
     if not places:
         return unknown(sentence, "one of the two methods was not run")
@@ -440,13 +440,13 @@ def ordered(rows: Columns, better: str, than: str) -> Claim:
 def at_an_end(rows: Columns, *methods: str) -> str:
     """Return which method has a best step size at an end of its grid, and how often, or ""."""
     for name in methods:
-        mine = where(rows, method=name)
-        every, ends = (
-            len(distinct(one, "model", "alpha"))
-            for one in (mine, {key: values[mine["edge"] != ""] for key, values in mine.items()})
+        part = where(rows, method=name)
+        total, ends = (
+            len(distinct(table, "model", "alpha"))
+            for table in (part, {key: values[part["edge"] != ""] for key, values in part.items()})
         )
         if ends:
-            return f"{name}'s best step size is at an end of its grid in {ends} of {every} settings"
+            return f"{name}'s best step size is at an end of its grid in {ends} of {total} settings"
     return ""
 
 
@@ -463,14 +463,14 @@ def numbers(rows: Columns, tuning: Columns, curves: Columns) -> Rows:
         lines.append(heading(f"{model}, α = {alpha:g}; target {target:g}", head))
         names = distinct(part, "method")
         means = {name: part["accuracy"][part["method"] == name].mean() for name in names}
-        for name in sorted(names, key=lambda one: -np.nan_to_num(means[one], nan=-1.0)):
-            mine = where(part, method=name)
-            steps = f"{mine['step_sizes'][0]}{' (end of grid)' * bool(mine['edge'][0])}"
-            lost = int(np.isnan(mine["accuracy"]).sum())
-            ends = [f"{lost} of {len(mine['seed'])} diverged"] * 2
-            if not lost:
-                ends = [spread(mine["accuracy"]), spread(mine["test_loss"])]
-            lines.append((f"  {name}", steps, *ends, mean_to_target(mine["rounds_to_target"])))
+        for name in sorted(names, key=lambda name: -np.nan_to_num(means[name], nan=-1.0)):
+            runs = where(part, method=name)
+            steps = f"{runs['step_sizes'][0]}{' (end of grid)' * bool(runs['edge'][0])}"
+            diverged = int(np.isnan(runs["accuracy"]).sum())
+            ends = [f"{diverged} of {len(runs['seed'])} diverged"] * 2
+            if not diverged:
+                ends = [spread(runs["accuracy"]), spread(runs["test_loss"])]
+            lines.append((f"  {name}", steps, *ends, mean_to_target(runs["rounds_to_target"])))
     return lines
 
 
@@ -479,12 +479,12 @@ def mean_to_target(reached: np.ndarray) -> str:
 
     The text also says how many seeds did not reach the target.
     """
-    known = reached[np.isfinite(reached)]
-    if not len(known):
+    finite = reached[np.isfinite(reached)]
+    if not len(finite):
         return "not reached"
-    missed = len(reached) - len(known)
-    mean = mean_of(known)
-    half = f" ± {number(mean.high - mean.value, 2)}" if len(known) > 1 else ""
+    missed = len(reached) - len(finite)
+    mean = mean_of(finite)
+    half = f" ± {number(mean.high - mean.value, 2)}" if len(finite) > 1 else ""
     return f"{number(mean.value, 3)}{half}" + f" ({missed} of {len(reached)} not)" * bool(missed)
 
 
@@ -502,16 +502,18 @@ def by_method(rows: Columns, tuning: Columns, curves: Columns, narrow: bool = Fa
     alphas = sorted(distinct(rows, "alpha"), reverse=True)
     places = np.arange(len(methods))[::-1]
     for axes, model in zip(panels, models, strict=True):
-        here = {*where(rows, model=model)["alpha"].tolist()}
+        model_alphas = {*where(rows, model=model)["alpha"].tolist()}
         for at, (alpha, (colour, marker)) in enumerate(zip(alphas, style.SERIES, strict=False)):
-            if alpha not in here:
+            if alpha not in model_alphas:
                 continue
-            found: list[Slope] = [
+            estimates: list[Slope] = [
                 mean_of(where(rows, model=model, alpha=alpha, method=name)["accuracy"])
                 for name in methods
             ]
-            mean = np.array([one.value for one in found])
-            ends = np.clip([(one.low, one.high) for one in found], 0, 1)  # accuracy is in [0, 1]
+            mean = np.array([estimate.value for estimate in estimates])
+            ends = np.clip(
+                [(estimate.low, estimate.high) for estimate in estimates], 0, 1
+            )  # accuracy is in [0, 1]
             reach = np.nan_to_num(np.abs(ends - mean[:, None])).T
             if np.isnan(mean).all():
                 continue

@@ -35,8 +35,8 @@ from fedmuon.experiments.suites.suite import Work
 
 OF_RUNS = ("stability", "training")
 KINDS: dict[str, Study | RunStudy] = {  # the values that a suite's `kind` can have
-    one.kind: one
-    for one in (
+    study.kind: study
+    for study in (
         stability.STUDY,
         training.STUDY,
         attribution.STUDY,
@@ -87,26 +87,26 @@ def find(
         InputError: If no suite has this name or path, or an option has no effect on the suite.
     """
     content = contents.read(name)
-    kind, own = content.pop("kind", "stability"), content.pop("data", None)
-    if isinstance(own, list) and own:  # use the first data set that is available
-        there = {name for name, found, _ in available() if found}
-        own = next((one for one in own if one in there), own[-1])
-    for key, value in {"kind": kind, "data": own}.items():
+    kind, default = content.pop("kind", "stability"), content.pop("data", None)
+    if isinstance(default, list) and default:  # use the first data set that is available
+        present = {name for name, exists, _ in available() if exists}
+        default = next((candidate for candidate in default if candidate in present), default[-1])
+    for key, value in {"kind": kind, "data": default}.items():
         if not isinstance(value, str | None):
             raise InputError(
                 f"{name} is not a suite, because the value of `{key}` is not a name in quotes. If "
                 "this is a config file, use `fedmuon run`."
             )
     assert isinstance(kind, str)
-    assert isinstance(own, str | None)
+    assert isinstance(default, str | None)
     if kind not in KINDS:
         advice = instead(kind, list(KINDS), "choose one of")
         raise InputError(f"kind = {kind!r} is not a kind of suite: {advice}")
     of_runs = kind in OF_RUNS
-    if data and not own and not of_runs:
+    if data and not default and not of_runs:
         raise InputError(f"the suite {name} has no data, so --data has no effect: leave --data out")
-    named = data or own or (contents.DATA if of_runs else "")
-    content = contents.at(content, named, scale)
+    data_name = data or default or (contents.DATA if of_runs else "")
+    content = contents.at(content, data_name, scale)
     listed = content.get("seeds")
     if (seed is not None or seeds is not None) and listed is None:
         option = "--seed" if seeds is None else "--seeds"
@@ -127,5 +127,5 @@ def find(
             )
         content["seeds"] = [seed]
     repeats = {"told": contents.told(name), "seeds": content.get("seeds")}
-    request = SuiteRequest(name, named, scale, changes, seed, seeds, repeats)
+    request = SuiteRequest(name, data_name, scale, changes, seed, seeds, repeats)
     return KINDS[kind].work(content, request)

@@ -52,22 +52,22 @@ class Settings(Table):
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     """Return a cell for each initial model, lambda, step size and seed."""
     require_free("[base]", settings.base, SETTLED)
-    every = itertools.product(settings.starts, settings.lambdas, settings.lrs, settings.seeds)
-    found = []
-    for start, lam, lr, seed in every:
-        own: dict[str, dict[str, Scalar]] = {
+    grid = itertools.product(settings.starts, settings.lambdas, settings.lrs, settings.seeds)
+    calls = []
+    for start, lam, lr, seed in grid:
+        tables: dict[str, dict[str, Scalar]] = {
             "data": {"name": request.data},
             "task": {"initial": start},
             "federation": {"rounds": max(settings.horizons), "seed": seed},
             "local": {"lr": lr},
             "orthogonalizer": {"lambda": lam},
         }
-        config = cell(settings.base, own)
+        config = cell(settings.base, tables)
         require_read("[base]", settings.base, [config])
         name = f"{start}-lambda{lam:g}-lr{lr:g}-seed{seed}"
         work = partial(measure, config, sorted(set(settings.horizons)))
-        found.append(Call(name, work, max(settings.horizons)))
-    return found
+        calls.append(Call(name, work, max(settings.horizons)))
+    return calls
 
 
 # Measurements
@@ -84,7 +84,7 @@ def measure(config: Config, horizons: Sequence[int]) -> Record:
     }
     rows = []
     for end in ends:
-        known = {
+        measured = {
             "rounds": end.round,
             "untrained": first.accuracy,
             "accuracy": end.accuracy,
@@ -95,11 +95,11 @@ def measure(config: Config, horizons: Sequence[int]) -> Record:
             "gap_high": end.loss.gap.high,
         }
         # the smallest proved range of the loss
-        top = min(one.loss_bound for one in end.certificates.values())
+        top = min(certificate.loss_bound for certificate in end.certificates.values())
         for kind, verdict in end.certificates.items():
             value = verdict.bound.value if verdict.bound else math.inf
             bound = {"constants": kind, "bound": value, "range": top, "share": value / top}
-            rows.append(head | known | bound)
+            rows.append(head | measured | bound)
     return {"rows": rows}
 
 
@@ -169,8 +169,8 @@ def claims(rows: Columns) -> Sequence[Claim]:
         f"{(gap <= bound).sum()} of {len(gap)} bounds, and {(high <= bound).sum()} for the upper "
         "end of the gap's interval",
     )
-    every = [_claims_of(rows, start) for start in distinct(rows, "start")]
-    return [within, *itertools.chain(*every)]
+    by_start = [_claims_of(rows, start) for start in distinct(rows, "start")]
+    return [within, *itertools.chain(*by_start)]
 
 
 def _claims_of(rows: Columns, start: str) -> tuple[Claim, Claim]:
@@ -178,24 +178,24 @@ def _claims_of(rows: Columns, start: str) -> tuple[Claim, Claim]:
 
     If a seed has no such model, its initial model X0 is used.
     """
-    here, small = rows["start"] == start, rows["share"] < TENTH
+    from_start, small = rows["start"] == start, rows["share"] < TENTH
     covered = []  # the best covered accuracy of each seed, or the accuracy of X0
     for kind in NAMES:
         seeds = _by_seed(rows, of(rows, start, kind))
-        places = [(one, best(rows, one & (rows["share"] < TENTH))) for one in seeds]
-        best_or_first = [rows["untrained"][one][0] if place is None else rows["accuracy"][place]
-                         for one, place in places]  # fmt: skip
+        places = [(mask, best(rows, mask & (rows["share"] < TENTH))) for mask in seeds]
+        best_or_first = [rows["untrained"][mask][0] if place is None else rows["accuracy"][place]
+                         for mask, place in places]  # fmt: skip
         covered.append(np.array(best_or_first))
     ball, wide = covered
-    first = np.array([rows["untrained"][one][0] for one in _by_seed(rows, here)])
-    top = np.array([rows["accuracy"][one].max() for one in _by_seed(rows, here)])
+    first = np.array([rows["untrained"][mask][0] for mask in _by_seed(rows, from_start)])
+    top = np.array([rows["accuracy"][mask].max() for mask in _by_seed(rows, from_start)])
     half = mean_of(ball - first - HALF * (top - first))  # paired by seed
     learns = float((top - first).mean()) > 0
-    said = []
+    details = []
     for values, (kind, name) in zip((ball, wide), NAMES.items(), strict=True):
         none = not (of(rows, start, kind) & small).any()
-        said.append(f"{values.mean():.3f} with {name}" + " (X⁰)" * none)
-    covers = (here & small).any()
+        details.append(f"{values.mean():.3f} with {name}" + " (X⁰)" * none)
+    covers = (from_start & small).any()
     learned = Claim(
         f"From X⁰ {start}, a model with a bound below B / 10 (constants of the ball) reaches "
         "half of the gain in accuracy by training.",
@@ -214,13 +214,13 @@ def _claims_of(rows: Columns, start: str) -> tuple[Claim, Claim]:
         "no model has such a bound with constants of all models).",
         Effect.exact("gain in accuracy, per seed", ball - wide if covers else np.nan, unit=POINTS),
         POSITIVE,
-        f"{(ball > wide).sum()} of {len(ball)} seeds; best accuracy: {', '.join(said)}",
+        f"{(ball > wide).sum()} of {len(ball)} seeds; best accuracy: {', '.join(details)}",
     )
     return learned, ahead
 
 
-def _by_seed(rows: Columns, mine: np.ndarray) -> list[np.ndarray]:
-    return [mine & (rows["seed"] == seed) for seed in np.unique(rows["seed"][mine])]
+def _by_seed(rows: Columns, mask: np.ndarray) -> list[np.ndarray]:
+    return [mask & (rows["seed"] == seed) for seed in np.unique(rows["seed"][mask])]
 
 
 def numbers(rows: Columns) -> Rows:
@@ -273,15 +273,15 @@ def by_share(rows: Columns, narrow: bool = False) -> Figure:
     above, below = panels[: len(starts)], panels[len(starts) :]
     for axes, under, start in zip(above, below, starts, strict=True):
         for (kind, name), (colour, marker) in zip(NAMES.items(), style.SERIES, strict=False):
-            seen = of(rows, start, kind) & (rows["share"] < 10)
-            axes.plot(rows["share"][seen], rows["accuracy"][seen], marker, color=colour, mew=0,
-                      ms=2 if seen.sum() > MANY else 4, rasterized=True)  # fmt: skip
+            mask = of(rows, start, kind) & (rows["share"] < 10)
+            axes.plot(rows["share"][mask], rows["accuracy"][mask], marker, color=colour, mew=0,
+                      ms=2 if mask.sum() > MANY else 4, rasterized=True)  # fmt: skip
             axes.plot([], [], marker, color=colour, mew=0, ms=4,
                       label=f"every model, constants of {name}")  # fmt: skip
-            if not len(places := frontier(rows, seen)):
+            if not len(places := frontier(rows, mask)):
                 continue
             x, top = rows["share"][places], rows["accuracy"][places]
-            end = rows["share"][seen].max()  # the largest share of a point
+            end = rows["share"][mask].max()  # the largest share of a point
             axes.step([*x, end], [*top, top[-1]], LINES[kind], color=colour, where="post", lw=1.4,
                       label=f"best model, constants of {name}")  # fmt: skip
             for loss, full in (("test_loss", colour), ("train_loss", "none")):
