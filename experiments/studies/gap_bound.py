@@ -67,31 +67,33 @@ class Settings(Table):
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     """Return a cell for the base config, and one for each other value of a key."""
     require_free("[base]", settings.base, SETTLED)
-    middle: dict[str, Scalar] = {}
+    base_values: dict[str, Scalar] = {}
     for name in settings.vary:
         table, _, key = name.partition(".")
         require_free("[vary]", {table: {key: ""}}, SETTLED)
         if key not in settings.base.get(table, {}):
             raise InputError(f"[vary] {name} has no base value: set {key} in [base.{table}]")
-        middle[name] = settings.base[table][key]
-    found = [(BASE, middle)]
+        base_values[name] = settings.base[table][key]
+    variants = [(BASE, base_values)]
     for name, values in settings.vary.items():
-        found += [(name, middle | {name: one}) for one in values if one != middle[name]]
-    every, configs = [], []
-    for name, values in found:
+        variants += [
+            (name, base_values | {name: value}) for value in values if value != base_values[name]
+        ]
+    calls, configs = [], []
+    for name, values in variants:
         changes: dict[str, dict[str, Scalar]] = {"data": {"name": request.data}}
         for key, value in values.items():
-            table, _, own = key.partition(".")
-            changes.setdefault(table, {})[own] = value
+            table, _, option = key.partition(".")
+            changes.setdefault(table, {})[option] = value
         seeded = [
-            cell(settings.base, changes, {"federation": {"seed": one}}) for one in settings.seeds
+            cell(settings.base, changes, {"federation": {"seed": seed}}) for seed in settings.seeds
         ]
         title = BASE if name == BASE else f"{name}-{values[name]}"
-        size = sum(one.federation.rounds for one in seeded)
-        every.append(Call(slug(title), partial(measure, {"key": name} | values, seeded), size))
+        size = sum(config.federation.rounds for config in seeded)
+        calls.append(Call(slug(title), partial(measure, {"key": name} | values, seeded), size))
         configs += seeded
     require_read("[base]", settings.base, configs)
-    return every
+    return calls
 
 
 # Measurements
@@ -103,10 +105,10 @@ def measure(head: Record, configs: Sequence[Config]) -> Record:
     for config in configs:
         _, end = endings(config, [config.federation.rounds], FORMS)
         # the smallest proved range of the loss
-        top = min(one.loss_bound for one in end.certificates.values())
-        for form, verdict in end.certificates.items():
-            bound = verdict.bound
-            known = {
+        top = min(certificate.loss_bound for certificate in end.certificates.values())
+        for form, certificate in end.certificates.items():
+            bound = certificate.bound
+            row = {
                 "seed": config.federation.seed,
                 "form": form,
                 "gap": end.loss.gap.gap,
@@ -117,7 +119,7 @@ def measure(head: Record, configs: Sequence[Config]) -> Record:
                 "range": top,
                 "accuracy": end.accuracy,
             }
-            rows.append(head | known)
+            rows.append(head | row)
     return {"rows": rows}
 
 
@@ -150,8 +152,8 @@ def settings_of(rows: Columns) -> list[Columns]:
     """Split the table into the rows of each setting, in the order of the table."""
     keys = [name for name in rows if "." in name]
     return [
-        where(rows, **dict(zip(("key", *keys), one, strict=True)))
-        for one in distinct(rows, "key", *keys)
+        where(rows, **dict(zip(("key", *keys), values, strict=True)))
+        for values in distinct(rows, "key", *keys)
     ]
 
 
@@ -160,8 +162,8 @@ def series(rows: Columns, key: str) -> list[Columns]:
 
     The settings are sorted by the value of this key.
     """
-    mine = [one for one in settings_of(rows) if one["key"][0] in (key, BASE)]
-    return sorted(mine, key=lambda one: float(one[key][0]))
+    varied = [setting for setting in settings_of(rows) if setting["key"][0] in (key, BASE)]
+    return sorted(varied, key=lambda setting: float(setting[key][0]))
 
 
 def _ranks(settings: Sequence[Columns], form: str) -> Slope:
@@ -170,16 +172,16 @@ def _ranks(settings: Sequence[Columns], form: str) -> Slope:
     The correlation is computed for each seed, and the result is the mean over seeds with its
     interval, both on Fisher's scale.
     """
-    found = [
+    rhos = [
         spearman(
             *(
-                np.array([where(one, form=form, seed=seed)[name][0] for one in settings])
+                np.array([where(setting, form=form, seed=seed)[name][0] for setting in settings])
                 for name in ("gap", "bound")
             )
         )
         for seed in distinct(settings[0], "seed")
     ]
-    ranks = np.nan_to_num(found)  # with constant values, rho counts as 0
+    ranks = np.nan_to_num(rhos)  # with constant values, rho counts as 0
     return correlation(ranks, len(settings))
 
 
@@ -189,27 +191,29 @@ def _rise(settings: Sequence[Columns]) -> tuple[Slope, str]:
     The first result is the gap at the largest bound minus the gap at the smallest bound. Runs with
     the same seed are compared. The second result is a text with the two values of the key.
     """
-    mine = [where(one, form=JUDGED) for one in settings]
-    order = sorted(mine, key=lambda one: float(one["bound"].mean()))
-    (least, most), key = (order[0], order[-1]), str(next(one["key"][0] for one in mine
-                                                         if one["key"][0] != BASE))  # fmt: skip
-    return mean_of(most["gap"] - least["gap"]), f"{most[key][0]:g} against {least[key][0]:g}"
+    matched = [where(setting, form=JUDGED) for setting in settings]
+    order = sorted(matched, key=lambda setting: float(setting["bound"].mean()))
+    (small, large), key = (order[0], order[-1]), str(next(setting["key"][0] for setting in matched
+                                                         if setting["key"][0] != BASE))  # fmt: skip
+    return mean_of(large["gap"] - small["gap"]), f"{large[key][0]:g} against {small[key][0]:g}"
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
     """Return the claims that gaps are within their bounds, and that both grow together."""
     gap, bound, high = rows["gap"], rows["bound"], rows["gap_high"]
-    said = []
+    details = []
     for form in distinct(rows, "form"):
-        mine = where(rows, form=form)
-        below = (mine["bound"] < mine["range"]).sum()
-        said.append(f"{form}: {below} of {len(mine['gap'])} bounds are below the range of the loss")
+        form_rows = where(rows, form=form)
+        below = (form_rows["bound"] < form_rows["range"]).sum()
+        details.append(
+            f"{form}: {below} of {len(form_rows['gap'])} bounds are below the range of the loss"
+        )
     within = Claim(
         "Every gap is at most its bound.",
         Effect.of_gaps(gap, rows["gap_low"], high, bound),
         Rule(high=0.0),
         f"{(gap <= bound).sum()} of {len(gap)} bounds, and {(high <= bound).sum()} for the upper "
-        "end of the gap's interval; " + "; ".join(said),
+        "end of the gap's interval; " + "; ".join(details),
     )
     settings = settings_of(rows)
     forms = {form: _ranks(settings, form) for form in distinct(rows, "form")}
@@ -231,13 +235,13 @@ def claims(rows: Columns) -> Sequence[Claim]:
             f"For every key that varies, the setting with the largest bound ({JUDGED}) has a "
             "larger gap than the setting with the smallest bound.",
             Effect.between(
-                "difference of gaps", {key: one for key, (one, _) in ends.items()}, unit="loss"
+                "difference of gaps", {key: rise for key, (rise, _) in ends.items()}, unit="loss"
             ),
             POSITIVE,
             "; ".join(
-                f"{key} = {at}: {number(one.value, 3)} "
-                f"({number(one.low, 3)} to {number(one.high, 3)})"
-                for key, (one, at) in ends.items()
+                f"{key} = {at}: {number(rise.value, 3)} "
+                f"({number(rise.low, 3)} to {number(rise.high, 3)})"
+                for key, (rise, at) in ends.items()
             ),
         ),
     ]
@@ -250,14 +254,14 @@ def numbers(rows: Columns) -> Rows:
     """
     forms = distinct(rows, "form")
     lines: Rows = [("setting", "gap (95%)", *forms, "range B", "smallest bound / gap", "accuracy")]
-    for one in settings_of(rows):
-        key = str(one["key"][0])
-        gap = mean_of(where(one, form=forms[0])["gap"])
-        bounds = [float(where(one, form=form)["bound"].mean()) for form in forms]
+    for setting in settings_of(rows):
+        key = str(setting["key"][0])
+        gap = mean_of(where(setting, form=forms[0])["gap"])
+        bounds = [float(where(setting, form=form)["bound"].mean()) for form in forms]
         reach = f"{number(gap.value, 3)} ({number(gap.low, 3)} to {number(gap.high, 3)})"
         times = number(min(bounds) / gap.value, 3) if gap.value > 0 else "–"
-        name = BASE if key == BASE else f"{NAMES.get(key, key)} = {one[key][0]:g}"
-        ends = number(one["range"].mean(), 3), times, f"{one['accuracy'].mean():.3f}"
+        name = BASE if key == BASE else f"{NAMES.get(key, key)} = {setting[key][0]:g}"
+        ends = number(setting["range"].mean(), 3), times, f"{setting['accuracy'].mean():.3f}"
         lines.append((name, reach, *(number(value, 3) for value in bounds), *ends))
     return lines
 
@@ -277,19 +281,19 @@ def against_bound(rows: Columns, narrow: bool = False) -> Figure:
     figure, (left, right) = style.canvas(2, narrow, 3.5)
     settings, forms = settings_of(rows), distinct(rows, "form")
     gaps, _ = points(settings, forms[0])
-    least = least_of(gaps)
+    lower = least_of(gaps)
     for form, (colour, marker) in zip(forms, style.SERIES, strict=False):
         reach = form in (forms[0], forms[-1])  # the other forms have the same gap intervals
-        scatter(left, settings, form, least, (colour, marker, ""), reach)
+        scatter(left, settings, form, lower, (colour, marker, ""), reach)
         left.plot([], [], marker, color=colour, ms=SIZES.get(form, 4.0), label=form)
     keys = [key for key in distinct(rows, "key") if key != BASE]
     for key, (colour, marker) in zip(keys, style.SERIES, strict=False):
-        scatter(right, series(rows, key), JUDGED, least, (colour, marker, "-"), True)
+        scatter(right, series(rows, key), JUDGED, lower, (colour, marker, "-"), True)
         right.plot([], [], f"{marker}-", color=colour, ms=4, lw=1.1, label=NAMES.get(key, key))
     drawn = np.concatenate([points(settings, form)[1][0] for form in forms])
-    top = drawn[np.isfinite(drawn)].max(initial=least) * ROOM
+    top = drawn[np.isfinite(drawn)].max(initial=lower) * ROOM
     for axes in (left, right):
-        finish(axes, least, gaps[2].max(initial=least) * ROOM, top)
+        finish(axes, lower, gaps[2].max(initial=lower) * ROOM, top)
         axes.set_xlabel(r"measured gap $F-\hat F$, mean over seeds")
     for axes in (left, right) if narrow else (left,):
         axes.set_ylabel(style.NAMES["bound"])
@@ -328,9 +332,9 @@ def points(settings: Sequence[Columns], form: str) -> tuple[np.ndarray, np.ndarr
     The first array contains the gaps with the ends of their intervals, in the shape [3, settings].
     The second array contains the bounds and the ranges of the loss, in the shape [2, settings].
     """
-    gaps = [ends_of(where(one, form=form)) for one in settings]
-    bounds = [[where(one, form=form)[name].mean() for name in ("bound", "range")]
-              for one in settings]  # fmt: skip
+    gaps = [ends_of(where(setting, form=form)) for setting in settings]
+    bounds = [[where(setting, form=form)[name].mean() for name in ("bound", "range")]
+              for setting in settings]  # fmt: skip
     return np.array(gaps).T, np.array(bounds).T
 
 
@@ -339,11 +343,11 @@ def ends_of(rows: Columns) -> tuple[float, float, float]:
 
     For one seed, the interval is that of the finite held-out set. It is empty if the rows lack it.
     """
-    found = mean_of(rows["gap"])
+    mean_gap = mean_of(rows["gap"])
     if len(rows["gap"]) > 1:
-        return found.value, found.low, found.high
+        return mean_gap.value, mean_gap.low, mean_gap.high
     low, high = (float(rows[name][0]) for name in ("gap_low", "gap_high"))
-    return found.value, *np.nan_to_num((low, high), nan=found.value).tolist()
+    return mean_gap.value, *np.nan_to_num((low, high), nan=mean_gap.value).tolist()
 
 
 def scatter(
@@ -365,8 +369,8 @@ def scatter(
         axes.plot(at, bound, line, color=colour, lw=1.1)
     size = 4.0 if line else SIZES.get(form, 4.0)
     for hollow in (True, False):
-        mine = (bound >= top) == hollow
-        axes.plot(at[mine], bound[mine], marker, color=colour, ms=size, mew=0.9,
+        mask = (bound >= top) == hollow
+        axes.plot(at[mask], bound[mask], marker, color=colour, ms=size, mew=0.9,
                   mfc="none" if hollow else colour)  # fmt: skip
 
 

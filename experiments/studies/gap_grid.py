@@ -72,16 +72,16 @@ def measured(folder: Path, given: UserObjects = NOTHING) -> list[Record]:
     The first row has the form of the run's config. All rows have the same measured gap.
     """
     case = from_directory(folder, given=given)
-    chosen = certify(case)
-    gap = measure_gap(FinishedRun.open(folder, given), case, chosen)
+    config_certificate = certify(case)
+    gap = measure_gap(FinishedRun.open(folder, given), case, config_certificate)
     shared = {
         name: math.nan if gap[name] is None else gap[name]
         for name in ("gap", "gap_low", "gap_high")
     }
-    own = case.config.stability.c_hp
+    config_form = case.config.stability.c_hp
     rows = []
-    for form in dict.fromkeys([own, *PROVED]):
-        certificate = chosen if form == own else certify(case.under(c_hp=form))
+    for form in dict.fromkeys([config_form, *PROVED]):
+        certificate = config_certificate if form == config_form else certify(case.under(c_hp=form))
         bound = certificate.bound
         rows.append({
             "form": str(form),
@@ -102,10 +102,10 @@ class GapRun(SweptRun):
 
     def compute(self) -> Record:
         """Train the run, and return its bounds. A run that diverged has no bounds."""
-        found = super().compute()
+        record = super().compute()
         assert self.folder is not None
-        diverged = bool(found["note"])
-        return found | {"bounds": [] if diverged else measured(self.folder, self.config.given)}
+        diverged = bool(record["note"])
+        return record | {"bounds": [] if diverged else measured(self.folder, self.config.given)}
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class GapGrid(GridSearch):
             head: Record = {"setting": cell.variant or "config", **self.values_at(cell)}
             head |= {"seed": cell.config.federation.seed, "run": cell.name}
             ends = {"accuracy": record["ends"].get("accuracy", math.nan)}
-            rows += [head | one | ends for one in record["bounds"]]
+            rows += [head | bound | ends for bound in record["bounds"]]
         return rows
 
     def summary(self, records: list[Record]) -> Record:
@@ -161,7 +161,7 @@ class GapGrid(GridSearch):
         ]  # fmt: skip
         return {
             "runs": len(records),
-            "grid": {key: [*held] for key, held in self.grid.items()},
+            "grid": {key: [*values] for key, values in self.grid.items()},
             "table": numbers(columns) if rows else [],
             "words": words,
         }
@@ -175,14 +175,14 @@ def gap_grid(search: GridSearch, together: bool) -> GapGrid:
         together: Whether to divide δ by the number of bounds.
     """
     cells = []
-    for one in search.cells:
-        chosen = in_float64(one.config)
-        table = chosen.stability
+    for cell in search.cells:
+        config = in_float64(cell.config)
+        table = config.stability
         forms = len({table.c_hp, *PROVED}) * len(search.cells) if together else 1
         table = table.model_copy(update={"delta": table.delta / forms})
-        chosen = chosen.model_copy(update={"stability": table})
-        known = {field.name: getattr(one, field.name) for field in fields(one)}
-        cells.append(GapRun(**known | {"config": chosen}))
+        config = config.model_copy(update={"stability": table})
+        attributes = {field.name: getattr(cell, field.name) for field in fields(cell)}
+        cells.append(GapRun(**attributes | {"config": config}))
     request = replace(search.request, name="gap", scale="together" if together else "full")
     return GapGrid(request, "gap", search.title, cells, search.grid)
 
@@ -212,7 +212,7 @@ def run_gaps(
 
 def settings_of(rows: Columns) -> list[Columns]:
     """Return the columns of each setting, in the order of the rows."""
-    return [where(rows, setting=one) for one in distinct(rows, "setting")]
+    return [where(rows, setting=name) for name in distinct(rows, "setting")]
 
 
 def first_form(setting: Columns) -> Columns:
@@ -222,14 +222,14 @@ def first_form(setting: Columns) -> Columns:
 
 def kinds_of(settings: Sequence[Columns]) -> str:
     """Return the sentence on the intervals of these settings, each with the rows of one form."""
-    several = {len(one["gap"]) > 1 for one in settings}
+    several = {len(setting["gap"]) > 1 for setting in settings}
     return OF_BOTH if len(several) == 2 else OVER_SEEDS if several == {True} else OF_ONE_RUN
 
 
 def drawable(rows: Columns) -> Columns:
     """Return the rows with a bound and a gap."""
-    known = np.isfinite(rows["bound"]) & np.isfinite(rows["gap"])
-    return {name: column[known] for name, column in rows.items()}
+    mask = np.isfinite(rows["bound"]) & np.isfinite(rows["gap"])
+    return {name: column[mask] for name, column in rows.items()}
 
 
 def numbers(rows: Columns) -> list[Record]:
@@ -239,22 +239,22 @@ def numbers(rows: Columns) -> list[Record]:
     """
     lines = []
     for setting in settings_of(rows):
-        mine = first_form(setting)
-        gap, low, high = gap_bound.ends_of(mine)
-        means = {name: mine[name].mean() for name in ("bound", "range", "accuracy")}
+        form_rows = first_form(setting)
+        gap, low, high = gap_bound.ends_of(form_rows)
+        means = {name: form_rows[name].mean() for name in ("bound", "range", "accuracy")}
         measures = {"gap": gap, "gap_low": low, "gap_high": high} | means
-        texts = {name: str(mine[name][0]) for name in ("setting", "form")}
-        statuses = {"status": ", ".join(map(str, distinct(mine, "status")))}
+        texts = {name: str(form_rows[name][0]) for name in ("setting", "form")}
+        statuses = {"status": ", ".join(map(str, distinct(form_rows, "status")))}
         lines.append(
-            texts | {name: finite(float(one)) for name, one in measures.items()} | statuses
+            texts | {name: finite(float(value)) for name, value in measures.items()} | statuses
         )
     return lines
 
 
 def on_intervals(rows: Columns) -> str:
     """Return a sentence on the intervals in the result of `numbers`."""
-    settings = [first_form(one) for one in settings_of(rows)]
-    alone = [str(one["setting"][0]) for one in settings if len(one["gap"]) == 1]
+    settings = [first_form(setting) for setting in settings_of(rows)]
+    alone = [str(setting["setting"][0]) for setting in settings if len(setting["gap"]) == 1]
     return kinds_of(settings).format("; ".join(alone))
 
 
@@ -317,19 +317,21 @@ def picture(rows: Columns) -> Figure:
     A bound in the grey zone above 1 is vacuous. A log axis has no place for a gap that is not
     positive, so its mark is a triangle at the left edge.
     """
-    settings = [_over_range(first_form(one)) for one in settings_of(rows)]
-    names = [textwrap.fill(str(one["setting"][0]).replace(",", ", "), 26) for one in settings]
+    settings = [_over_range(first_form(setting)) for setting in settings_of(rows)]
+    names = [
+        textwrap.fill(str(setting["setting"][0]).replace(",", ", "), 26) for setting in settings
+    ]
     inches = 0.22 * sum(name.count("\n") + 1 for name in names)
     figure, (axes,) = style.canvas(1, True, 1.7 + inches, width=ACROSS)
-    gaps, lows, highs = np.array([gap_bound.ends_of(one) for one in settings]).T
-    bounds = np.array([one["bound"].mean() for one in settings])
+    gaps, lows, highs = np.array([gap_bound.ends_of(setting) for setting in settings]).T
+    bounds = np.array([setting["bound"].mean() for setting in settings])
     places = np.arange(len(settings))
     positive = np.concatenate([gaps[gaps > 0], lows[lows > 0], highs[highs > 0], bounds])
     left = positive.min() / gap_bound.ROOM**2
     right = max(1.0, positive.max()) * gap_bound.ROOM**2
 
     up = gaps > 0
-    seeds = "" if all(len(one["gap"]) == 1 for one in settings) else ", mean over seeds"
+    seeds = "" if all(len(setting["gap"]) == 1 for setting in settings) else ", mean over seeds"
     cut = f"\n({CUT})" if ((lows <= 0) & (highs > 0)).any() else ""
     axes.hlines(places, np.maximum(lows, left), np.maximum(highs, left), color=style.BLUE, lw=1.2,
                 label=INTERVAL_NAMES[kinds_of(settings)] + cut)  # fmt: skip
@@ -337,7 +339,7 @@ def picture(rows: Columns) -> Figure:
     if not up.all():
         axes.plot(np.full((~up).sum(), left), places[~up], "<", color=style.BLUE, ms=6,
                   clip_on=False, label="gap of at most 0, left of the axis")  # fmt: skip
-    forms = {str(one["form"][0]) for one in settings}
+    forms = {str(setting["form"][0]) for setting in settings}
     form = f" (form {forms.pop()})" if len(forms) == 1 else ""
     axes.plot(bounds, places, "|", color=style.BLACK, ms=12, mew=2, label=f"bound{form}")
     axes.axvspan(1.0, right, color=style.GREY, alpha=0.25, lw=0, label="vacuous: at least B")

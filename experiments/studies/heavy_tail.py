@@ -152,8 +152,8 @@ class Noise:
 
         The bound is (sum_ij E |S_ij|^alpha)^(1/alpha), where the sum is over the entries of S.
         """
-        each = moment(min(2.0, alpha + self.settings.margin), alpha)
-        return (math.prod(self.settings.shape) * each) ** (1 / alpha)
+        entry_moment = moment(min(2.0, alpha + self.settings.margin), alpha)
+        return (math.prod(self.settings.shape) * entry_moment) ** (1 / alpha)
 
     def sigma0(self, alpha: float, sigma1: float) -> float:
         """Return the noise level sigma_0 of Nesterov Muon, eq. (2).
@@ -205,11 +205,11 @@ def groups(settings: Settings, method: str, steps: int) -> list[Group]:
     if method == "sgd":
         return [Group(a, CLASSICAL, c, c * steps**-0.5, 0.0, 0.0) for a, c in tuned]
     rate, memory = heavy_tailed(steps)
-    known = [Group(a, THEOREM, 1.0, *heavy_tailed(steps, a), settings.sigma1) for a in alphas]
-    known += [Group(a, FREE, 1.0, rate, memory, 0.0) for a in alphas]
+    usual = [Group(a, THEOREM, 1.0, *heavy_tailed(steps, a), settings.sigma1) for a in alphas]
+    usual += [Group(a, FREE, 1.0, rate, memory, 0.0) for a in alphas]
     if method != TUNED or steps < max(settings.steps):
-        return known
-    return known + [Group(a, FREE, c, c * rate, memory, 0.0) for a, c in tuned if c != 1]
+        return usual
+    return usual + [Group(a, FREE, c, c * rate, memory, 0.0) for a, c in tuned if c != 1]
 
 
 def measure(settings: Settings, method: str, steps: int) -> Record:
@@ -218,51 +218,55 @@ def measure(settings: Settings, method: str, steps: int) -> Record:
     Muon uses the momentum of Nesterov Muon, eq. (1). SGD uses no momentum.
     """
     objective, field = Objective.of(*settings.shape), Noise(settings)
-    every, seeds = groups(settings, method, steps), settings.seeds
+    all_groups, seeds = groups(settings, method, steps), settings.seeds
     start = np.linalg.qr(generator(SEED, Draw.INITIAL).standard_normal(settings.shape))[0]
-    params = {"X": torch.from_numpy(start * settings.distance).repeat(len(every) * seeds, 1, 1)}
-    step_of = descend(_per_run([one.rate for one in every], seeds))
-    memory = momentum(_per_run([one.memory for one in every], seeds), "nesterov")
-    turned = map_matrices(map_of_table(MAPS[method])) if method in MAPS else normalize()
-    links = (step_of,) if method == "sgd" else (memory, turned, step_of)
-    oracle = _oracle(objective, field, every, steps)
-    total = torch.zeros(len(every) * seeds, dtype=torch.float64)
-    least = np.full(len(every), np.inf)
+    params = {
+        "X": torch.from_numpy(start * settings.distance).repeat(len(all_groups) * seeds, 1, 1)
+    }
+    step_of = descend(_per_run([group.rate for group in all_groups], seeds))
+    memory = momentum(_per_run([group.memory for group in all_groups], seeds), "nesterov")
+    direction = map_matrices(map_of_table(MAPS[method])) if method in MAPS else normalize()
+    links = (step_of,) if method == "sgd" else (memory, direction, step_of)
+    oracle = _oracle(objective, field, all_groups, steps)
+    total = torch.zeros(len(all_groups) * seeds, dtype=torch.float64)
+    smallest = np.full(len(all_groups), np.inf)
     draws = partial(generator, SEED, round=steps)  # all runs share the sketch of a step
     for step, now in run_chain(Chain((gradient(), *links)), params, oracle, steps, draws):
         if step < steps:
             size = torch.linalg.matrix_norm(objective.gradient(now["X"]))
             total += size
-            least = np.minimum(least, size.view(-1, seeds).mean(1).numpy())
+            smallest = np.minimum(smallest, size.view(-1, seeds).mean(1).numpy())
     mean = total.view(-1, seeds) / steps
     return {
         "rows": [
             {
                 "method": method,
-                "schedule": one.schedule,
-                "alpha": one.alpha,
-                "factor": one.factor,
+                "schedule": group.schedule,
+                "alpha": group.alpha,
+                "factor": group.factor,
                 "steps": steps,
                 "seed": seed,
-                "sigma0": field.sigma0(one.alpha, one.sigma1),
-                "sigma1": one.sigma1,
+                "sigma0": field.sigma0(group.alpha, group.sigma1),
+                "sigma1": group.sigma1,
                 "mean_gradient": float(mean[place, seed]),
-                "least_mean": float(least[place]),
+                "least_mean": float(smallest[place]),
             }
-            for place, one in enumerate(every)
+            for place, group in enumerate(all_groups)
             for seed in range(seeds)
         ]
     }
 
 
-def _oracle(objective: Objective, field: Noise, every: Sequence[Group], steps: int) -> Oracle:
+def _oracle(objective: Objective, field: Noise, all_groups: Sequence[Group], steps: int) -> Oracle:
     """Return a function that computes losses and noisy gradients of all runs.
 
     Runs with the same alpha and seed use the same noise.
     """
     alphas, seeds, shape = field.settings.alphas, field.settings.seeds, field.settings.shape
-    grow = _per_run([field.growth(one.alpha, one.sigma1) for one in every], seeds)[:, None, None]
-    place = torch.tensor([alphas.index(one.alpha) for one in every])
+    grow = _per_run([field.growth(group.alpha, group.sigma1) for group in all_groups], seeds)[
+        :, None, None
+    ]
+    place = torch.tensor([alphas.index(group.alpha) for group in all_groups])
     draw = lru_cache(1)(partial(field.draw, steps))
 
     def oracle(step: int, params: Params) -> tuple[Tensor, Params]:
@@ -349,33 +353,33 @@ def tuning(rows: Columns, method: str, schedule: str, alpha: float) -> tuple[Tun
 
     Also return the norms for each K with the best of these factors.
     """
-    mine = where(rows, method=method, schedule=schedule, alpha=alpha)
-    last = where(mine, steps=mine["steps"].max())
+    runs = where(rows, method=method, schedule=schedule, alpha=alpha)
+    last = where(runs, steps=runs["steps"].max())
     tuned = tuned_in_rows(last, NAMES[method], "factor", "mean_gradient")
-    return tuned, curve(mine, "steps", "mean_gradient", factor=tuned.best)
+    return tuned, curve(runs, "steps", "mean_gradient", factor=tuned.best)
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
     """Return the claims that Muon attains both rates, and that heavy tails harm SGD more."""
-    kept = []
+    rate_claims = []
     for schedule, method in itertools.product(SCHEDULES, MUON):
-        found, slopes = {}, {}
+        differences, slopes = {}, {}
         for alpha in levels(rows, "alpha"):
-            slope, wanted = norms(rows, method, alpha, schedule).slope, promised(alpha, schedule)
-            ends = (one - wanted for one in (slope.value, slope.low, slope.high))
-            found[f"α = {alpha:g}"] = Slope(*ends, slope.free, slope.few)
-            slopes[f"α = {alpha:g}"] = f"{slope}, promised {written(wanted, '.3f')}"
-        strictly = sum(one.low <= 0 for one in found.values())
-        kept.append(
+            slope, exponent = norms(rows, method, alpha, schedule).slope, promised(alpha, schedule)
+            ends = (end - exponent for end in (slope.value, slope.low, slope.high))
+            differences[f"α = {alpha:g}"] = Slope(*ends, slope.free, slope.few)
+            slopes[f"α = {alpha:g}"] = f"{slope}, promised {written(exponent, '.3f')}"
+        strictly = sum(difference.low <= 0 for difference in differences.values())
+        rate_claims.append(
             Claim(
                 f"{NAMES[method]} with the {SCHEDULES[schedule]}: at every α, the gradient norm "
                 f"falls at least at the promised rate, within {TOLERANCE} in the slope.",
-                Effect.between("slope − promised slope", found, unit="slope"),
+                Effect.between("slope − promised slope", differences, unit="slope"),
                 Rule(high=TOLERANCE),
-                f"{in_words(slopes)}; without the tolerance in {strictly} of {len(found)}",
+                f"{in_words(slopes)}; without the tolerance in {strictly} of {len(differences)}",
             )
         )
-    return [*kept, *_against_sgd(rows)]
+    return [*rate_claims, *_against_sgd(rows)]
 
 
 def _against_sgd(rows: Columns) -> Sequence[Claim]:
@@ -389,22 +393,26 @@ def _against_sgd(rows: Columns) -> Sequence[Claim]:
     for alpha in levels(rows, "alpha"):
         ends = []
         for method, schedule in (("sgd", CLASSICAL), (TUNED, FREE)):
-            found, norms_of_best = tuning(rows, method, schedule, alpha)
-            tuned[NAMES[method]].append(replace(found, method=f"{NAMES[method]} (α = {alpha:g})"))
+            tuned_method, norms_of_best = tuning(rows, method, schedule, alpha)
+            tuned[NAMES[method]].append(
+                replace(tuned_method, method=f"{NAMES[method]} (α = {alpha:g})")
+            )
             ends.append(norms_of_best.runs[-1])
         ratios[alpha] = quotient(*ends)
     steps = {}
     for (low, below), (high, above) in itertools.pairwise(ratios.items()):
         # first-order error of the quotient of two independent estimates
         value = above.value / below.value
-        errors = [(one.high - one.low) / 2 / one.value for one in (above, below)]
+        errors = [
+            (estimate.high - estimate.low) / 2 / estimate.value for estimate in (above, below)
+        ]
         half, free = abs(value) * math.hypot(*errors), min(above.free, below.free)
         steps[f"from α = {low:g} to {high:g}"] = Slope(value, value - half, value + half, free)
-    behind = sum(one.low > 1 for one in ratios.values())
-    ahead = sum(one.high < 1 for one in ratios.values())
-    shown = {
-        f"α = {alpha:g}": f"{one.value:.2f} ({one.low:.2f} to {one.high:.2f})"
-        for alpha, one in ratios.items()
+    behind = sum(ratio.low > 1 for ratio in ratios.values())
+    ahead = sum(ratio.high < 1 for ratio in ratios.values())
+    texts = {
+        f"α = {alpha:g}": f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+        for alpha, ratio in ratios.items()
     }
     words = (
         "mean gradient norm, SGD / Muon, each with its best step size, at K = "
@@ -416,7 +424,7 @@ def _against_sgd(rows: Columns) -> Sequence[Claim]:
             "The heavier the tail, the larger the gradient norm of SGD relative to exact Muon.",
             Effect.between("SGD / Muon, relative to the next heavier tail", steps, unit="ratio"),
             Rule(high=1.0, strict=True),
-            words + in_words(shown),
+            words + in_words(texts),
             f"SGD is clearly behind Muon at {behind} of {len(ratios)} values of α, and clearly "
             f"ahead at {ahead}",
             untuned=objection([*tuned], tuned),
@@ -426,8 +434,8 @@ def _against_sgd(rows: Columns) -> Sequence[Claim]:
             "than that of exact Muon.",
             Effect.between("SGD / Muon", {"": ratio}, unit="ratio"),
             Rule(low=1.0, strict=True),
-            f"{words}α = {heaviest:g}: {shown[f'α = {heaviest:g}']}",
-            untuned=objection([*tuned], {name: each[:1] for name, each in tuned.items()}),
+            f"{words}α = {heaviest:g}: {texts[f'α = {heaviest:g}']}",
+            untuned=objection([*tuned], {name: results[:1] for name, results in tuned.items()}),
         ),
     ]
 
@@ -445,25 +453,25 @@ def numbers(rows: Columns) -> Rows:
         for method in (*MUON, "normalized-sgd"):
             lines.append(heading(f"{NAMES[method]}, {name}:", lines[0]))
             for alpha in alphas:
-                wanted = written(promised(alpha, schedule), ".3f")
-                lines.append(_line(f"  {alpha:g}", norms(rows, method, alpha, schedule), wanted))
+                exponent = written(promised(alpha, schedule), ".3f")
+                lines.append(_line(f"  {alpha:g}", norms(rows, method, alpha, schedule), exponent))
     lines.append(heading(f"{NAMES['sgd']}, the best c / √K:", lines[0]))
     for alpha in alphas:
-        tuned, one = tuning(rows, "sgd", CLASSICAL, alpha)
-        lines.append(_line(f"  {alpha:g}, c = {tuned.best:g}", one, "–"))
+        tuned, fit = tuning(rows, "sgd", CLASSICAL, alpha)
+        lines.append(_line(f"  {alpha:g}, c = {tuned.best:g}", fit, "–"))
     lines.append(heading(f"{NAMES[TUNED]}, the best c times the {SCHEDULES[FREE]}:", lines[0]))
     for alpha in alphas:
-        tuned, one = tuning(rows, TUNED, FREE, alpha)
-        lines.append((f"  {alpha:g}, c = {tuned.best:g}", "–", "–", "–", number(one.means[-1])))
+        tuned, fit = tuning(rows, TUNED, FREE, alpha)
+        lines.append((f"  {alpha:g}, c = {tuned.best:g}", "–", "–", "–", number(fit.means[-1])))
     return lines
 
 
-def _line(name: str, one: Curve, wanted: str) -> tuple[str, ...]:
+def _line(name: str, fit: Curve, exponent: str) -> tuple[str, ...]:
     slopes = [
-        f"{written(each.value, '.3f')} ± {each.high - each.value:.3f}"
-        for each in (one.slope, one.late)
+        f"{written(slope.value, '.3f')} ± {slope.high - slope.value:.3f}"
+        for slope in (fit.slope, fit.late)
     ]
-    return name, *slopes, wanted, number(one.means[-1])
+    return name, *slopes, exponent, number(fit.means[-1])
 
 
 # Figures
@@ -482,11 +490,11 @@ def curves(rows: Columns, narrow: bool = False) -> Figure:
     figure, panels = style.canvas(len(alphas), narrow, 2.2, across)
     for axes, alpha in zip(panels, alphas, strict=True):
         for name, look in LOOKS.items():
-            one = norms(rows, name, alpha)
-            style.errorbars(axes, one.sizes, one.means, one.reach, look, NAMES[name])
-        one = norms(rows, "muon-exact", alpha)  # the line of the slope is slightly above this curve
-        line = 1.25 * one.means[-1] * (one.sizes / one.sizes[-1]) ** promised(alpha, THEOREM)
-        axes.plot(one.sizes, line, "--", color=style.BLACK, lw=1, label="slope of the theorem")
+            fit = norms(rows, name, alpha)
+            style.errorbars(axes, fit.sizes, fit.means, fit.reach, look, NAMES[name])
+        fit = norms(rows, "muon-exact", alpha)  # the line of the slope is slightly above this curve
+        line = 1.25 * fit.means[-1] * (fit.sizes / fit.sizes[-1]) ** promised(alpha, THEOREM)
+        axes.plot(fit.sizes, line, "--", color=style.BLACK, lw=1, label="slope of the theorem")
         axes.set_title(f"α = {alpha:g}", loc="left")
         style.powers_of_2(axes, np.unique(rows["steps"]))
         axes.set_xlabel("steps $K$")
@@ -505,7 +513,7 @@ def slopes(rows: Columns, narrow: bool = False) -> Figure:
     for axes, (schedule, title) in zip(panels, SCHEDULES.items(), strict=True):
         for place, (name, (colour, marker)) in enumerate(list(LOOKS.items())[:-1]):  # without SGD
             fits = [norms(rows, name, alpha, schedule).slope for alpha in alphas]
-            value, low, high = np.array([(one.value, one.low, one.high) for one in fits]).T
+            value, low, high = np.array([(fit.value, fit.low, fit.high) for fit in fits]).T
             axes.errorbar(alphas + 0.012 * (place - 1.5), value, (value - low, high - value),
                           fmt=marker, color=colour, ms=4, mfc="none", elinewidth=0.9,
                           label=NAMES[name])  # fmt: skip

@@ -130,8 +130,8 @@ def trained(
     with torch.no_grad():
         for name, value in law.items():
             parameters[name].copy_(torch.from_numpy(value))
-    filters = [one for name, one in parameters.items() if is_filter(name, one)]
-    others = [one for name, one in parameters.items() if not is_filter(name, one)]
+    filters = [parameter for name, parameter in parameters.items() if is_filter(name, parameter)]
+    others = [parameter for name, parameter in parameters.items() if not is_filter(name, parameter)]
     optimizers = [
         optimizer_of(settings, method, filters),
         torch.optim.SGD(others, settings.lr_aux, settings.memory, nesterov=settings.memory > 0),
@@ -147,8 +147,8 @@ def trained(
         gradient = parameters[LAYER].grad
         assert gradient is not None
         yield gradient.detach().clone(), float(loss.detach())
-        for one in optimizers:
-            one.step()
+        for optimizer in optimizers:
+            optimizer.step()
         if settings.renormalize and method != "sgd-m":
             renormalize(filters)
 
@@ -181,8 +181,8 @@ def renormalize(filters: Sequence[Tensor]) -> None:
 
     `out` is the number of output channels.
     """
-    for one in filters:
-        one.mul_(len(one) ** 0.5 / torch.linalg.norm(one).clamp_min(1e-30))
+    for weight in filters:
+        weight.mul_(len(weight) ** 0.5 / torch.linalg.norm(weight).clamp_min(1e-30))
 
 
 # Claims
@@ -198,28 +198,28 @@ STANDS_ON = (
 
 def claims(rows: Columns) -> Sequence[Claim]:
     """Return the claims that SGD-M's slope is positive, and that Muon's slope is nearly zero."""
-    every = {name: slopes(rows, name) for name in METHODS}
-    last = {name: list(by_length.values())[-1] for name, by_length in every.items()}
+    by_method = {name: slopes(rows, name) for name in METHODS}
+    last = {name: list(by_length.values())[-1] for name, by_length in by_method.items()}
     return [
         Claim(
             "With SGD-M, the nuclear norm of the layer's gradient grows with the width of the "
             "layer.",
             Effect.between("log-log slope", {"": last["sgd-m"]}, unit="slope"),
             POSITIVE,
-            in_words(every["sgd-m"]),
+            in_words(by_method["sgd-m"]),
         ),
         Claim(
             "At the largest number of steps K, the nuclear norm grows less with the width for "
             "every variant of Muon than for SGD-M.",
             Effect.between("slope, SGD-M − Muon", less_than_sgd(last), unit="slope"),
             POSITIVE,
-            "; ".join(f"{NAMES[name]} {one}" for name, one in last.items()),
+            "; ".join(f"{NAMES[name]} {slope}" for name, slope in last.items()),
             untuned=UNTUNED.format("all methods"),
         ),
         slopes_claim(
             "At the largest number of steps K, the nuclear norm is about flat in the width for "
             f"every variant of Muon (log-log slope within ±{FLAT}).",
-            {NAMES[name]: one for name, one in last.items() if name != "sgd-m"},
+            {NAMES[name]: slope for name, slope in last.items() if name != "sgd-m"},
             Rule(-FLAT, FLAT),
         ),
     ]

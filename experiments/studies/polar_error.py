@@ -114,10 +114,10 @@ def measure_maps(settings: Settings, coefficients: str) -> Record:
     for steps, tau in itertools.product(settings.iterations, settings.floors):
         matrices = draw_matrices(rank, tau, settings.draws)
         image = newton_schulz(matrices, steps, coefficients, normalization="unit")
-        away = torch.linalg.matrix_norm(image - exact_sign(matrices))
+        distances = torch.linalg.matrix_norm(image - exact_sign(matrices))
         printed = printed_cubic_error(steps, tau, rank)
         rows.append({
-            "map": coefficients, "steps": steps, "tau": tau, "measured": float(away.max()),
+            "map": coefficients, "steps": steps, "tau": tau, "measured": float(distances.max()),
             "bound": newton_schulz_error(coefficients, steps, tau, rank),
             "printed": printed if coefficients == "cubic" else math.nan,
         })  # fmt: skip
@@ -165,7 +165,9 @@ class Classifier:
         Replica 0 is the run. In replica s > 0, training sample s - 1 is replaced.
         """
         total, count = self._sum(x, self.train), len(x) - 1
-        new, old = ([one[:count, None] for one in both] for both in (self.others, self.train))
+        new, old = (
+            [part[:count, None] for part in samples] for samples in (self.others, self.train)
+        )
         total[1:] += self._sum(x[1:], new) - self._sum(x[1:], old)
         return total / len(self.train[0])
 
@@ -179,9 +181,9 @@ class Classifier:
 
     def _sum(self, x: Tensor, samples: Sequence[Tensor]) -> Tensor:
         points, labels = samples
-        chances, own = self.chances(x, samples)
+        chances, p_right = self.chances(x, samples)
         hot = torch.nn.functional.one_hot(labels, self.classes)
-        return points.mT @ (own[..., None] * (chances - hot))
+        return points.mT @ (p_right[..., None] * (chances - hot))
 
 
 def measure_runs(settings: Settings, name: str, lr: float) -> Record:
@@ -190,15 +192,17 @@ def measure_runs(settings: Settings, name: str, lr: float) -> Record:
     Return a row for each regularization lambda of S.
     """
     problem = Classifier(settings)
-    found = trajectory(settings, problem, MAPS[name], lr, 1 + settings.neighbours)
-    end = found.path[-1]
-    norms = torch.linalg.matrix_norm(found.momenta[:, 0])
+    trained = trajectory(settings, problem, MAPS[name], lr, 1 + settings.neighbours)
+    end = trained.path[-1]
+    norms = torch.linalg.matrix_norm(trained.momenta[:, 0])
     # The final model is in the ball that T's steps can reach. Training and test samples have the
     # same distribution, so the gap treats them as one class.
     size = size_of(MAPS[name])
     assert size  # known for both maps
     ball = reach(Start(settings.classes), np.full(settings.steps, lr), settings.memory, size)
-    train, test = (1 - problem.chances(end[:1], of)[1][0] for of in (problem.train, problem.test))
+    train, test = (
+        1 - problem.chances(end[:1], samples)[1][0] for samples in (problem.train, problem.test)
+    )
     gap = measured_gap(
         [float(train.mean())], [1.0], [[1.0]], test.numpy(), np.zeros(len(test), dtype=int),
         confidence=1 - SURE, interval="shorter", loss_bound=ball.last.loss_bound,
@@ -206,7 +210,7 @@ def measure_runs(settings: Settings, name: str, lr: float) -> Record:
     points, labels = problem.test
     right = (points @ end[:1])[0].argmax(-1) == labels
     # if S does not move at all, the drift is the length of T's path
-    lengths = torch.linalg.matrix_norm(found.path[1:, 0] - found.path[:-1, 0]) / lr
+    lengths = torch.linalg.matrix_norm(trained.path[1:, 0] - trained.path[:-1, 0]) / lr
     moved = exact_polar.drift(lengths.numpy().reshape(-1, 1, 1), lr, settings.memory, 0.0, 0.0)
     part = Realized(np.zeros((settings.steps, 1), dtype=int))
     still = theorem(_run(settings, lr), 0.0, part, settings.delta, shares=(1, 1))
@@ -223,8 +227,8 @@ def measure_runs(settings: Settings, name: str, lr: float) -> Record:
         "tube": _neighbours_tube(settings, name, lr, norms.numpy()),
         "still": exact_polar.transferred(still, constants().lipschitz, moved).value,
     }
-    beside = [_compare(settings, problem, name, found, lr, lam) for lam in settings.lambdas]
-    return {"rows": [], "runs": [shared | one for one in beside]}
+    comparisons = [_compare(settings, problem, name, trained, lr, lam) for lam in settings.lambdas]
+    return {"rows": [], "runs": [shared | comparison for comparison in comparisons]}
 
 
 @dataclass(frozen=True)
@@ -270,7 +274,7 @@ def _run(settings: Settings, lr: float) -> Run:
 
 
 def _compare(
-    settings: Settings, problem: Classifier, name: str, found: Trajectory, lr: float, lam: float
+    settings: Settings, problem: Classifier, name: str, trained: Trajectory, lr: float, lam: float
 ) -> Record:
     """Compare the run with T and the run with the smoothed polar factor S (regularization lambda).
 
@@ -279,18 +283,20 @@ def _compare(
     """
     table = OrthogonalizerTable(name="smoothed-polar", lambda_=lam)
     other = trajectory(settings, problem, table, lr).path[-1, 0]
-    known, l_orth = constants(), lipschitz("smoothed-polar", "sharp", lam=lam)
-    turned = (found.path[:-1] - found.path[1:]) / lr
-    errors = torch.linalg.matrix_norm(turned - smoothed(found.momenta, lam)).numpy()
-    own, widest = (
-        exact_polar.drift(one.reshape(-1, 1, 1), lr, settings.memory, l_orth, known.smoothness)
-        for one in (errors[:, 0], errors.max(1))
+    loss_constants, l_orth = constants(), lipschitz("smoothed-polar", "sharp", lam=lam)
+    directions = (trained.path[:-1] - trained.path[1:]) / lr
+    errors = torch.linalg.matrix_norm(directions - smoothed(trained.momenta, lam)).numpy()
+    drift, widest = (
+        exact_polar.drift(
+            error.reshape(-1, 1, 1), lr, settings.memory, l_orth, loss_constants.smoothness
+        )
+        for error in (errors[:, 0], errors.max(1))
     )
     run, part = _run(settings, lr), Realized(np.zeros((settings.steps, 1), dtype=int))
     alone = exact_polar.around(
-        torch.linalg.svdvals(found.momenta[:, :1])[:, None].numpy(), part.schedule,
-        [2 * known.gradient_bound / settings.samples], lr, settings.memory, l_orth,
-        known.smoothness,
+        torch.linalg.svdvals(trained.momenta[:, :1])[:, None].numpy(), part.schedule,
+        [2 * loss_constants.gradient_bound / settings.samples], lr, settings.memory, l_orth,
+        loss_constants.smoothness,
         partial(exact_polar.furthest, lam=lam, own=OWN[name]),
     )  # fmt: skip
     # Each bound has an equal share of delta, so the smallest bound over lambda holds at delta.
@@ -298,12 +304,12 @@ def _compare(
     bound = smoothed_polar(run, lam, part, delta, shares=(1, 1))
     return {
         "lambda": lam,
-        "distance": float(torch.linalg.matrix_norm(found.path[-1, 0] - other)),
-        "drift": own,
+        "distance": float(torch.linalg.matrix_norm(trained.path[-1, 0] - other)),
+        "drift": drift,
         "certificate": float(alone[0]),
-        "of_both": float(certificate(run, l_orth, part)[0]) + own + widest,
+        "of_both": float(certificate(run, l_orth, part)[0]) + drift + widest,
         "bound_of_s": bound.value,
-        "bound": exact_polar.transferred(bound, known.lipschitz, own).value,
+        "bound": exact_polar.transferred(bound, loss_constants.lipschitz, drift).value,
     }
 
 
@@ -314,18 +320,23 @@ def _neighbours_tube(settings: Settings, name: str, lr: float, norms: np.ndarray
     """
     if name not in settings.degrees:
         return math.nan
-    known = constants()
+    loss_constants = constants()
     schedule = np.zeros((settings.steps, 1), dtype=int)
-    given = [2 * known.gradient_bound / settings.samples], lr, settings.memory, known.smoothness
+    inputs = (
+        [2 * loss_constants.gradient_bound / settings.samples],
+        lr,
+        settings.memory,
+        loss_constants.smoothness,
+    )
     try:
         table = MAPS[name]
-        found = exact_polar.norm_tube(
-            norms.reshape(-1, 1, 1), schedule, *given,
+        tube = exact_polar.norm_tube(
+            norms.reshape(-1, 1, 1), schedule, *inputs,
             coefficients=table.coefficients, steps=table.steps,
         )  # fmt: skip
     except Uncertified:
         return math.nan
-    return float(found.perturbation[0])
+    return float(tube.perturbation[0])
 
 
 # Claims
@@ -380,7 +391,7 @@ def _map_claims(rows: Columns) -> Sequence[Claim]:
 
     The claims say that our bound holds, is sharp, and is at most the published bound.
     """
-    held, share = rows["measured"] <= rows["bound"], rows["measured"] / rows["bound"]
+    holds, share = rows["measured"] <= rows["bound"], rows["measured"] / rows["bound"]
     real = rows["bound"] > ROUNDING
     met = share[(rows["map"] != "jordan") & real]
     ratio = (rows["printed"] / rows["bound"])[(rows["map"] == "cubic") & real]
@@ -390,7 +401,7 @@ def _map_claims(rows: Columns) -> Sequence[Claim]:
             "Proposition D.4 with the proved maximum allows.",
             Effect.exact("distance / bound", share, unit="ratio"),
             AT_MOST_ONE,
-            f"{held.sum()} of {len(held)} settings of map, steps and τ",
+            f"{holds.sum()} of {len(holds)} settings of map, steps and τ",
         ),
         Claim(
             "For Taylor steps, a matrix whose singular values are all τ attains the bound up to "
@@ -417,10 +428,10 @@ def _distance_claims(runs: Columns) -> Sequence[Claim]:
     """
     share = runs["distance"] / runs["drift"]
     moved, tube = runs["perturbation"], ~np.isnan(runs["tube"])
-    alone, both = moved / runs["certificate"], moved / runs["of_both"]
+    alone, with_drifts = moved / runs["certificate"], moved / runs["of_both"]
     inside = moved[tube] / runs["tube"][tube]
-    most = [float(one.max()) for one in (alone, both, inside) if len(one)]
-    least = [number(float((runs[k] / moved).min()), 3) for k in ("certificate", "of_both")]
+    largest = [float(ratios.max()) for ratios in (alone, with_drifts, inside) if len(ratios)]
+    smallest = [number(float((runs[k] / moved).min()), 3) for k in ("certificate", "of_both")]
     return [
         Claim(
             "The final model of a run is at most the proved drift D away from that of the same "
@@ -436,7 +447,7 @@ def _distance_claims(runs: Columns) -> Sequence[Claim]:
             "tube).",
             Effect.exact(
                 "perturbation / certificate",
-                most,
+                largest,
                 ("alone", "with both drifts", "tube"),
                 unit="ratio",
             ),
@@ -444,8 +455,8 @@ def _distance_claims(runs: Columns) -> Sequence[Claim]:
             f"{(moved <= runs['certificate']).sum()} of {len(moved)} for the run alone, "
             f"{(moved <= runs['of_both']).sum()} with both drifts, "
             f"{(moved[tube] <= runs['tube'][tube]).sum()} of {len(inside)} for tubes; the "
-            f"certificate is at least {least[0]} times the largest perturbation for the run "
-            f"alone, and {least[1]} times with both drifts",
+            f"certificate is at least {smallest[0]} times the largest perturbation for the run "
+            f"alone, and {smallest[1]} times with both drifts",
         ),
     ]
 
@@ -457,13 +468,13 @@ def _gap_claims(runs: Columns) -> Sequence[Claim]:
     """
     low, high = (runs.get(name, runs["gap"]) for name in ("gap_low", "gap_high"))
     gap, bound = runs["gap"], runs["bound"]
-    best, shown = math.inf, []
+    best, details = math.inf, []
     for lr in levels(where(runs, map="exact-sign"), "lr"):
         part = where(runs, map="exact-sign", lr=lr)
         at = int(part["bound"].argmin())
         lam, value, by_path = (float(part[k][at]) for k in ("lambda", "bound", "still"))
         best = min(best, value / min(1.0, by_path))
-        shown.append(
+        details.append(
             f"η = {lr:g}: bound {number(value)} with λ = {lam:g}, bound from the path "
             f"{number(by_path)}"
         )
@@ -481,7 +492,7 @@ def _gap_claims(runs: Columns) -> Sequence[Claim]:
             "below B = 1 and below the bound from the length of the path.",
             Effect.exact("smallest bound / smaller of B and the path bound", best, unit="ratio"),
             Rule(high=1.0, strict=True),
-            "; ".join(shown),
+            "; ".join(details),
         ),
     ]
 
@@ -496,8 +507,8 @@ def numbers(rows: Columns, runs: Columns) -> Rows:
         part = where(runs, map=name, lr=lr)
         lines.append(heading(f"{NAMES[name]}, η = {lr:g}:", lines[0]))
         for at, lam in enumerate(part["lambda"].tolist()):
-            shown = [number(float(part[one][at]), 3) for one in names]
-            lines.append((f"  {number(lam)}", *shown))
+            entries = [number(float(part[column][at]), 3) for column in names]
+            lines.append((f"  {number(lam)}", *entries))
     return lines
 
 
@@ -516,8 +527,8 @@ def drifts(rows: Columns, runs: Columns, narrow: bool = False) -> Figure:
             part = where(runs, map=name, lr=lr)
             axes.plot(part["lambda"], part["distance"], look[1], color=look[0], ms=4.5,
                       label=f"distance, η = {lr:g}")  # fmt: skip
-            shown = np.where(part["drift"] < 100, part["drift"], np.nan)
-            axes.plot(part["lambda"], shown, "--", color=look[0], marker=look[1], mfc="none", ms=3,
+            drift = np.where(part["drift"] < 100, part["drift"], np.nan)
+            axes.plot(part["lambda"], drift, "--", color=look[0], marker=look[1], mfc="none", ms=3,
                       lw=1.2)  # fmt: skip
         axes.plot([], [], "--", color=style.BLACK, lw=1.2, label="drift D (hollow)")
         axes.set_title(title, loc="left")

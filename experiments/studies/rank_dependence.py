@@ -136,8 +136,8 @@ def nuclear(at: Tensor) -> Tensor:
     """
     gram = at @ at.mT
     diverged = ~gram.isfinite().all(-1).all(-1)
-    known = gram.masked_fill(diverged[:, None, None], 0.0)
-    norms = torch.linalg.eigvalsh(known).clamp_min(0).sqrt().sum(-1)
+    finite_gram = gram.masked_fill(diverged[:, None, None], 0.0)
+    norms = torch.linalg.eigvalsh(finite_gram).clamp_min(0).sqrt().sum(-1)
     return norms.masked_fill(diverged, torch.inf)
 
 
@@ -148,8 +148,8 @@ def _oracle(
     runs, rank, inputs = goal.shape
     rng = generator(rank, Draw.BATCH, step=step)
     x, noise = (
-        torch.from_numpy(rng.standard_normal((seeds, many, batch))).repeat(runs // seeds, 1, 1)
-        for many in (inputs, rank)
+        torch.from_numpy(rng.standard_normal((seeds, size, batch))).repeat(runs // seeds, 1, 1)
+        for size in (inputs, rank)
     )
     noise = noise * label_noise
     error = (params["X"] - goal) @ x - noise
@@ -200,9 +200,9 @@ def tunings(rows: Columns, method: str) -> dict[float, Tuned]:
 
 def tuned_rows(rows: Columns) -> Columns:
     """Return the rows with each method's best factor at each rank, and those of SGD-M at 1/L."""
-    kept = (rows["method"] == "sgd-m") & (rows["factor"] == 1)
-    usual = {name: column[kept] for name, column in rows.items()}
-    parts = [usual | {"method": np.full(kept.sum(), USUAL)}]
+    mask = (rows["method"] == "sgd-m") & (rows["factor"] == 1)
+    usual = {name: column[mask] for name, column in rows.items()}
+    parts = [usual | {"method": np.full(mask.sum(), USUAL)}]
     parts += [
         where(rows, method=method, rank=rank, factor=tuned.best)
         for method in METHODS
@@ -220,10 +220,10 @@ def less_than_sgd(last: Mapping[str, Slope]) -> dict[str, Slope]:
     sgd = last["sgd-m"]
     return {
         NAMES[name]: Slope(
-            sgd.value - one.value, sgd.low - one.high, sgd.high - one.low,
-            min(sgd.free, one.free), sgd.few or one.few,
+            sgd.value - muon.value, sgd.low - muon.high, sgd.high - muon.low,
+            min(sgd.free, muon.free), sgd.few or muon.few,
         )
-        for name, one in last.items()
+        for name, muon in last.items()
         if name in MAPS
     }  # fmt: skip
 
@@ -231,9 +231,9 @@ def less_than_sgd(last: Mapping[str, Slope]) -> dict[str, Slope]:
 def claims(rows: Columns) -> Sequence[Claim]:
     """Return the claims about the slopes of log norm against log rank."""
     tuned, best = {name: tunings(rows, name) for name in METHODS}, tuned_rows(rows)
-    every = {name: slopes(best, name) for name in NAMES}
-    last = {name: list(by_length.values())[-1] for name, by_length in every.items()}
-    chosen = {name: "factors " + ", ".join(f"{one.best:g}" for one in tuned[name].values())
+    by_method = {name: slopes(best, name) for name in NAMES}
+    last = {name: list(by_length.values())[-1] for name, by_length in by_method.items()}
+    factors = {name: "factors " + ", ".join(f"{tuning.best:g}" for tuning in tuned[name].values())
               for name in METHODS}  # fmt: skip
 
     def untuned(*names: str) -> str:
@@ -245,7 +245,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
             "grows with r, about like √r.",
             Effect.between("log-log slope", {"": last[USUAL]}, unit="slope"),
             Rule(PROMISED - 0.25, PROMISED + 0.25),
-            f"{in_words(every[USUAL])}; √r is a slope of +{PROMISED}; the slope at the largest "
+            f"{in_words(by_method[USUAL])}; √r is a slope of +{PROMISED}; the slope at the largest "
             "K must be within ±0.25 of that",
         ),
         Claim(
@@ -253,7 +253,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
             "grows with r.",
             Effect.between("log-log slope", {"": last["sgd-m"]}, unit="slope"),
             POSITIVE,
-            f"{last['sgd-m']}; {chosen['sgd-m']}",
+            f"{last['sgd-m']}; {factors['sgd-m']}",
             untuned=untuned("sgd-m"),
         ),
         *(
@@ -263,7 +263,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
                 "each rank.",
                 Effect.between("log-log slope", {"": last[name]}, unit="slope"),
                 Rule(-FLAT, FLAT),
-                f"{in_words(every[name])}; {chosen[name]}",
+                f"{in_words(by_method[name])}; {factors[name]}",
                 untuned=untuned(name),
             )
             for name in MAPS
@@ -310,9 +310,9 @@ def dependence(rows: Columns, narrow: bool = False) -> Figure:
     lengths = np.unique(rows["steps"])
     for name, look in zip(named(rows), style.SERIES, strict=False):
         label = NAMES[name]
-        last, every = norms(rows, name, lengths[-1]), slopes(rows, name).values()
+        last, fits = norms(rows, name, lengths[-1]), slopes(rows, name).values()
         style.errorbars(left, last.sizes, last.means, last.reach, look, label)
-        value, low, high = np.array([(one.value, one.low, one.high) for one in every]).T
+        value, low, high = np.array([(fit.value, fit.low, fit.high) for fit in fits]).T
         style.errorbars(right, lengths, value, (value - low, high - value), look)
     guide = norms(rows, named(rows)[0], lengths[-1])
     line = 1.3 * guide.means[-1] * np.sqrt(guide.sizes / guide.sizes[-1])

@@ -210,22 +210,24 @@ class Stack:
             )
             for case in cases
         ]
-        ranged = [(case, own) for case, (own, *_) in zip(cases, verdicts, strict=True)]
+        ranged = [
+            (case, certificate) for case, (certificate, *_) in zip(cases, verdicts, strict=True)
+        ]
         runs = {name: value[:: 1 + self.trials] for name, value in models.items()}
-        of = config, shared.data, shared.source.classes, experiment, runs
-        losses = measured_losses(*of, [gap.proved_range(*one) for one in ranged])
-        why = [gap.why_one(*one) for one in ranged]
-        bounds = [own.bound for _, own in ranged]
-        then = _after_changes(ranged, why, losses, partial(measured_losses, *of))
-        seen = shared.data.sizes[plan.schedule()].sum() * config.local.steps
+        arguments = config, shared.data, shared.source.classes, experiment, runs
+        losses = measured_losses(*arguments, [gap.proved_range(*entry) for entry in ranged])
+        reasons = [gap.why_one(*entry) for entry in ranged]
+        bounds = [certificate.bound for _, certificate in ranged]
+        then = _after_changes(ranged, reasons, losses, partial(measured_losses, *arguments))
+        samples = shared.data.sizes[plan.schedule()].sum() * config.local.steps
         return {
             "runs": self._run_rows(shared, verdicts, losses, moved),
             "neighbours": self._neighbour_rows(shared, verdicts, moved),
-            "status": [one.status if one else "refused" for one in bounds],
+            "status": [bound.status if bound else "refused" for bound in bounds],
             "assumes": list(bounds[0].assumptions if bounds[0] else ()),
-            **gap.as_record(why, then),
+            **gap.as_record(reasons, then),
             # products of samples with the weights [d, c], in forward and backward passes
-            "flop": 4.0 * d * c * float(seen) * self.size,
+            "flop": 4.0 * d * c * float(samples) * self.size,
             "seconds": time.perf_counter() - begun,
         }
 
@@ -247,8 +249,8 @@ class Stack:
         draws = draw(data, source, self.trials, config.federation.seed, law)
         # eta and lambda [2, S]: a run and all its neighbours have the same pair
         pairs = torch.tensor(self.pairs, dtype=torch.float64)
-        each = pairs.repeat_interleave(1 + self.trials, 0).T.contiguous()
-        experiment = build_experiment(config, data, None, *each)
+        hyperparameters = pairs.repeat_interleave(1 + self.trials, 0).T.contiguous()
+        experiment = build_experiment(config, data, None, *hyperparameters)
         first = begin(experiment.recipe, experiment.task, config.federation.seed).params["weight"]
         start = start_of(first[0].cpu().numpy(), source)
         return StackData(config, source, data, draws, draws[:, 0], experiment, start)
@@ -269,29 +271,31 @@ class Stack:
     ) -> list[Record]:
         """Return the rows of runs.csv for this stack."""
         rows = []
-        for pair, each, loss, far in zip(self.pairs, verdicts, losses, moved, strict=True):
-            value, one, wide = (own.bound.value if own.bound else math.nan for own in each)
+        for pair, triple, loss, far in zip(self.pairs, verdicts, losses, moved, strict=True):
+            bound, bound_one, bound_global = (
+                certificate.bound.value if certificate.bound else math.nan for certificate in triple
+            )
             shares = []
-            for own in each:
-                certificates = _of_clients(own.certificates, shared.client)
+            for certificate in triple:
+                certificates = _of_clients(certificate.certificates, shared.client)
                 used = certificates != 0
                 shares.append(float((far[used] / certificates[used]).max(initial=0.0)))
             rows.append(
                 self._setting(pair)
                 | {
                     "gap": loss.gap.gap,
-                    "bound": value,
+                    "bound": bound,
                     "mean_perturbation": float(far.mean()) if len(far) else math.nan,
                     "max_perturbation": float(far.max(initial=0.0)),
-                    "within": loss.gap.gap <= value,
+                    "within": loss.gap.gap <= bound,
                     "gap_low": loss.gap.low,
                     "gap_high": loss.gap.high,
                     "table_gap": loss.plain,
-                    "bound_one": one,
+                    "bound_one": bound_one,
                     "share": shares[0],
-                    "bound_global": wide,
+                    "bound_global": bound_global,
                     "share_global": shares[2],
-                    "range": each[0].loss_bound,
+                    "range": triple[0].loss_bound,
                     "accuracy": loss.accuracy,
                     "train_loss": loss.gap.empirical,
                     "test_loss": loss.gap.empirical + loss.plain,
@@ -308,7 +312,7 @@ class Stack:
         """
         data, draws, client, labels = shared.data, shared.draws, shared.client, shared.source.labels
         index = data.train_index[data.order[data.offsets[client] + draws[:, 1]]]
-        found = []
+        records = []
         for pair, (verdict, *_), far in zip(self.pairs, verdicts, moved, strict=True):
             columns = {
                 "trial": np.arange(len(draws)),
@@ -324,8 +328,8 @@ class Stack:
             }
             rows = zip(*(values.tolist() for values in columns.values()), strict=True)
             setting = self._setting(pair)
-            found += [setting | dict(zip(columns, row, strict=True)) for row in rows]
-        return found
+            records += [setting | dict(zip(columns, row, strict=True)) for row in rows]
+        return records
 
 
 def _of_clients(values: np.ndarray | None, client: np.ndarray) -> np.ndarray:
@@ -337,7 +341,7 @@ def _of_clients(values: np.ndarray | None, client: np.ndarray) -> np.ndarray:
 
 
 def _after_changes(
-    ranged: list[tuple[certificates.CertifiedSetting, Certificate]], why: list[gap.Why],
+    ranged: list[tuple[certificates.CertifiedSetting, Certificate]], reasons: list[gap.Why],
     losses: list[Loss], measure: Callable[[list[float]], list[Loss]],
 ) -> list[str]:  # fmt: skip
     """Return a verdict on the gap of each run.
@@ -345,14 +349,17 @@ def _after_changes(
     If a note suggests changes to the config, the verdicts are those for the changed configs.
     """
     verdicts = [verdict for _, verdict in ranged]
-    if any(one.changes for one in why):
+    if any(reason.changes for reason in reasons):
         after = [gap.after_changes(case) for case, _ in ranged]
         verdicts, tops = map(list, zip(*after, strict=True))
         try:
             losses = measure(tops)
         except InputError:  # with other rounding, the losses differ more than the range allows
             return [INCONCLUSIVE]
-    return [gap.verdict_on(one.gap, own) for one, own in zip(losses, verdicts, strict=True)]
+    return [
+        gap.verdict_on(loss.gap, certificate)
+        for loss, certificate in zip(losses, verdicts, strict=True)
+    ]
 
 
 # Suite
@@ -367,12 +374,12 @@ COMPARED = (
 def work(content: dict[str, Any], request: SuiteRequest) -> "Stability":
     """Return the suite. Runs that share samples and schedule form a stack."""
     suite = validate(Suite, content)
-    named = {"data": {"name": request.data}}
-    read = merged(merged(suite.base, request.changes), named)
+    data_table = {"data": {"name": request.data}}
+    read = merged(merged(suite.base, request.changes), data_table)
     source = read_source(cell({"data": read["data"]})) if request.data != "synthetic" else None
-    suite = suite.model_copy(update={"base": merged(suite.base, named)})
-    every = stacks(suite, source, request.changes)
-    return Stability(request, "stability", suite.title, every, suite.published)
+    suite = suite.model_copy(update={"base": merged(suite.base, data_table)})
+    all_stacks = stacks(suite, source, request.changes)
+    return Stability(request, "stability", suite.title, all_stacks, suite.published)
 
 
 def stacks(suite: Suite, source: Source | None, changes: Tables) -> list[Stack]:
@@ -386,13 +393,13 @@ def stacks(suite: Suite, source: Source | None, changes: Tables) -> list[Stack]:
     contents.require_free("--set", changes, SETTLED)
     contents.require_free("[base]", suite.base, {**SETTLED, "data.name": ""})
     base = merged(merged(BASE, suite.base), changes)
-    test, most = contents.room(source, base.get("data", {}).get("test", TEST))
+    test, most_train = contents.room(source, base.get("data", {}).get("test", TEST))
     grid, share = suite.grid, max(1, REPLICAS // (1 + suite.trials))
     pairs = list(itertools.product(grid.lr, grid.lambda_))
-    sizes = sorted({min(n, most) for n in grid.train})
-    every = itertools.product(sizes, grid.alpha, grid.per_round, suite.seeds)
-    found = []
-    for train, alpha, per_round, seed in every:
+    sizes = sorted({min(n, most_train) for n in grid.train})
+    combinations = itertools.product(sizes, grid.alpha, grid.per_round, suite.seeds)
+    batches = []
+    for train, alpha, per_round, seed in combinations:
         setting: dict[str, dict[str, Scalar]] = {
             "data": {"train": train, "test": test, "alpha": alpha},
             "federation": {"per-round": per_round, "seed": seed},
@@ -421,11 +428,11 @@ def stacks(suite: Suite, source: Source | None, changes: Tables) -> list[Stack]:
         if len(grid.lambda_) > 1 and not reads(config, "orthogonalizer.lambda"):
             raise InputError(f"[grid] {refusal(config, 'orthogonalizer.lambda', grid.lambda_)}")
         for first in range(0, len(pairs), share):
-            one = Stack(config, tuple(pairs[first : first + share]), suite.trials)
-            found.append(dataclasses.replace(one, config=one.at(one.pairs[0])))
+            batch = Stack(config, tuple(pairs[first : first + share]), suite.trials)
+            batches.append(dataclasses.replace(batch, config=batch.at(batch.pairs[0])))
     for place, tables in (("--set", changes), ("[base]", suite.base)):
-        contents.require_read(place, tables, [stack.config for stack in found])
-    return found
+        contents.require_read(place, tables, [batch.config for batch in batches])
+    return batches
 
 
 @dataclass(frozen=True)
@@ -441,14 +448,15 @@ class Stability(Work):
     def decisive(self) -> list[Any]:
         """The suite, the scale, and all settings of every stack, as JSON values."""
         settings = [
-            [one.name, one.pairs, one.trials, contents.locked(one.config)] for one in self.cells
+            [batch.name, batch.pairs, batch.trials, contents.locked(batch.config)]
+            for batch in self.cells
         ]
         return [self.request.stem, self.request.scale, settings]
 
     @property
     def configs(self) -> Sequence[Config]:
         """The config of each run. A stack has one run for each pair (eta, lambda)."""
-        return [one.at(pair) for one in self.cells for pair in one.pairs]
+        return [batch.at(pair) for batch in self.cells for pair in batch.pairs]
 
     @property
     def published(self) -> Published | None:
@@ -478,10 +486,12 @@ class Stability(Work):
         data, scale = self.request.data, self.request.scale
         config, source = resolve(self.cells[0].config), PUBLISHED_FOR.get(data, "")
         seconds = sum(record["seconds"] for record in records)
-        count = sum(one.size for one in self.cells)
+        count = sum(batch.size for batch in self.cells)
         flop = sum(record["flop"] for record in records)
         dtype, device = DTYPES[config.engine.dtype], torch.device(config.engine.device)
-        best = max(rate(one, SIDE, SIDE, SIDE, dtype, device) for one in supported(dtype, device))
+        best = max(
+            rate(kernel, SIDE, SIDE, SIDE, dtype, device) for kernel in supported(dtype, device)
+        )
         names = ("status", "assumes", "gap_notes", "gap_changes", "gap_then")
         status, *lists = (
             list(dict.fromkeys(chain(*(record.get(name, []) for record in records))))
@@ -511,7 +521,9 @@ def _aggregate(records: list[Record]) -> Record:
     runs = [run for record in records for run in record["runs"]]
     columns = {"gap_within_bound": "within", "mean_gap": "table_gap", "mean_bound": "bound",
                "mean_perturbation": "mean_perturbation"}  # fmt: skip
-    means = {name: float(np.mean([run[of] for run in runs])) for name, of in columns.items()}
+    means = {
+        name: float(np.mean([run[column] for run in runs])) for name, column in columns.items()
+    }
     return {"runs": len(runs), **means}
 
 

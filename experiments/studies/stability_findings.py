@@ -85,7 +85,7 @@ def _every(runs: Columns) -> Titled:
         ends = runs["bound"][at], share[at], runs["mean_perturbation"][at]
         setting = ", ".join(f"{runs[k][at]:g}" for k in factors)
         lines.append((setting, *learnt, f"{gap} ({low} to {high})",
-                      *(number(float(one), 3) for one in ends)))  # fmt: skip
+                      *(number(float(value), 3) for value in ends)))  # fmt: skip
     return "All runs", head, lines
 
 
@@ -103,16 +103,16 @@ def _beside(runs: Columns, published: Mapping[str, Any] | None) -> tuple[tuple[s
         "mean bound with C_hp = 1": number(float(runs["bound_one"].mean())),
         "mean gap at the clients' label shares": number(float(runs["gap"].mean())),
         **{
-            words: number(float(of(runs[name])))
-            for name, (words, of) in ASIDE.items()
+            words: number(float(statistic(runs[name])))
+            for name, (words, statistic) in ASIDE.items()
             if name in runs
         },
         "mean bound / B": number(float((runs["bound"] / runs.get("range", 1.0)).mean())),
     }
     if not published:
         return ("", "measured"), list(measured.items())
-    held = [str(published.get("runs", "–")), *(number(published.get(name)) for name in TABLE_2)]
-    rows = itertools.zip_longest(measured, measured.values(), held, fillvalue="–")
+    printed = [str(published.get("runs", "–")), *(number(published.get(name)) for name in TABLE_2)]
+    rows = itertools.zip_longest(measured, measured.values(), printed, fillvalue="–")
     return ("", "measured", f"Stability note, Table 2 ({published.get('data', '')})"), list(rows)
 
 
@@ -134,16 +134,16 @@ def phase(runs: Columns, narrow: bool = False) -> Figure:
     for axes, quantity in zip(panels, QUANTITIES, strict=True):
         table = np.full((len(lambdas), len(lrs)), np.nan)
         for row, column in np.ndindex(*table.shape):
-            here = (runs["lr"] == lrs[column]) & (runs["lambda"] == lambdas[row])
-            if here.any():
-                table[row, column] = runs[quantity][here].mean()
+            mask = (runs["lr"] == lrs[column]) & (runs["lambda"] == lambdas[row])
+            if mask.any():
+                table[row, column] = runs[quantity][mask].mean()
         texts = np.vectorize(style.compact, otypes=[object])(table)
-        shown = np.where(table > 0, table, np.nan)  # a logarithmic scale has no zero
-        known = shown[np.isfinite(shown)]
-        norm = LogNorm(known.min(), known.max()) if len(known) else Normalize()
-        style.heat_map(axes, shown, texts, norm, highest_is_best=False, size=8)
+        drawn = np.where(table > 0, table, np.nan)  # a logarithmic scale has no zero
+        finite = drawn[np.isfinite(drawn)]
+        norm = LogNorm(finite.min(), finite.max()) if len(finite) else Normalize()
+        style.heat_map(axes, drawn, texts, norm, highest_is_best=False, size=8)
         axes.set_xticks(range(len(lrs)), [style.plain(value) for value in lrs])
-        axes.set_yticks(range(len(lambdas)), [f"{one:.3g}" for one in 1 / np.sqrt(lambdas)])
+        axes.set_yticks(range(len(lambdas)), [f"{value:.3g}" for value in 1 / np.sqrt(lambdas)])
         axes.tick_params(length=0)
         axes.set_xlabel(style.NAMES["lr"])
         axes.set_ylabel(style.NAMES["lambda"])
@@ -210,8 +210,8 @@ def exposure(neighbours: Columns, narrow: bool = False) -> Figure:
     names = ("another label", "the same label")
     kinds = zip(names, by_label(neighbours), style.SERIES, strict=False)
     for label, part, (colour, marker) in kinds:
-        here = part & positive
-        axes.plot(at[0][here], at[1][here], marker, color=colour, ms=2.5, mew=0,
+        mask = part & positive
+        axes.plot(at[0][mask], at[1][mask], marker, color=colour, ms=2.5, mew=0,
                   rasterized=True, label=label)  # fmt: skip
     zero = finite & ~positive
     if zero.any():

@@ -142,13 +142,13 @@ class StudyWork(Work):
     def decisive(self) -> list[Any]:
         """The values that determine the results: the request, the settings and the cells' names."""
         request, settings = self.request, self.settings.model_dump(by_alias=True)
-        cells = [one.name for one in self.cells]
+        cells = [cell.name for cell in self.cells]
         return [request.stem, self.kind, request.data, request.scale, settings, cells]
 
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
         """Return the rows of NAME.csv for each NAME: the rows of all cells, one after the other."""
-        names = [name for name, held in records[0].items() if isinstance(held, list)]
-        return {name: [row for one in records for row in one[name]] for name in names}
+        names = [name for name, entry in records[0].items() if isinstance(entry, list)]
+        return {name: [row for record in records for row in record[name]] for name in names}
 
     def summary(self, records: list[Record]) -> Record:
         """Return the settings, and the additional content that the study defines."""
@@ -170,11 +170,11 @@ def run_chain(
         (k, X_k) before step k, for k = 0 .. steps - 1, and (steps, X_steps) at the end.
     """
     states = chain.init(params, {})
-    every = draws if isinstance(draws, Sequence) else [draws]
+    all_draws = draws if isinstance(draws, Sequence) else [draws]
     for step in range(steps):
         yield step, params
         at_step = partial(oracle, step)
-        now = [partial(draw, step=step) for draw in every]
+        now = [partial(draw, step=step) for draw in all_draws]
         context = Context(params, at_step, now, partial(_released, at_step))
         params, states = chain.step(params, states, context)
     yield steps, params
@@ -185,11 +185,11 @@ def _released(gradient: Callable[[Params], tuple[Tensor, Params]], points: Point
 
     The weights sum to 1 and the noise of all gradients is the same, so the average has this noise.
     """
-    found = [(share, gradient(at)[1]) for share, at in points]
+    slopes = [(share, gradient(at)[1]) for share, at in points]
     return Released(
         {
-            name: torch.stack([share * slope[name] for share, slope in found]).sum(0)
-            for name in found[0][1]
+            name: torch.stack([share * slope[name] for share, slope in slopes]).sum(0)
+            for name in slopes[0][1]
         }
     )
 
@@ -235,7 +235,7 @@ def split(rows: Columns, name: str, symbol: str) -> dict[str, Columns]:
 
     The keys of the result are texts such as `σ = 0.5`.
     """
-    return {f"{symbol} = {one:g}": where(rows, **{name: one}) for one in levels(rows, name)}
+    return {f"{symbol} = {level:g}": where(rows, **{name: level}) for level in levels(rows, name)}
 
 
 def slopes_claim(
@@ -251,7 +251,7 @@ def slopes_claim(
 
 def in_words(found: Mapping[str, Any]) -> str:
     """Return a dictionary as text, such as `σ = 1: 0.2; σ = 4: 0.3`."""
-    return "; ".join(f"{name}: {one}" for name, one in found.items())
+    return "; ".join(f"{name}: {value}" for name, value in found.items())
 
 
 def heading(title: str, head: Sequence[str]) -> tuple[str, ...]:
@@ -267,6 +267,6 @@ def draw_with_bound(
 
     The norms have intervals. The bound is a dashed line.
     """
-    norms, bounds = (curve(rows, "steps", one, **wanted) for one in ("mean_nuclear", "bound"))
+    norms, bounds = (curve(rows, "steps", column, **wanted) for column in ("mean_nuclear", "bound"))
     style.errorbars(axes, norms.sizes, norms.means, norms.reach, look, label)
     axes.plot(bounds.sizes, bounds.means, "--", color=look[0], lw=1.2, label=bound_label)
