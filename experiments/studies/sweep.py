@@ -82,20 +82,20 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Scalar]]:
 
 def parse_values(key: str, text: str) -> list[Scalar]:
     """Return the values of one key: a comma-separated list, or a range `lo:hi:logN` or `:linN`."""
-    if found := RANGE.fullmatch(text.replace(" ", "")):
-        ends = [_number(one) for one in found.groups()[:2]]
+    if match := RANGE.fullmatch(text.replace(" ", "")):
+        ends = [_number(end) for end in match.groups()[:2]]
         if None not in ends:
-            return _spaced(f"--grid {key}={text}", found[1], found[2], found[3], found[4])
-    words = [one.strip() for one in text.split(",")]
+            return _spaced(f"--grid {key}={text}", match[1], match[2], match[3], match[4])
+    words = [part.strip() for part in text.split(",")]
     if not all(words):
         raise InputError(f"--grid {key}={text} has an empty value. Write values as a,b,c.")
-    found_values = []
+    values = []
     for word in words:
-        held: Any = override({}, [f"{key}={word}"])
-        while isinstance(held, dict):
-            (held,) = held.values()
-        found_values.append(held)
-    return found_values
+        value: Any = override({}, [f"{key}={word}"])
+        while isinstance(value, dict):
+            (value,) = value.values()
+        values.append(value)
+    return values
 
 
 def _number(text: str) -> float | None:
@@ -117,22 +117,26 @@ def _spaced(place: str, low: str, high: str, kind: str, count: str) -> list[Scal
             f"{place} is not a valid range. Write a range as LOW:HIGH:log7 or LOW:HIGH:lin5, "
             "where 7 and 5 are numbers of values."
         )
-    if not 2 <= (many := int(count)) <= MOST_POINTS:
+    if not 2 <= (size := int(count)) <= MOST_POINTS:
         raise InputError(
-            f"{place} has {many} values, but a range must have 2 to {MOST_POINTS} values. Change "
+            f"{place} has {size} values, but a range must have 2 to {MOST_POINTS} values. Change "
             f"the end of the range from {kind}{count} to {kind}7, for example."
         )
     if first == last:
         raise InputError(f"{place} begins and ends with the same number. Use two numbers.")
     if kind == "log" and min(first, last) <= 0:
         raise InputError(
-            f"{place} has a log scale, which needs numbers above 0. Use lin{many} instead of "
-            f"log{many}, or two numbers above 0."
+            f"{place} has a log scale, which needs numbers above 0. Use lin{size} instead of "
+            f"log{size}, or two numbers above 0."
         )
-    spaced = (np.geomspace if kind == "log" else np.linspace)(first, last, many)
-    values = [float(f"{one:.12g}") for one in spaced]
-    whole = all(re.fullmatch(r"[+-]?\d+", one) for one in (low, high))
-    return [int(one) for one in values] if whole and all(one % 1 == 0 for one in values) else values
+    spaced = (np.geomspace if kind == "log" else np.linspace)(first, last, size)
+    values = [float(f"{value:.12g}") for value in spaced]
+    integral = all(re.fullmatch(r"[+-]?\d+", end) for end in (low, high))
+    return (
+        [int(value) for value in values]
+        if integral and all(value % 1 == 0 for value in values)
+        else values
+    )
 
 
 def checked_grid(grid: Mapping[str, Any], settled: Tables) -> dict[str, list[Scalar]]:
@@ -146,7 +150,7 @@ def checked_grid(grid: Mapping[str, Any], settled: Tables) -> dict[str, list[Sca
         raise InputError(
             f"grid is {shown(grid)}, but it must be a dict, such as {{'local.lr': [0.1, 1.0]}}"
         )
-    made: dict[str, list[Scalar]] = {}
+    checked: dict[str, list[Scalar]] = {}
     for key, values in grid.items():
         if not isinstance(values, str | Iterable) or not len([*values]):
             raise InputError(
@@ -168,30 +172,30 @@ def checked_grid(grid: Mapping[str, Any], settled: Tables) -> dict[str, list[Sca
             raise InputError(
                 f"--grid and --set both contain the key {key}: remove the key from one of them"
             )
-        made[key] = (
+        checked[key] = (
             parse_values(key, values)
             if isinstance(values, str)
-            else [one.item() if isinstance(one, np.generic) else one for one in values]
+            else [value.item() if isinstance(value, np.generic) else value for value in values]
         )
-        odd = [one for one in made[key] if not isinstance(one, str | int | float)]
+        odd = [value for value in checked[key] if not isinstance(value, str | int | float)]
         if odd:
             raise InputError(
                 f"--grid {key} contains {shown(odd[0])}, but values must be numbers, texts, true "
                 "or false"
             )
-        if len(made[key]) == 1:
-            one = _written(made[key][0])
+        if len(checked[key]) == 1:
+            value_text = _written(checked[key][0])
             raise InputError(
-                f"--grid {key} has one value, {one}, so there is nothing to compare. List "
+                f"--grid {key} has one value, {value_text}, so there is nothing to compare. List "
                 "several values as a,b,c, write a range as 0.01:10:log7 or 0:1:lin5, or use "
-                f"--set {key}={one}."
+                f"--set {key}={value_text}."
             )
-        twice = [one for place, one in enumerate(made[key]) if one in made[key][:place]]
+        twice = [value for place, value in enumerate(checked[key]) if value in checked[key][:place]]
         if twice:
             raise InputError(
                 f"--grid {key} contains the value {_written(twice[0])} twice: list each value once"
             )
-    return made
+    return checked
 
 
 def _written(value: Scalar) -> str:
@@ -225,23 +229,23 @@ class Metric:
             )
         way, _, bare = text.rpartition(":")
         name = record_name(bare)
-        names = [spelled(one) for one in known]
+        names = [spelled(metric) for metric in known]
         if way not in ("", "max", "min"):
             raise InputError(
                 f"--select {text} has the direction {way!r}, but the direction must be max or min: "
                 f"write max:{bare} or min:{bare}"
             )
-        held_out = any(one.startswith("validation") for one in known)
+        held_out = any(metric.startswith("validation") for metric in known)
         if name.startswith("validation") and not held_out:
             raise InputError(
                 f"--select {text} needs validation samples. Set data.validation=0.2 (if the "
-                "training and test samples use up the data, also set a smaller data.train), or "
-                f"use --select {next((one for one in names if one == 'train-loss'), names[0])}."
+                "training and test samples use up the data, also set a smaller data.train), or use "
+                f"--select {next((label for label in names if label == 'train-loss'), names[0])}."
             )
         if name not in known:
             mend = instead(bare, names, "choose one of")
-            own = "" if way else " (for your own metric, write max:NAME or min:NAME)"
-            raise InputError(f"--select {text} is not a metric of these runs: {mend}{own}")
+            hint = "" if way else " (for your own metric, write max:NAME or min:NAME)"
+            raise InputError(f"--select {text} is not a metric of these runs: {mend}{hint}")
         if not (way or name.endswith(("loss", "accuracy", "gap"))):
             raise InputError(
                 f"--select {text} does not say whether larger or smaller values are better: write "
@@ -289,14 +293,14 @@ class SweptRun(TrainingRun):
     @property
     def name(self) -> str:
         """The name of the run folder: `lr=0.1,recipe=fedavg,seed=0`."""
-        named = f"{self.variant},seed={self.config.federation.seed}".removeprefix(",")
-        slug = re.sub(r"[^A-Za-z0-9.,=+-]+", "-", named).lstrip(".-")
-        return slug if len(slug) <= LONG else f"{slug[:LONG]}-{digest(named.encode())[:8]}"
+        label = f"{self.variant},seed={self.config.federation.seed}".removeprefix(",")
+        slug = re.sub(r"[^A-Za-z0-9.,=+-]+", "-", label).lstrip(".-")
+        return slug if len(slug) <= LONG else f"{slug[:LONG]}-{digest(label.encode())[:8]}"
 
     def compute(self) -> Record:
         """Train the run, and return its final measures, or nan if the run diverged."""
         try:
-            found = super().compute()
+            record = super().compute()
         except InputError as error:
             raise InputError(f"the run {self.name}: {error}") from error
         assert self.folder is not None
@@ -307,8 +311,8 @@ class SweptRun(TrainingRun):
         if private is None and (self.folder / spending.LEDGER).exists():  # the run diverged
             with contextlib.suppress(InputError):
                 private = spending.spent(self.folder)
-        found |= {"spent": spending.account_of(private)} if private else {}
-        return found | {"ends": ends, "trained": found["rows"][-1]["train_seconds"]}
+        record |= {"spent": spending.account_of(private)} if private else {}
+        return record | {"ends": ends, "trained": record["rows"][-1]["train_seconds"]}
 
 
 @dataclass(frozen=True)
@@ -347,10 +351,10 @@ class GridSearch(WorkOfRuns):
     @property
     def mismatch(self) -> str:
         """The end of the error message for a folder whose lock does not match."""
-        more = "add values to --grid, or raise --seeds" if self.grid else "raise --seeds"
+        advice = "add values to --grid, or raise --seeds" if self.grid else "raise --seeds"
         return (
             "does not match the config and options that you passed. Pass the config and options "
-            f"with which the {'sweep' if self.grid else 'runs'} started. You can {more}. If "
+            f"with which the {'sweep' if self.grid else 'runs'} started. You can {advice}. If "
             "nothing differs, another version of fedmuon wrote the file, or the file is damaged: "
             "choose another folder with --out."
         )
@@ -369,7 +373,7 @@ class GridSearch(WorkOfRuns):
 
         A row contains the point of the grid, the seed and the measures.
         """
-        names = dict.fromkeys(name for one in records for name in one["ends"])
+        names = dict.fromkeys(name for record in records for name in record["ends"])
         return [
             {**self.values_at(cell), "seed": record["head"]["seed"], "run": cell.name}
             | dict.fromkeys(names, math.nan) | record["ends"] | {"note": record["note"]}
@@ -392,19 +396,19 @@ class GridSearch(WorkOfRuns):
         points: dict[tuple[str, ...], list[Record]] = {}
         for row in cells:  # compare as text, because 1 and True are equal
             points.setdefault(tuple(repr(row[key]) for key in self.grid), []).append(row)
-        found = []
+        averaged = []
         for rows in points.values():
-            made = {key: rows[0][key] for key in self.grid} | {"runs": len(rows)}
-            made["diverged"] = sum(bool(row["note"]) for row in rows)
+            point = {key: rows[0][key] for key in self.grid} | {"runs": len(rows)}
+            point["diverged"] = sum(bool(row["note"]) for row in rows)
             for name in names:
-                told = seed_statistics([row[name] for row in rows])
-                made |= {
-                    name: told["mean"],
-                    f"{name}_low": told["low"],
-                    f"{name}_high": told["high"],
+                statistics = seed_statistics([row[name] for row in rows])
+                point |= {
+                    name: statistics["mean"],
+                    f"{name}_low": statistics["low"],
+                    f"{name}_high": statistics["high"],
                 }
-            found.append(made)
-        return found
+            averaged.append(point)
+        return averaged
 
     def best(self, points: Sequence[Record]) -> dict[str, Record]:
         """Return the best point of each recipe.
@@ -412,64 +416,66 @@ class GridSearch(WorkOfRuns):
         The mean of a point is nan if at least one of its runs diverged. A recipe is left out if the
         metric is nan at all of its points.
         """
-        found: dict[str, Record] = {}
+        best: dict[str, Record] = {}
         assert self.metric is not None
         for row in points:
             recipe = str(row.get(RECIPE) or self.cells[0].config.local.recipe)
-            value, least = (
+            value, best_value = (
                 row[self.metric.name],
-                found.get(recipe, {}).get(self.metric.name, math.nan),
+                best.get(recipe, {}).get(self.metric.name, math.nan),
             )
-            if self.metric.better(value, least):
-                found[recipe] = row
-        return found
+            if self.metric.better(value, best_value):
+                best[recipe] = row
+        return best
 
     def warnings(self, points: Sequence[Record], best: Mapping[str, Record]) -> list[str]:
         """Return warnings about the best values, such as a value at the end of its range."""
-        said = []
+        messages = []
         for recipe, row in best.items():
-            mine = [one for one in points if one.get(RECIPE) == row.get(RECIPE)]
+            recipe_points = [point for point in points if point.get(RECIPE) == row.get(RECIPE)]
             for key in self.grid:
-                values = {one[key] for one in mine if not isinstance(one[key], str | bool)}
+                values = {
+                    point[key] for point in recipe_points if not isinstance(point[key], str | bool)
+                }
                 at_end = len(values) > 1 and row[key] in (min(values), max(values))
                 if at_end and not _is_limit(key, row[key]):
                     end = "largest" if row[key] == max(values) else "smallest"
-                    said.append(
+                    messages.append(
                         f"the best {key} of {recipe} is {_written(row[key])}, the {end} value of "
                         "the grid. A better value may lie outside the grid, so extend the grid"
                     )
-                said += [
-                    f"the best point of {recipe} lies next to {key} = {_written(one[key])}, where "
-                    f"{one['diverged']} of {one['runs']} runs diverged. The best point may diverge "
-                    f"with new seeds. Choose {key} farther from {_written(one[key])}, or tune "
-                    "with more seeds"
-                    for one in self.beside(row, key, mine)
-                    if one["diverged"]
+                messages += [
+                    f"the best point of {recipe} lies next to {key} = {_written(point[key])}, "
+                    f"where {point['diverged']} of {point['runs']} runs diverged. The best point "
+                    f"may diverge with new seeds. Choose {key} farther from "
+                    f"{_written(point[key])}, or tune with more seeds"
+                    for point in self.beside(row, key, recipe_points)
+                    if point["diverged"]
                 ]
         assert self.metric is not None
         recipes: dict[str, list[Record]] = {}
-        for one in points:
-            recipes.setdefault(str(one.get(RECIPE) or ""), []).append(one)
-        for name, mine in recipes.items():
+        for point in points:
+            recipes.setdefault(str(point.get(RECIPE) or ""), []).append(point)
+        for name, recipe_points in recipes.items():
             if best.keys().isdisjoint([name] if name else best):
-                lost = all(one["diverged"] for one in mine)
-                why = "diverged" if lost else f"lacks {self.metric.words}"
-                mend = "lower the step sizes" if lost else "choose another --select"
-                said.append(
-                    f"no best point exists, because every point of {name or 'the grid'} {why}: "
+                all_diverged = all(point["diverged"] for point in recipe_points)
+                problem = "diverged" if all_diverged else f"lacks {self.metric.words}"
+                mend = "lower the step sizes" if all_diverged else "choose another --select"
+                messages.append(
+                    f"no best point exists, because every point of {name or 'the grid'} {problem}: "
                     f"{mend}"
                 )
-        said += self.fixed_auxiliary()
+        messages += self.fixed_auxiliary()
         if self.private:
-            said.append(PRIVATE_NOTE[0].lower() + PRIVATE_NOTE[1:].rstrip("."))
-        return said
+            messages.append(PRIVATE_NOTE[0].lower() + PRIVATE_NOTE[1:].rstrip("."))
+        return messages
 
     @property
     def private(self) -> bool:
         """Whether a run of the sweep is private."""
         return any(
-            one.config.local.recipe in PRIVATE or one.config.privacy.level == "client"
-            for one in self.cells
+            cell.config.local.recipe in PRIVATE or cell.config.privacy.level == "client"
+            for cell in self.cells
         )
 
     def beside(self, row: Record, key: str, points: Sequence[Record]) -> list[Record]:
@@ -478,9 +484,9 @@ class GridSearch(WorkOfRuns):
         A step leads to the next lower or the next higher value.
         """
         others = {name: row[name] for name in self.grid if name != key}
-        line = [one for one in points if not isinstance(one[key], str | bool)
-                and {name: one[name] for name in others} == others]  # fmt: skip
-        line.sort(key=lambda one: one[key])
+        line = [point for point in points if not isinstance(point[key], str | bool)
+                and {name: point[name] for name in others} == others]  # fmt: skip
+        line.sort(key=lambda point: point[key])
         if row not in line:
             return []
         place = line.index(row)
@@ -491,14 +497,14 @@ class GridSearch(WorkOfRuns):
         if "local.lr" not in self.grid or "local.aux-lr" in self.grid:
             return []
         fixed = {
-            one.config.local.aux_lr or aux_rate(one.config.local)
-            for one in self.cells
-            if reads(one.config, "local.aux-lr") and not is_own(one.config.local.recipe)
+            cell.config.local.aux_lr or aux_rate(cell.config.local)
+            for cell in self.cells
+            if reads(cell.config, "local.aux-lr") and not is_own(cell.config.local.recipe)
         }
         return [
-            f"local.aux-lr is {_written(one)} at every point, because it does not change with "
+            f"local.aux-lr is {_written(rate)} at every point, because it does not change with "
             "local.lr. To tune both step sizes, add local.aux-lr to the grid"
-            for one in sorted(fixed)
+            for rate in sorted(fixed)
         ]
 
     def summary(self, records: list[Record]) -> Record:
@@ -507,18 +513,18 @@ class GridSearch(WorkOfRuns):
         The file contains the grid, the metric, the means, the best points and the warnings.
         """
         rows = self.over_seeds(self.rows(records))
-        found: Record = {
+        content: Record = {
             "runs": len(records),
-            "diverged": sum(bool(one["note"]) for one in records),
-            "grid": {key: [*held] for key, held in self.grid.items()},
+            "diverged": sum(bool(record["note"]) for record in records),
+            "grid": {key: [*values] for key, values in self.grid.items()},
             "table": [*map(_finite, rows)],
         }
-        if accounts := [one["spent"] for one in records if "spent" in one]:
-            found["privacy"] = spending.together(accounts)
+        if accounts := [record["spent"] for record in records if "spent" in record]:
+            content["privacy"] = spending.together(accounts)
         if self.metric is None:
-            return found
+            return content
         best = self.best(rows)
-        return found | {
+        return content | {
             "select": spelled(self.metric.name),
             "better": "higher" if self.metric.rising else "lower",
             "selected_on_test_data": self.metric.on_test,
@@ -535,19 +541,21 @@ def _is_limit(key: str, value: Any) -> bool:
     table, _, name = key.partition(".")
     field = FIELDS.get(table, {}).get(name)
     ends = {
-        getattr(one, end, None) for one in getattr(field, "metadata", ()) for end in ("ge", "le")
+        getattr(constraint, end, None)
+        for constraint in getattr(field, "metadata", ())
+        for end in ("ge", "le")
     }
     return value == 0 or value in ends
 
 
 def _finite(row: Record) -> Record:
-    return {key: finite(one) if isinstance(one, float) else one for key, one in row.items()}
+    return {key: finite(value) if isinstance(value, float) else value for key, value in row.items()}
 
 
 def seed_statistics(values: Sequence[float]) -> dict[str, float]:
     """Return the mean over seeds, the ends of Student's 95% interval, and the number of seeds."""
-    found = mean_of(np.array(values, dtype=float))
-    return {"mean": found.value, "low": found.low, "high": found.high, "seeds": len(values)}
+    mean = mean_of(np.array(values, dtype=float))
+    return {"mean": mean.value, "low": mean.low, "high": mean.high, "seeds": len(values)}
 
 
 # From the request to the runs
@@ -591,41 +599,45 @@ def grid_search(
         InputError: If the grid has only one point, if a key does not exist or has no effect, or if
             the runs do not record the metric.
     """
-    made, held = checked_grid(grid, settled or {}), only_read(base)
-    first = held.get("federation", {}).get("seed", 0)
-    size = math.prod(map(len, made.values())) * seeds
+    checked, config_tables = checked_grid(grid, settled or {}), only_read(base)
+    first = config_tables.get("federation", {}).get("seed", 0)
+    size = math.prod(map(len, checked.values())) * seeds
     if size > MOST_RUNS:
         raise InputError(
             f"The sweep has {size} runs, but the maximum is {MOST_RUNS}. Use fewer values or "
             "fewer seeds."
         )
-    cells = [*_cells(base, made, [*range(first, first + seeds)], given)]
-    every = [one.config for one in cells]
-    contents.require_read("the config", base, every)
-    for key, values in made.items():
+    cells = [*_cells(base, checked, [*range(first, first + seeds)], given)]
+    configs = [cell.config for cell in cells]
+    contents.require_read("the config", base, configs)
+    for key, values in checked.items():
         tables: dict[str, Any] = {}
         put(tables, key, values[-1])
         if ".options." not in key:
-            contents.require_read("--grid", tables, every)
-    if any(one.engine.name == "deployment" for one in every):
+            contents.require_read("--grid", tables, configs)
+    if any(config.engine.name == "deployment" for config in configs):
         raise InputError(
             "engine.name is 'deployment', which would start new processes for every run of the "
             "sweep. Set engine.name=inline. To compute runs in parallel, use --jobs or --ray."
         )
-    if len({one.name for one in cells}) < len(cells):
+    if len({cell.name for cell in cells}) < len(cells):
         raise InputError(
             "Two points of the grid have the same name, because their values are too similar. "
             "List values that differ more."
         )
     metric = None
-    if made:
-        recipes = {one.local.recipe: one for one in reversed(every)}  # recipes may record others
-        names = dict.fromkeys(name for one in recipes.values() for name in measured_names(one))
+    if checked:
+        recipes = {
+            config.local.recipe: config for config in reversed(configs)
+        }  # recipes may record others
+        names = dict.fromkeys(
+            name for config in recipes.values() for name in measured_names(config)
+        )
         metric = Metric.named(select or "validation-loss", [*names])
-    words = f"{len(every)} runs of {every[0].local.recipe} on {every[0].data.name}"
+    words = f"{len(configs)} runs of {configs[0].local.recipe} on {configs[0].data.name}"
     repeats = {"seeds": [*range(first, first + seeds)]}
-    request = SweepRequest("sweep", every[0].data.name, "full", {}, None, seeds, repeats, command)
-    return GridSearch(request, "sweep" if made else "seeds", words, cells, made, metric)
+    request = SweepRequest("sweep", configs[0].data.name, "full", {}, None, seeds, repeats, command)
+    return GridSearch(request, "sweep" if checked else "seeds", words, cells, checked, metric)
 
 
 def _cells(
@@ -637,7 +649,7 @@ def _cells(
     example, a momentum has no effect on an optimizer without momentum.
     """
     names = dict(zip(grid, short([*grid]), strict=True))
-    seen = set()
+    marks = set()
     for values in itertools.product(*grid.values()):
         tables: dict[str, Any] = {}
         for key, value in zip(grid, values, strict=True):
@@ -645,9 +657,9 @@ def _cells(
         for seed in seeds:
             config = contents.cell(base, tables, {"federation": {"seed": seed}})
             config = config.with_objects(given)
-            if (mark := json.dumps(nested(config))) in seen:
+            if (mark := json.dumps(nested(config))) in marks:
                 continue
-            seen.add(mark)
+            marks.add(mark)
             point = tuple(
                 (key, value)
                 for key, value in zip(grid, values, strict=True)
@@ -670,7 +682,7 @@ def run_grid(
     Returns:
         The content of sweep.json, and the training seconds of the runs that this call computed.
     """
-    if by is not here and any(one.config.engine.name == "ray" for one in work.cells):
+    if by is not here and any(cell.config.engine.name == "ray" for cell in work.cells):
         raise InputError(
             "engine.name is 'ray', which already uses all workers for the clients of one run, so "
             "--jobs and --ray have no effect. Leave both options out, or set engine.name=inline "
@@ -699,7 +711,7 @@ def draw(work: GridSearch, out: Path, summary: Record) -> None:
     else:
         curves = {}
         for recipe, row in summary["best"].items():
-            mine = [
+            best_cells = [
                 cell
                 for cell in work.cells
                 if work.values_at(cell) == {k: row[k] for k in work.grid}
@@ -707,10 +719,10 @@ def draw(work: GridSearch, out: Path, summary: Record) -> None:
             words = ", ".join(f"{key.partition('.')[2]} = {_written(row[key])}"
                               for key in work.grid if key != RECIPE and row[key] != "")  # fmt: skip
             curves[f"{recipe}, {words}" if words else recipe] = [
-                _rounds(out, cell) for cell in mine
+                _rounds(out, cell) for cell in best_cells
             ]
         axes = [key for key, values in work.grid.items()
-                if not any(isinstance(one, str | bool) for one in values)]  # fmt: skip
+                if not any(isinstance(value, str | bool) for value in values)]  # fmt: skip
         if axes:
             figure = sweep_figure.over_grid(summary, axes, metric.words, metric.rising)
             style.saved_as(figure, out / ("heatmap.png" if len(axes) > 1 else "sweep.png"))

@@ -45,8 +45,8 @@ def _best(rows: Sequence[Row], name: str, rising: bool) -> Row | None:
 
     If no row has the metric, the result is None.
     """
-    held = [row for row in rows if row[name] is not None]
-    return (max if rising else min)(held, key=lambda row: row[name], default=None)
+    measured = [row for row in rows if row[name] is not None]
+    return (max if rising else min)(measured, key=lambda row: row[name], default=None)
 
 
 def _lines(
@@ -58,34 +58,37 @@ def _lines(
     """
     figure, (panel,) = style.canvas(1, False, 3.2)
     (key,) = keys
-    every: dict[str, list[float]] = {"x": [], "y": []}
+    drawn: dict[str, list[float]] = {"x": [], "y": []}
     for place, (recipe, rows) in enumerate(groups.items()):
         look = style.SERIES[place % len(style.SERIES)]
         levels = sorted({row[key] for row in rows if row[key] != ""})
         best = {x: _best([row for row in rows if row[key] == x], name, rising) for x in levels}
-        held = {x: row for x, row in best.items() if row is not None}
-        x, y = np.array([*held], dtype=float), np.array([row[name] for row in held.values()])
-        ends = [(row[name], row[f"{name}_high"]) for row in held.values()]  # None for one seed
+        measured = {x: row for x, row in best.items() if row is not None}
+        x, y = (
+            np.array([*measured], dtype=float),
+            np.array([row[name] for row in measured.values()]),
+        )
+        ends = [(row[name], row[f"{name}_high"]) for row in measured.values()]  # None for one seed
         reach = np.array([0.0 if high is None else high - mean for mean, high in ends])
         alone = _best(rows, name, rising)
-        if held:
+        if measured:
             style.errorbars(panel, x, y, reach, look, recipe)
             at = int((np.argmax if rising else np.argmin)(y))
             panel.plot(x[at], y[at], look[1], color=look[0], ms=7)
         elif alone is not None:
             panel.axhline(alone[name], ls="--", color=look[0], lw=1.2, label=recipe)
-            every["y"].append(alone[name])
-        lost = [one for one in levels if one not in held]
-        panel.plot(lost, [0.98] * len(lost), "x", color=look[0], ms=5,
+            drawn["y"].append(alone[name])
+        diverged = [level for level in levels if level not in measured]
+        panel.plot(diverged, [0.98] * len(diverged), "x", color=look[0], ms=5,
                    transform=panel.get_xaxis_transform())  # fmt: skip
-        every["x"] += levels
-        every["y"] += y.tolist()
-    if _wide(every["x"]):
+        drawn["x"] += levels
+        drawn["y"] += y.tolist()
+    if _wide(drawn["x"]):
         style.log_x(panel)
-    if _wide(every["y"]):
+    if _wide(drawn["y"]):
         style.log_y(panel)
-    elif every["y"]:  # intervals from few seeds can be long and are cut off
-        low, high = min(every["y"]), max(every["y"])
+    elif drawn["y"]:  # intervals from few seeds can be long and are cut off
+        low, high = min(drawn["y"]), max(drawn["y"])
         reach = 0.25 * (high - low) or 0.1 * abs(high) or 1.0
         panel.set_ylim(low - reach, high + reach)
     panel.set_xlabel(_title(key))
@@ -122,25 +125,25 @@ def _heat_maps(
         recipe: np.array([[_mean(rows, keys, (x, y), name, rising) for x in across] for y in up])
         for recipe, rows in groups.items()
     }
-    known = [float(one) for found in means.values() for one in found[np.isfinite(found)].flat]
-    low, high = min(known, default=0.0), max(known, default=1.0)
-    many = max(1, len(means))
-    figure, panels = style.canvas(many, False, 1.3 + 0.3 * len(up), min(2, many))
-    for panel, (recipe, found) in zip(panels, means.items(), strict=False):
-        crowded = found.shape[1] * min(2, many) > CROWDED
+    finite_means = [float(mean) for grid in means.values() for mean in grid[np.isfinite(grid)].flat]
+    low, high = min(finite_means, default=0.0), max(finite_means, default=1.0)
+    count = max(1, len(means))
+    figure, panels = style.canvas(count, False, 1.3 + 0.3 * len(up), min(2, count))
+    for panel, (recipe, grid) in zip(panels, means.items(), strict=False):
+        crowded = grid.shape[1] * min(2, count) > CROWDED
         texts = np.array([
             ["×" if not np.isfinite(mean) else "" if crowded else style.compact(mean)
-             for mean in row] for row in found
+             for mean in row] for row in grid
         ])  # fmt: skip
-        scale = LogNorm if _wide(known) else Normalize
-        image = style.heat_map(panel, found, texts, scale(low, high), rising)
-        style.frame_best(panel, found, rising)
+        scale = LogNorm if _wide(finite_means) else Normalize
+        image = style.heat_map(panel, grid, texts, scale(low, high), rising)
+        style.frame_best(panel, grid, rising)
         panel.set_title(recipe)
         panel.set_xticks(range(len(across)), [f"{x:.3g}" for x in across])
         panel.set_yticks(range(len(up)), [f"{y:.3g}" for y in up])
         panel.set_xlabel(_title(keys[0]))
         panel.set_ylabel(_title(keys[1]))
-        if panel is panels[many - 1]:
+        if panel is panels[count - 1]:
             figure.colorbar(image, ax=panels, fraction=0.05, label=words)
     return figure
 
@@ -149,6 +152,6 @@ def _mean(
     rows: Sequence[Row], keys: Sequence[str], at: tuple[Any, Any], name: str, rising: bool
 ) -> float:
     """Return the best mean among all rows that have the values `at` for the two keys."""
-    here = [row for row in rows if (row[keys[0]], row[keys[1]]) == at]
-    best = _best(here, name, rising)
+    matches = [row for row in rows if (row[keys[0]], row[keys[1]]) == at]
+    best = _best(matches, name, rising)
     return math.nan if best is None else best[name]

@@ -102,14 +102,17 @@ class Settings(Table):
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
     """Return the cells of all parts, with one cell for each method of a part."""
     shared = settings.model_dump(by_alias=True, exclude={"alpha", "parts", "base"})
-    found = []
+    compared = []
     for name, part in settings.parts.items():
-        for wanted in (part.baseline, *(x for one in part.claims for x in (one.better, one.than))):
-            if wanted not in part.methods:
-                known = ", ".join(part.methods)
+        for method_name in (
+            part.baseline,
+            *(x for claim in part.claims for x in (claim.better, claim.than)),
+        ):
+            if method_name not in part.methods:
+                options = ", ".join(part.methods)
                 raise InputError(
-                    f"[parts.{name}] contains the name {wanted!r}, but this part has no such "
-                    f"method. Use one of {known}."
+                    f"[parts.{name}] contains the name {method_name!r}, but this part has no such "
+                    f"method. Use one of {options}."
                 )
         if part.alphas:
             raise InputError(
@@ -119,22 +122,24 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
         contents.require_free("--set", request.changes, comparison.set_by(f"[parts.{name}]", part))
         # Algorithms use different keys, so a cell leaves out keys that have no effect on it.
         model = {"target": part.target, "base": part.base}
-        methods = {label: one.model_dump(by_alias=True) for label, one in part.methods.items()}
-        one = {"alphas": [settings.alpha], "base": settings.base, "models": {name: model}}
-        given = {**shared, **one, "methods": methods, "claims": []}
-        found += comparison.cells(_compared(given), request)
-    return [replace(one, costs=True) for one in found]
+        methods = {
+            label: method.model_dump(by_alias=True) for label, method in part.methods.items()
+        }
+        tables = {"alphas": [settings.alpha], "base": settings.base, "models": {name: model}}
+        content = {**shared, **tables, "methods": methods, "claims": []}
+        compared += comparison.cells(_compared(content), request)
+    return [replace(cell, costs=True) for cell in compared]
 
 
-def _compared(given: Mapping[str, Any]) -> comparison.Settings:
+def _compared(content: Mapping[str, Any]) -> comparison.Settings:
     """Return the settings of one part as settings of `federated-comparison` with one model.
 
     The part may contain a single method.
     """
-    alone = len(given["methods"]) == 1
-    methods = given["methods"] | ({"": next(iter(given["methods"].values()))} if alone else {})
-    found = validate(comparison.Settings, {**given, "methods": methods})
-    return found.model_copy(update={"methods": {k: v for k, v in found.methods.items() if k}})
+    alone = len(content["methods"]) == 1
+    methods = content["methods"] | ({"": next(iter(content["methods"].values()))} if alone else {})
+    settings = validate(comparison.Settings, {**content, "methods": methods})
+    return settings.model_copy(update={"methods": {k: v for k, v in settings.methods.items() if k}})
 
 
 # Claims
@@ -172,13 +177,13 @@ def costs_to_target(rows: Columns, curves: Columns, part: str, method: str) -> d
 
     If a run never reached the target, its cost is infinite.
     """
-    cost, found = cost_of(curves, part), {}
-    mine, drawn = (where(one, model=part, method=method) for one in (rows, curves))
-    for seed, goal in zip(mine["seed"], mine["target"], strict=True):
+    cost, costs = cost_of(curves, part), {}
+    runs, drawn = (where(table, model=part, method=method) for table in (rows, curves))
+    for seed, goal in zip(runs["seed"], runs["target"], strict=True):
         at = (drawn["seed"] == seed) & (drawn["accuracy"] >= goal) & (drawn["round"] > 0)
         spent = drawn[cost][at] / UNITS[cost][0]
-        found[int(seed)] = float(spent.min()) if len(spent) else math.inf
-    return found
+        costs[int(seed)] = float(spent.min()) if len(spent) else math.inf
+    return costs
 
 
 def ratio(spent: Mapping[int, float], other: Mapping[int, float]) -> Slope | None:
@@ -191,16 +196,16 @@ def ratio(spent: Mapping[int, float], other: Mapping[int, float]) -> Slope | Non
     pairs = [(spent[seed], other[seed]) for seed in spent if seed in other]
     reached = np.isfinite(np.array(pairs, dtype=float).reshape(-1, 2))
     if not len(pairs) or not reached.all():
-        mine, theirs = reached.T
-        if len(pairs) and mine.all() and not theirs.any():
+        first, second = reached.T
+        if len(pairs) and first.all() and not second.any():
             return Slope(0.0, 0.0, 0.0)
-        lost = len(pairs) and theirs.all() and not mine.any()
-        return Slope(math.inf, math.inf, math.inf) if lost else None
+        infinite = len(pairs) and second.all() and not first.any()
+        return Slope(math.inf, math.inf, math.inf) if infinite else None
     logs = np.log(pairs)
-    _, half = paired([(float(one), float(two)) for one, two in logs])
+    _, half = paired([(float(log_spent), float(log_other)) for log_spent, log_other in logs])
     mean = float((logs[:, 0] - logs[:, 1]).mean())
     ends = (mean, mean - half, mean + half)
-    return Slope(*(math.exp(one) for one in ends), free=len(pairs) - 1.0)
+    return Slope(*(math.exp(end) for end in ends), free=len(pairs) - 1.0)
 
 
 def at_once(rows: Columns, curves: Columns, part: str, method: str) -> bool:
@@ -214,14 +219,14 @@ def at_once(rows: Columns, curves: Columns, part: str, method: str) -> bool:
 def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
     """Return the section of the report, with the parts and claims of the suite's file."""
     parts, shipped = about["settings"]["parts"], about["suite"] == study.kind
-    chosen = [CHOSEN] if shipped and about["scale"] == "full" else []
-    given = replace(
+    notes = [CHOSEN] if shipped and about["scale"] == "full" else []
+    with_parts = replace(
         study,
         claims=partial(claims, parts),
         numbers=partial(numbers, parts),
-        stands_on="\n".join([study.stands_on, *chosen]),
+        stands_on="\n".join([study.stands_on, *notes]),
     )
-    found = comparison.described(given, folder, about)
+    section = comparison.described(with_parts, folder, about)
     rows, *others, curves = (read_table(folder / f"{name}.csv") for name in study.tables)
     drawn: dict[str, list[str]] = {}
     for part in distinct(rows, "model"):
@@ -229,15 +234,15 @@ def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
         name = f"systems-{part}" if f"systems-{part}" in study.figures else default
         drawn.setdefault(name, []).append(part)
     pictures = [
-        Picture.known(name, study.figures[name], rows, *others, _of_parts(curves, own))
-        for name, own in drawn.items()
+        Picture.known(name, study.figures[name], rows, *others, _of_parts(curves, own_parts))
+        for name, own_parts in drawn.items()
     ]  # fmt: skip
-    return replace(found, pictures=pictures, more=[methods_table(parts)])
+    return replace(section, pictures=pictures, more=[methods_table(parts)])
 
 
 def _of_parts(columns: Columns, parts: Sequence[str]) -> Columns:
-    mine = np.isin(columns["model"], parts)
-    return {name: values[mine] for name, values in columns.items()}
+    mask = np.isin(columns["model"], parts)
+    return {name: values[mask] for name, values in columns.items()}
 
 
 def methods_table(parts: Mapping[str, Any]) -> Titled:
@@ -245,10 +250,10 @@ def methods_table(parts: Mapping[str, Any]) -> Titled:
     head, lines = ("method", "settings", "step sizes tried first"), []
     for name, part in parts.items():
         lines.append((f"{name}: {_settings(part['base'])}".removesuffix(": "), "", ""))
-        for method, own in part["methods"].items():
-            tried = own["grid"] | own["then"]
+        for method, table in part["methods"].items():
+            tried = table["grid"] | table["then"]
             grids = (f"{key} = {', '.join(map(text, values))}" for key, values in tried.items())
-            lines.append((f"  {method}", _settings(own["base"]), "; ".join(grids)))
+            lines.append((f"  {method}", _settings(table["base"]), "; ".join(grids)))
     return "Settings of the methods", head, lines
 
 
@@ -257,28 +262,28 @@ def _settings(tables: Mapping[str, Mapping[str, Any]]) -> str:
 
     For example, the text is `compression.uplink = top-k, compression.share = 0.05`.
     """
-    every = ((table, key, value) for table, keys in tables.items() for key, value in keys.items())
-    return ", ".join(f"{table}.{key} = {text(value)}" for table, key, value in every)
+    entries = ((table, key, value) for table, keys in tables.items() for key, value in keys.items())
+    return ", ".join(f"{table}.{key} = {text(value)}" for table, key, value in entries)
 
 
 def claims(
     parts: Mapping[str, Any], rows: Columns, tuning: Columns, curves: Columns
 ) -> Sequence[Claim]:
     """Return the claims of the suite's file, and the claim that step-size grids are wide enough."""
-    found = []
+    part_claims = []
     for name, part in parts.items():
         points = {
-            method: comparison.points_of(comparison.Method.model_validate(own), {})
-            for method, own in part["methods"].items()
+            method: comparison.points_of(comparison.Method.model_validate(table), {})
+            for method, table in part["methods"].items()
         }
-        for one in part["claims"]:
-            pair = one["better"], one["than"]
-            if one["kind"] == "accurate":
+        for entry in part["claims"]:
+            pair = entry["better"], entry["than"]
+            if entry["kind"] == "accurate":
                 claim = comparison.ordered(where(rows, model=name), *pair)
             else:
                 claim = cheaper(rows, curves, name, *pair, part.get("words", ""))
-            found.append(comparison.with_counts(claim, points, *pair))
-    return [*found, inside_grid(rows)]
+            part_claims.append(comparison.with_counts(claim, points, *pair))
+    return [*part_claims, inside_grid(rows)]
 
 
 def cheaper(
@@ -299,24 +304,24 @@ def cheaper(
         "own best step size."
     )
     spent, other = (costs_to_target(rows, curves, part, name) for name in (better, than))
-    many = [sum(map(math.isfinite, one.values())) for one in (spent, other)]
+    counts = [sum(map(math.isfinite, costs.values())) for costs in (spent, other)]
     ends = [spread(where(rows, model=part, method=name)["accuracy"]) for name in (better, than)]
     detail = (
-        f"reached by {many[0]} and {many[1]} of {len(spent)} runs; "
+        f"reached by {counts[0]} and {counts[1]} of {len(spent)} runs; "
         f"accuracy at the end {ends[0]} and {ends[1]}"
     )
-    found, also = ratio(spent, other) or Slope(math.nan, math.nan, math.nan), ""
+    estimate, also = ratio(spent, other) or Slope(math.nan, math.nan, math.nan), ""
     if all(at_once(rows, curves, part, name) for name in (better, than)):
-        found = Slope(math.nan, math.nan, math.nan)
+        estimate = Slope(math.nan, math.nan, math.nan)
         also = "both reach the target at their first evaluation, so their costs cannot be compared"
-    elif alike(found):
-        also = f"the ratio is {number(found.value, 3)} in every run, so no interval is known"
-        found = Slope(math.nan, math.nan, math.nan)
-    elif too_wide(found):
+    elif alike(estimate):
+        also = f"the ratio is {number(estimate.value, 3)} in every run, so no interval is known"
+        estimate = Slope(math.nan, math.nan, math.nan)
+    elif too_wide(estimate):
         also = f"with {len(spent)} seeds the interval is so wide that it says nothing"
     effect = Effect(
-        f"ratio of {unit}, {better} / {than}", np.array([found.value]), np.array([found.low]),
-        np.array([found.high]), [part], free=free_of_seeds(rows), unit="ratio",
+        f"ratio of {unit}, {better} / {than}", np.array([estimate.value]), np.array([estimate.low]),
+        np.array([estimate.high]), [part], free=free_of_seeds(rows), unit="ratio",
     )  # fmt: skip
     untuned = comparison.at_an_end(where(rows, model=part), better, than)
     return Claim(sentence, effect, Rule(high=1.0, strict=True), detail, also, untuned=untuned)
@@ -345,37 +350,37 @@ def numbers(parts: Mapping[str, Any], rows: Columns, tuning: Columns, curves: Co
     )  # fmt: skip
     lines: Rows = [head]
     for name in distinct(rows, "model"):
-        mine, (_, unit) = where(rows, model=name), UNITS[cost_of(curves, name)]
-        methods = distinct(mine, "method")
+        model_rows, (_, unit) = where(rows, model=name), UNITS[cost_of(curves, name)]
+        methods = distinct(model_rows, "method")
         base = parts.get(name, {}).get("baseline", methods[0])
-        title = f"{name}: target {mine['target'][0]:g}; cost in {unit}; ratio to {base}"
+        title = f"{name}: target {model_rows['target'][0]:g}; cost in {unit}; ratio to {base}"
         lines.append(heading(title, head))
-        spent = {one: costs_to_target(rows, curves, name, one) for one in methods}
+        spent = {method: costs_to_target(rows, curves, name, method) for method in methods}
         for method in methods:
-            part = where(mine, method=method)
-            lost = int(np.isnan(part["accuracy"]).sum())
-            many = len(part["seed"])
-            accuracy = f"{lost} of {many} diverged" if lost else spread(part["accuracy"])
+            part = where(model_rows, method=method)
+            diverged = int(np.isnan(part["accuracy"]).sum())
+            count = len(part["seed"])
+            accuracy = f"{diverged} of {count} diverged" if diverged else spread(part["accuracy"])
             steps = f"{part['step_sizes'][0]}{' (end of grid)' * bool(part['edge'][0])}"
             cost = mean_to_target(np.array([*spent[method].values()]))
-            found = "1" if method == base else _in_words(ratio(spent[method], spent[base]))
+            ratio_text = "1" if method == base else _in_words(ratio(spent[method], spent[base]))
             to_target = mean_to_target(part["rounds_to_target"])
-            lines.append((f"  {method}", steps, accuracy, to_target, cost, found))
+            lines.append((f"  {method}", steps, accuracy, to_target, cost, ratio_text))
     return lines
 
 
-def _in_words(found: Slope | None) -> str:
+def _in_words(estimate: Slope | None) -> str:
     """Return a ratio with its interval as text, such as `0.12 (0.1 to 0.15)`.
 
     The text is a dash if some runs did not reach the target. The interval is left out if it is too
     wide to be useful.
     """
-    if found is None or not 0 < found.value < math.inf:
+    if estimate is None or not 0 < estimate.value < math.inf:
         return "–"
-    if math.isnan(found.low) or too_wide(found) or alike(found):
-        why = " (too few seeds for an interval)" * too_wide(found)
-        return number(found.value, 3) + (" (the same in every run)" if alike(found) else why)
-    return f"{number(found.value, 3)} ({number(found.low, 3)} to {number(found.high, 3)})"
+    if math.isnan(estimate.low) or too_wide(estimate) or alike(estimate):
+        note = " (too few seeds for an interval)" * too_wide(estimate)
+        return number(estimate.value, 3) + (" (the same in every run)" if alike(estimate) else note)
+    return f"{number(estimate.value, 3)} ({number(estimate.low, 3)} to {number(estimate.high, 3)})"
 
 
 # Figures
@@ -403,7 +408,7 @@ def accuracy_against(
     titles = panels_of([name for _, name in methods])
     hows = _hows(rows, parts)
     figure, panels = style.canvas(max(1, len(titles)), narrow, 3.0)
-    named = set()
+    labelled = set()
     for axes, (title, names) in zip(panels, titles.items(), strict=False):
         for part, name in (pair for pair in methods if pair[1] in names):
             _, _, how = name.partition(", ")
@@ -418,8 +423,8 @@ def accuracy_against(
             axes.plot(at, mean, markevery=max(1, len(at) // MARKS), **look)
             if len(names) <= FEW:
                 style.shade(axes, at, low, high, colour, 0.12)
-            if how not in named:  # one legend entry for all panels
-                named.add(how)
+            if how not in labelled:  # one legend entry for all panels
+                labelled.add(how)
                 panels[0].plot([], [], label=how or title, **look)
         for part in parts:
             target = float(where(rows, model=part)["target"][0])
@@ -428,7 +433,7 @@ def accuracy_against(
         axes.set_xlabel(UNITS[cost][1])
         axes.set_ylabel("test accuracy" if narrow or axes is panels[0] else "")
     _share_axes(panels)
-    if named:
+    if labelled:
         panels[0].plot([], [], "--", color=style.GREY, lw=0.8, label="target accuracy")
         style.legend_below(figure, panels[0], 2 if narrow else 4)
     return figure
@@ -457,19 +462,21 @@ def _hows(rows: Columns, drawn: Sequence[str]) -> list[str]:
 
     These are the methods of the drawn parts, and of other parts that share a HOW with them.
     """
-    of = {
-        part: [one.split(", ")[1] for one in distinct(where(rows, model=part), "method")
-               if ", " in one]
+    by_part = {
+        part: [name.split(", ")[1] for name in distinct(where(rows, model=part), "method")
+               if ", " in name]
         for part in distinct(rows, "model")
     }  # fmt: skip
-    own = {how for part in drawn for how in of[part]}
-    return list(dict.fromkeys(how for hows in of.values() if own & {*hows} for how in hows))
+    drawn_hows = {how for part in drawn for how in by_part[part]}
+    return list(
+        dict.fromkeys(how for hows in by_part.values() if drawn_hows & {*hows} for how in hows)
+    )
 
 
 def _share_axes(panels: Sequence[Any]) -> None:
     """Set the same limits and ticks for all panels."""
     positive = [
-        float(x) for one in panels for line in one.lines if line.get_linestyle() != "--"
+        float(x) for panel in panels for line in panel.lines if line.get_linestyle() != "--"
         for x in np.asarray(line.get_xdata(), dtype=float) if x > 0
     ]  # fmt: skip
     if positive:
@@ -486,17 +493,17 @@ def _points(curves: Columns, cost: str) -> np.ndarray:
     so the result has the shape [rounds, 4]. The result ends before the first round that some run
     did not reach. Round 0 is left out, because a log axis cannot show its cost 0.
     """
-    found, seeds = [], len(np.unique(curves["seed"]))
+    points, seeds = [], len(np.unique(curves["seed"]))
     for at in np.unique(curves["round"]):
-        now = where(curves, round=at)
-        if len(now["seed"]) < seeds or not np.isfinite(now["accuracy"]).all():
+        round_rows = where(curves, round=at)
+        if len(round_rows["seed"]) < seeds or not np.isfinite(round_rows["accuracy"]).all():
             break
         if not at:
             continue
-        values = now["accuracy"]
-        place = now[cost].mean() / UNITS[cost][0]
-        found.append((place, *mean_with_interval(values)))
-    return np.array(found).reshape(-1, 4)
+        values = round_rows["accuracy"]
+        mean_cost = round_rows[cost].mean() / UNITS[cost][0]
+        points.append((mean_cost, *mean_with_interval(values)))
+    return np.array(points).reshape(-1, 4)
 
 
 STUDY = Study(

@@ -52,7 +52,7 @@ class Settings(Table):
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     """Return a cell for each batch of runs of each suite."""
-    found = []
+    calls = []
     for name in settings.suites:
         content = contents.at(contents.read(name), request.data, request.scale)
         if (kind := content.pop("kind", "stability")) != "stability":
@@ -61,18 +61,18 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
                 f"kind stability: replace {name}"
             )
         content.pop("data", None)
-        one = stability.work(content, replace(request, name=name))
-        printed = one.published
-        known = {
+        work = stability.work(content, replace(request, name=name))
+        printed = work.published
+        published = {
             f"published_{column}": getattr(printed, f"mean_{column}") if printed else np.nan
             for column in COLUMNS.values()
         }
-        head = {"suite": one.request.stem} | known
-        found += [
-            Call(f"{one.request.stem}-{stack.name}", partial(measure, head, stack), stack.size)
-            for stack in one.cells
+        head = {"suite": work.request.stem} | published
+        calls += [
+            Call(f"{work.request.stem}-{stack.name}", partial(measure, head, stack), stack.size)
+            for stack in work.cells
         ]
-    return found
+    return calls
 
 
 def measure(head: Record, stack: stability.Stack) -> Record:
@@ -96,8 +96,10 @@ WORDS = {"gap": "mean gap", "bound": "mean bound", "perturbation": "mean perturb
 
 def by_seed(rows: Columns, suite: str, column: str) -> np.ndarray:
     """Return the mean over a suite's runs, for each seed."""
-    mine = where(rows, suite=suite)
-    return np.array([where(mine, seed=one)[column].mean() for one in np.unique(mine["seed"])])
+    suite_rows = where(rows, suite=suite)
+    return np.array(
+        [where(suite_rows, seed=seed)[column].mean() for seed in np.unique(suite_rows["seed"])]
+    )
 
 
 def printed(rows: Columns, suite: str, column: str) -> float:
@@ -113,20 +115,20 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
     The claims are about gaps, bounds, the published order of the suites, and the published signs.
     """
-    return [*(_within(rows, one) for one in distinct(rows, "suite")),
-            *(_ordered(rows, one) for one in ("bound", "mean_perturbation")),
+    return [*(_within(rows, suite) for suite in distinct(rows, "suite")),
+            *(_ordered(rows, column) for column in ("bound", "mean_perturbation")),
             _signed(rows)]  # fmt: skip
 
 
 def _within(rows: Columns, suite: str) -> Claim:
-    mine = where(rows, suite=suite)
-    gap, bound, high = mine["gap"], mine["bound"], mine["gap_high"]
+    suite_rows = where(rows, suite=suite)
+    gap, bound, high = suite_rows["gap"], suite_rows["bound"], suite_rows["gap_high"]
     return Claim(
         f"{suite}: every gap is at most its bound.",
-        Effect.of_gaps(gap, mine["gap_low"], high, bound),
+        Effect.of_gaps(gap, suite_rows["gap_low"], high, bound),
         Rule(high=0.0),
         f"{(gap <= bound).sum()} of {len(gap)} runs, and {(high <= bound).sum()} for the upper "
-        f"end of the gap's interval; {(bound >= mine['range']).sum()} bounds are vacuous",
+        f"end of the gap's interval; {(bound >= suite_rows['range']).sum()} bounds are vacuous",
     )
 
 
@@ -134,38 +136,42 @@ def _ordered(rows: Columns, column: str) -> Claim:
     """Return the claim that the suites, sorted by this mean, have the published order."""
     word = WORDS[COLUMNS[column]]
     suites = distinct(rows, "suite")
-    order = sorted(suites, key=lambda one: -printed(rows, one, COLUMNS[column]))
+    order = sorted(suites, key=lambda suite: -printed(rows, suite, COLUMNS[column]))
     sentence = f"The {word} falls from {' to '.join(order)}, as published."
-    if np.isnan([printed(rows, one, COLUMNS[column]) for one in suites]).any():
+    if np.isnan([printed(rows, suite, COLUMNS[column]) for suite in suites]).any():
         return unknown(
             f"The {word} has the published order.", "the paper publishes no values for these data"
         )
-    found = {
-        f"{one} over {other}": quotient(by_seed(rows, one, column), by_seed(rows, other, column))
-        for one, other in itertools.pairwise(order)
+    quotients = {
+        f"{first} over {second}": quotient(
+            by_seed(rows, first, column), by_seed(rows, second, column)
+        )
+        for first, second in itertools.pairwise(order)
     }
-    effect = Effect.between("quotient of means", found, unit="ratio")
-    return Claim(sentence, effect, Rule(low=1.0, strict=True), in_words(found))
+    effect = Effect.between("quotient of means", quotients, unit="ratio")
+    return Claim(sentence, effect, Rule(low=1.0, strict=True), in_words(quotients))
 
 
 def _signed(rows: Columns) -> Claim:
     """Return the claim that the mean gap of each suite has the published sign."""
     suites = distinct(rows, "suite")
-    signs = {one: np.sign(printed(rows, one, "gap")) for one in suites}
+    signs = {suite: np.sign(printed(rows, suite, "gap")) for suite in suites}
     if np.isnan(list(signs.values())).any():
         return unknown(
             "Mean gaps have the published signs.", "the paper publishes no values for these data"
         )
-    seen = {one: mean_of(by_seed(rows, one, "table_gap")) for one in suites}
-    turned = {one: mean_of(signs[one] * by_seed(rows, one, "table_gap")) for one in suites}
-    said = ", ".join(f"{one} {'+' if signs[one] > 0 else '−'}" for one in suites)
-    effect = Effect.between("mean gap times its published sign", turned, unit="loss")
-    return Claim(f"Mean gaps have the published signs: {said}.", effect, POSITIVE,
-                 "; ".join(f"{one}: {_reach(seen[one])}" for one in suites))  # fmt: skip
+    gaps = {suite: mean_of(by_seed(rows, suite, "table_gap")) for suite in suites}
+    signed_gaps = {
+        suite: mean_of(signs[suite] * by_seed(rows, suite, "table_gap")) for suite in suites
+    }
+    listed = ", ".join(f"{suite} {'+' if signs[suite] > 0 else '−'}" for suite in suites)
+    effect = Effect.between("mean gap times its published sign", signed_gaps, unit="loss")
+    return Claim(f"Mean gaps have the published signs: {listed}.", effect, POSITIVE,
+                 "; ".join(f"{suite}: {_reach(gaps[suite])}" for suite in suites))  # fmt: skip
 
 
-def _reach(one: Slope) -> str:
-    return f"{number(one.value, 3)} ({number(one.low, 3)} to {number(one.high, 3)})"
+def _reach(mean: Slope) -> str:
+    return f"{number(mean.value, 3)} ({number(mean.low, 3)} to {number(mean.high, 3)})"
 
 
 def numbers(rows: Columns) -> Rows:
@@ -178,8 +184,8 @@ def numbers(rows: Columns) -> Rows:
         count = str(len(where(rows, suite=suite)["gap"]))
         means = (_reach(mean_of(by_seed(rows, suite, column))) for column in COLUMNS)
         lines.append((suite, count, *means))
-        held = (printed(rows, suite, column) for column in COLUMNS.values())
-        lines.append((f"{suite}, as printed", "", *(number(one, 3) for one in held)))
+        published = (printed(rows, suite, column) for column in COLUMNS.values())
+        lines.append((f"{suite}, as printed", "", *(number(value, 3) for value in published)))
     return lines
 
 
@@ -196,13 +202,13 @@ def beside_published(rows: Columns, narrow: bool = False) -> Figure:
     suites = distinct(rows, "suite")
     place = np.arange(len(suites))
     for axes, (column, name) in zip(panels, COLUMNS.items(), strict=True):
-        means = [mean_of(by_seed(rows, one, column)) for one in suites]
-        values = np.array([one.value for one in means])
-        reach = np.array([(one.value - one.low, one.high - one.value) for one in means]).T
+        means = [mean_of(by_seed(rows, suite, column)) for suite in suites]
+        values = np.array([mean.value for mean in means])
+        reach = np.array([(mean.value - mean.low, mean.high - mean.value) for mean in means]).T
         axes.errorbar(place - 0.1, values, reach, fmt="o", color=style.BLUE, ms=5, label="ours")
-        held = [printed(rows, one, name) for one in suites]
+        published = [printed(rows, suite, name) for suite in suites]
         label = "Stability note, Table 2"
-        axes.plot(place + 0.1, held, "D", color=style.RED, ms=5, mfc="none", label=label)
+        axes.plot(place + 0.1, published, "D", color=style.RED, ms=5, mfc="none", label=label)
         if name == "gap":
             axes.axhline(0, color=style.GREY, lw=0.8)
         else:

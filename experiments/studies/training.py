@@ -137,7 +137,8 @@ class Suite(Table):
 def suite_of(content: dict[str, Any]) -> Suite:
     """Check the content of a suite's file. Every variant that a claim or sweep names must exist."""
     suite = validate(Suite, content)
-    named: list[tuple[str, str]] = []  # pairs of a table of the file and a variant that it names
+    # pairs of a table of the file and a variant that it names
+    references: list[tuple[str, str]] = []
     for key, claim in suite.claims.items():
         alone = claim.kind in ("falling", "rising")
         if alone and not suite.sweep:
@@ -145,25 +146,28 @@ def suite_of(content: dict[str, Any]) -> Suite:
                 f"[claims.{key}] kind = '{claim.kind}' compares the values of a [sweep], but the "
                 "suite's file has no [sweep]. Add a [sweep], or choose another kind."
             )
-        named += [
-            (f"claims.{key}", one) for one in (claim.better, *([] if alone else [claim.than]))
+        references += [
+            (f"claims.{key}", variant)
+            for variant in (claim.better, *([] if alone else [claim.than]))
         ]
-    for data, held in suite.published.items():
-        named += [(f"published.{data}", name) for name in held]
+    for data, by_variant in suite.published.items():
+        references += [(f"published.{data}", name) for name in by_variant]
     if sweep := suite.sweep:
-        named += [("sweep", name) for name in (*sweep.fixed, *[sweep.follow] * bool(sweep.follow))]
+        references += [
+            ("sweep", name) for name in (*sweep.fixed, *[sweep.follow] * bool(sweep.follow))
+        ]
     if suite.tuning:
-        named += [("tuning.grids", name) for name in suite.tuning.grids]
+        references += [("tuning.grids", name) for name in suite.tuning.grids]
     if suite.times:
-        named.append(("times", suite.times.of))
+        references.append(("times", suite.times.of))
         for data, table in suite.times.published.items():
-            named += [(f"times.published.{data}", name) for name in table.losses]
-    for place, name in named:
+            references += [(f"times.published.{data}", name) for name in table.losses]
+    for place, name in references:
         if name not in suite.variants:
-            known = ", ".join(suite.variants)
+            options = ", ".join(suite.variants)
             raise InputError(
                 f"[{place}] contains the name {name!r}, but the suite has no such variant. Use "
-                f"one of {known}."
+                f"one of {options}."
             )
     if suite.times and suite.sweep:
         raise InputError(
@@ -205,9 +209,9 @@ class TrainingRun:
         A run that diverged has no summary, and the measures in its last row are nan.
         """
         assert self.folder is not None
-        if why := RunDirectory(self.folder).lost():
+        if reason := RunDirectory(self.folder).lost():
             raise InputError(
-                f"{self.folder} {why}. Remove this folder and continue with --resume. The "
+                f"{self.folder} {reason}. Remove this folder and continue with --resume. The "
                 "privacy account of the new run will not include the releases of the removed run."
             )
         note = ""
@@ -222,9 +226,9 @@ class TrainingRun:
             final = records[-1] if records else {"round": 0, "train_seconds": 0.0}
             rows.append(_measured(final) | {name: last[name] for name in MEASURES})
         head = {"variant": self.variant, "x": self.x, "seed": self.config.federation.seed}
-        found: Record = {"head": head, "run": self.name, "rows": rows, "note": note}
-        found |= spending.privacy_record(self.config, last)
-        return found | ({"seconds": records[-1]["seconds"]} if records else {})
+        result: Record = {"head": head, "run": self.name, "rows": rows, "note": note}
+        result |= spending.privacy_record(self.config, last)
+        return result | ({"seconds": records[-1]["seconds"]} if records else {})
 
 
 def _measured(record: Record) -> Record:
@@ -255,9 +259,9 @@ def work(content: dict[str, Any], request: SuiteRequest) -> "Training":
         raise InputError(f"seeds = {suite.seeds} contains a seed twice: list each seed once")
     contents.require_free("--set", request.changes, SETTLED)
     contents.require_free("[base]", suite.base, {**SETTLED, "data.name": ""})
-    for name, own in suite.variants.items():
+    for name, tables in suite.variants.items():
         swept = {suite.sweep.key: "[sweep]"} if suite.sweep and suite.sweeps(name) else {}
-        contents.require_free(f"[variants.{name!r}]", own, SETTLED | swept)
+        contents.require_free(f"[variants.{name!r}]", tables, SETTLED | swept)
     if suite.tuning:
         contents.require_other_seeds(suite.seeds, suite.tuning.seeds, "the step sizes")
     base = merged(suite.base, merged(request.changes, {"data": {"name": request.data}}))
@@ -267,16 +271,16 @@ def work(content: dict[str, Any], request: SuiteRequest) -> "Training":
         config = contents.cell(merged(setting, {"data": contents.sizes_that_fit(setting)}))
         configs[name].append(config)
         cells.append(TrainingRun(name, x, config))
-    for name, own in suite.variants.items():
+    for name, tables in suite.variants.items():
         contents.require_plain(name, "the variant")
-        contents.require_read(f"[variants.{name!r}]", own, configs[name])
-    every = [one.config for one in cells]
-    contents.require_read("--set", request.changes, every)
-    contents.require_read("[base]", suite.base, every)
+        contents.require_read(f"[variants.{name!r}]", tables, configs[name])
+    all_configs = [cell.config for cell in cells]
+    contents.require_read("--set", request.changes, all_configs)
+    contents.require_read("[base]", suite.base, all_configs)
     if suite.sweep:
-        contents.require_read("[sweep]", suite.sweep.at(suite.sweep.values[0]), every)
-    cells = [dataclasses.replace(one, config=resolve(one.config)) for one in cells]
-    if len({one.name for one in cells}) < len(cells):
+        contents.require_read("[sweep]", suite.sweep.at(suite.sweep.values[0]), all_configs)
+    cells = [dataclasses.replace(cell, config=resolve(cell.config)) for cell in cells]
+    if len({cell.name for cell in cells}) < len(cells):
         raise InputError(
             "Two runs share the name of a folder, because the names of their [variants] or the "
             "values of their [sweep] are too similar. Make the names or values more different."
@@ -291,14 +295,16 @@ def settings(
 
     A variant's best value in `values` overrides the value in the suite's file.
     """
-    for name, own in suite.variants.items():
+    for name, tables in suite.variants.items():
         for x, seed in itertools.product(suite.at(name), suite.seeds):
             swept = suite.sweep.at(x) if suite.sweep and x is not None else {}
-            held = values.of(name, x) if suite.tuning else None
+            record = values.of(name, x) if suite.tuning else None
             best = (
-                suite.tuning.tables(held["best"]) if suite.tuning and held and held["best"] else {}
+                suite.tuning.tables(record["best"])
+                if suite.tuning and record and record["best"]
+                else {}
             )
-            setting = merged(merged(merged(merged(base, own), swept), best), changes)
+            setting = merged(merged(merged(merged(base, tables), swept), best), changes)
             yield name, x, merged(setting, {"federation": {"seed": seed}})
 
 
@@ -316,7 +322,7 @@ class WorkOfRuns(Work):
     @property
     def decisive(self) -> list[Any]:
         """The values that determine the results: kind, suite, scale, and every run's config."""
-        return self._marked([_settings(one) for one in self.cells])
+        return self._marked([_settings(cell) for cell in self.cells])
 
     def seal(self, cell: Cell) -> str:
         """Return a text that identifies the run.
@@ -331,32 +337,34 @@ class WorkOfRuns(Work):
 
     def joined(self, lock: bytes) -> bytes | None:
         """Return the lock of the larger suite if one suite contains all runs of the other."""
-        *head, own = self.decisive
+        *head, cells = self.decisive
         with contextlib.suppress(ValueError, TypeError):  # the lock is damaged
-            *other, cells = json.loads(lock)
-            mine, theirs = ({json.dumps(one) for one in every} for every in (own, cells))
-            if other == head and mine >= theirs:
+            *other_head, other_cells = json.loads(lock)
+            texts, other_texts = (
+                {json.dumps(cell) for cell in group} for group in (cells, other_cells)
+            )
+            if other_head == head and texts >= other_texts:
                 return self.lock
-            if other == head and mine <= theirs:
+            if other_head == head and texts <= other_texts:
                 return lock
         return None
 
     def require_sound(self, cells: Sequence[Cell]) -> None:
         """Raise InputError if the run folder of a finished cell is damaged."""
-        for one in cells:
-            if isinstance(one, TrainingRun) and one.folder and one.folder.exists():
+        for cell in cells:
+            if isinstance(cell, TrainingRun) and cell.folder and cell.folder.exists():
                 try:
-                    RunDirectory(one.folder).require_sound(ended=True)
+                    RunDirectory(cell.folder).require_sound(ended=True)
                 except InputError as error:
-                    what = re.split("[.:] ", str(error))[0]
+                    message = re.split("[.:] ", str(error))[0]
                     raise InputError(
-                        f"{what}: remove {one.folder} and continue with --resume. The results of "
-                        "this run stay in the suite's tables."
+                        f"{message}: remove {cell.folder} and continue with --resume. The results "
+                        "of this run stay in the suite's tables."
                     ) from None
                 # A seal covers the config, but not user objects and sample files.
-                source = read_source(one.config)
-                found = fingerprints.described(one.config, one.folder, source)
-                fingerprints.require_same(one.folder, found)
+                source = read_source(cell.config)
+                fingerprint = fingerprints.described(cell.config, cell.folder, source)
+                fingerprints.require_same(cell.folder, fingerprint)
 
 
 @dataclass(frozen=True)
@@ -372,8 +380,10 @@ class Training(WorkOfRuns):
     @property
     def published(self) -> dict[str, dict[str, float]]:
         """The published numbers for this data set, by variant."""
-        held = self.suite.published
-        return held.get(self.request.data) or held.get(PUBLISHED_FOR.get(self.request.data, ""), {})
+        published = self.suite.published
+        return published.get(self.request.data) or published.get(
+            PUBLISHED_FOR.get(self.request.data, ""), {}
+        )
 
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
         """Return the rows of curves.csv, runs.csv and summary.csv.
@@ -382,23 +392,27 @@ class Training(WorkOfRuns):
         In a suite without a sweep, the tables contain nan as the value of the sweep.
         """
         placed = [
-            one | {"head": one["head"] | {"x": x}}
+            record | {"head": record["head"] | {"x": x}}
             for x in (self.suite.sweep.values if self.suite.sweep else [math.nan])
-            for one in records
-            if one["head"]["x"] in (x, None)
+            for record in records
+            if record["head"]["x"] in (x, None)
         ]
         # all measured names, in order; some runs may lack a name
-        rows = [*(row for one in placed for row in one["rows"]), *self.published.values()]
+        rows = [*(row for record in placed for row in record["rows"]), *self.published.values()]
         names = [name for name in dict.fromkeys(itertools.chain(MEASURES, *rows))
                  if name not in ("round", "train_seconds")]  # fmt: skip
         unknown = dict.fromkeys(("round", "train_seconds", *names), math.nan)
-        curves = [one["head"] | unknown | row for one in placed for row in one["rows"]]
+        curves = [record["head"] | unknown | row for record in placed for row in record["rows"]]
         ends = [
-            one["head"] | {"run": one["run"]} | unknown | one["rows"][-1] | {"note": one["note"]}
-            for one in placed
+            record["head"]
+            | {"run": record["run"]}
+            | unknown
+            | record["rows"][-1]
+            | {"note": record["note"]}
+            for record in placed
         ]
-        found = {"curves": curves, "runs": ends, "summary": self._means(ends, names)}
-        return spending.with_privacy_columns(found, [one["head"] for one in placed], placed)
+        tables = {"curves": curves, "runs": ends, "summary": self._means(ends, names)}
+        return spending.with_privacy_columns(tables, [record["head"] for record in placed], placed)
 
     def _means(self, ends: list[Record], names: list[str]) -> list[Record]:
         """Return rows with means over seeds, standard deviations, and the published numbers."""
@@ -414,9 +428,11 @@ class Training(WorkOfRuns):
                 deviation = values.std(ddof=1) if len(values) > 1 else math.nan
                 mean |= {name: float(values.mean()), f"{name}_sd": float(deviation)}
             rows.append(head | mean)
-            held = self.published.get(head["variant"])
-            if held is not None and math.isnan(head["x"]):
-                rows.append(head | dict.fromkeys(mean, "") | {"source": self.suite.source} | held)
+            published = self.published.get(head["variant"])
+            if published is not None and math.isnan(head["x"]):
+                rows.append(
+                    head | dict.fromkeys(mean, "") | {"source": self.suite.source} | published
+                )
         return rows
 
     def summary(self, records: list[Record]) -> Record:
@@ -436,7 +452,9 @@ class Training(WorkOfRuns):
             "variants": list(suite.variants),
             "sweep": suite.sweep and suite.sweep.model_dump(),
             "times": times,
-            "claims": [{**one.model_dump(), "also": suite.also} for one in suite.claims.values()],
+            "claims": [
+                {**claim.model_dump(), "also": suite.also} for claim in suite.claims.values()
+            ],
             "published": self.published,
             "source": f"{suite.source} ({source})",
             "tuning": self.tuning(),
@@ -449,23 +467,29 @@ class Training(WorkOfRuns):
         if (table := self.suite.tuning) is None:
             return None
         first = self.suite.seeds[0]
-        cells = [one for one in self.cells if one.config.federation.seed == first]
-        found = [
-            {**held, "x": cell.x, "fits": self._fits(table, cell, held, cells)}
+        cells = [cell for cell in self.cells if cell.config.federation.seed == first]
+        methods = [
+            {**record, "x": cell.x, "fits": self._fits(table, cell, record, cells)}
             for cell in cells
-            if (held := self.values.of(cell.variant, cell.x))
+            if (record := self.values.of(cell.variant, cell.x))
         ]
-        about = {name: self.values.about.get(name) for name in ("key", "measure", "seeds", "again")}
-        return {"stated": table.stated, "at": table.at, "methods": found, **about}
+        shared = {
+            name: self.values.about.get(name) for name in ("key", "measure", "seeds", "again")
+        }
+        return {"stated": table.stated, "at": table.at, "methods": methods, **shared}
 
     @staticmethod
-    def _fits(table: Tuning, cell: TrainingRun, held: Record, cells: Sequence[TrainingRun]) -> bool:
+    def _fits(
+        table: Tuning, cell: TrainingRun, record: Record, cells: Sequence[TrainingRun]
+    ) -> bool:
         """Return whether a cell uses the best value of a tuning for the same settings."""
         name, _, key = table.key.partition(".")
         value = cell.config.model_dump(by_alias=True)[name][key]
-        tuned = [one for one in cells if (one.variant, one.x) == (cell.variant, held["x"])]
-        same = any(table.digest(one.config) == held["settings"] for one in tuned)
-        return same and value == held["best"]
+        tuned = [
+            other for other in cells if (other.variant, other.x) == (cell.variant, record["x"])
+        ]
+        same = any(table.digest(other.config) == record["settings"] for other in tuned)
+        return same and value == record["best"]
 
 
 STUDY = RunStudy("training", work, findings)

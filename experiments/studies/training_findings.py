@@ -64,11 +64,11 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
     chance = luck(*about["guess"]) if "guess" in about else 0.0
     claims = [
         replace(
-            judge(one, runs, curves, label, chance),
-            also=" ".join(filter(None, notes(one, about, runs))),
-            untuned=untuned(one, about),
+            judge(claim, runs, curves, label, chance),
+            also=" ".join(filter(None, notes(claim, about, runs))),
+            untuned=untuned(claim, about),
         )
-        for one in about["claims"]
+        for claim in about["claims"]
     ]
     pictures = _pictures(curves, runs, about)
     stands_on = caution = ""
@@ -76,20 +76,20 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
         names = ("x", "seed", "client", "epsilon", "target")
         clients = read_table(folder / "clients.csv", names, ("variant",))
         adjacency = adjacency_of(clients)
-        means = "; ".join(f"{one}: {ADJACENCIES.get(one, '')}" for one in adjacency.split(", "))
+        means = "; ".join(f"{name}: {ADJACENCIES.get(name, '')}" for name in adjacency.split(", "))
         drawn = sampling_in_words(clients)
         stands_on = f"Every ε assumes {adjacency} neighbours and {drawn} ({means})."
         claims += budget_claims(runs, clients)
         if len(np.unique(clients["client"])) > 1:
-            given = clients, about["variants"], _drawn_at(about)
-            pictures.append(Picture.known("clients", by_client, *given))
+            arguments = clients, about["variants"], _drawn_at(about)
+            pictures.append(Picture.known("clients", by_client, *arguments))
     if "guess" in about:  # count each run once, although an unswept run has a row at each value
         of_each = zip(runs.get("run", range(len(runs["x"]))), runs["accuracy"], strict=True)
         caution = near_chance(np.array([*dict(of_each).values()]), *about["guess"])
-    every = [ended(runs, name, x, "accuracy") for name in dict.fromkeys(runs["variant"].tolist())
+    ends = [ended(runs, name, x, "accuracy") for name in dict.fromkeys(runs["variant"].tolist())
              for x in levels(runs)]  # fmt: skip
-    known = [one for one in every if np.isfinite(one)]
-    reached = f"{min(known):.3f} to {max(known):.3f}" if known else "–"
+    finite = [end for end in ends if np.isfinite(end)]
+    reached = f"{min(finite):.3f} to {max(finite):.3f}" if finite else "–"
     head, numbers = _numbers(runs, about)
     return Findings.of_suite(
         folder,
@@ -119,10 +119,10 @@ def _pending(folder: Path, about: Mapping[str, Any]) -> str:
         if len(cells) > about["runs"]:
             seeds = str(len({config["federation"]["seed"] for *_, config in cells}))
             words = of_all_seeds(shlex.split(str(about["again"])))
-            again = shlex.join([*words, "--seeds", seeds, "--out", str(folder), "--resume"])
+            command = shlex.join([*words, "--seeds", seeds, "--out", str(folder), "--resume"])
             return (
                 f"These are {about['runs']} of the {len(cells)} requested runs, which have "
-                f"{seeds} seeds. To compute the other runs, run {again}"
+                f"{seeds} seeds. To compute the other runs, run {command}"
             )
     return ""
 
@@ -149,14 +149,14 @@ def unequal_rounds(claim: Mapping[str, Any], runs: Columns) -> str:
     """
     if claim["measure"] in COSTS:
         return ""
-    most = {
+    last_rounds = {
         name: int(runs["round"][runs["variant"] == name].max(initial=0))
         for name in filter(None, (claim["better"], claim.get("than", "")))
     }
-    if len(set(most.values())) == 1:
+    if len(set(last_rounds.values())) == 1:
         return ""
-    each = " and ".join(f"{name} {rounds}" for name, rounds in most.items())
-    return f"The numbers of rounds differ: {each}."
+    counts = " and ".join(f"{name} {rounds}" for name, rounds in last_rounds.items())
+    return f"The numbers of rounds differ: {counts}."
 
 
 def untuned(claim: Mapping[str, Any], about: Mapping[str, Any]) -> str:
@@ -175,18 +175,22 @@ def untuned(claim: Mapping[str, Any], about: Mapping[str, Any]) -> str:
         return str(claim.get("untuned", ""))
     along = claim["kind"] in ("falling", "rising")
     names = [claim["better"]] if along else [claim["better"], claim["than"]]
-    methods = [one for one in tuning.get("methods", ()) if one["method"] in names]
-    if absent := [name for name in names if name not in {one["method"] for one in methods}]:
+    methods = [method for method in tuning.get("methods", ()) if method["method"] in names]
+    if absent := [name for name in names if name not in {method["method"] for method in methods}]:
         return UNTUNED.format(" and ".join(absent))
-    each, sweep = tuning["at"] == "each", about["sweep"]
-    if along and not each:
+    at_each, sweep = tuning["at"] == "each", about["sweep"]
+    if along and not at_each:
         return f"{names[0]} was tuned only at {sweep['label']} = {tuning['at']:g}"
-    every: dict[str, list[Tuned]] = {}
-    for one in methods:
-        swept = f" at {sweep['label']} = {one['x']:g}" if each and one["x"] is not None else ""
-        name = one["method"] + swept
-        every.setdefault(name if along else one["method"], []).append(Tuned.of(one, tuning, name))
-    return objection(list(every), every)
+    tunings: dict[str, list[Tuned]] = {}
+    for method in methods:
+        swept = (
+            f" at {sweep['label']} = {method['x']:g}" if at_each and method["x"] is not None else ""
+        )
+        name = method["method"] + swept
+        tunings.setdefault(name if along else method["method"], []).append(
+            Tuned.of(method, tuning, name)
+        )
+    return objection(list(tunings), tunings)
 
 
 def _tunings(about: Mapping[str, Any]) -> list[Titled]:
@@ -195,19 +199,21 @@ def _tunings(about: Mapping[str, Any]) -> list[Titled]:
     if not tuning.get("methods"):
         return []
     key, measure, seeds = tuning["key"], name_of(tuning["measure"]), tuning["seeds"]
-    each, rows = tuning["at"] == "each", []
-    for one in tuning["methods"]:
-        if not each and one["x"] not in (None, tuning["at"]):
+    at_each, rows = tuning["at"] == "each", []
+    for method in tuning["methods"]:
+        if not at_each and method["x"] not in (None, tuning["at"]):
             continue
-        tuned = Tuned.of(one, tuning)
+        tuned = Tuned.of(method, tuning)
         pairs = zip(tuned.values, tuned.scores, strict=True)
         scores = ", ".join(f"{value:g}: {number(score)}" for value, score in pairs)
-        x = [] if not about["sweep"] else ["" if one["x"] is None else f"{one['x']:g}"]
+        x = [] if not about["sweep"] else ["" if method["x"] is None else f"{method['x']:g}"]
         where = f"{tuned.end} of the grid" if tuned.end else "inside the grid"
-        rows.append((one["method"], *x, scores, f"{tuned.best:g}", where))
+        rows.append((method["method"], *x, scores, f"{tuned.best:g}", where))
     label = [about["sweep"]["label"]] if about["sweep"] else []
-    said = ", ".join(map(str, seeds))
-    title = f"Tuning of {key}: mean {measure} by value, with seed{'s' * (len(seeds) > 1)} {said}"
+    seed_list = ", ".join(map(str, seeds))
+    title = (
+        f"Tuning of {key}: mean {measure} by value, with seed{'s' * (len(seeds) > 1)} {seed_list}"
+    )
     return [(title, ("variant", *label, f"{key}: {measure}", "best", "place"), rows)]
 
 
@@ -224,9 +230,9 @@ def _every(runs: Columns, label: str) -> Titled:
 
 def sampling_in_words(clients: Columns) -> str:
     """Return a text on how samples, or whole clients, are chosen at random in a round."""
-    what = "cohorts" if (clients["client"] == EVERYONE).all() else "lots"
+    unit = "cohorts" if (clients["client"] == EVERYONE).all() else "lots"
     ways = dict.fromkeys(map(str, clients.get("sampling", ["poisson"])))
-    return ", ".join(f"{SAMPLINGS.get(one, one)} {what}" for one in ways if one)
+    return ", ".join(f"{SAMPLINGS.get(way, way)} {unit}" for way in ways if way)
 
 
 def budget_claims(runs: Columns, clients: Columns) -> list[Claim]:
@@ -248,8 +254,8 @@ def budget_claims(runs: Columns, clients: Columns) -> list[Claim]:
         "target; each account covers one training, and choosing among several trainings spends "
         "more (`fedmuon privacy tuned`)"
     )
-    every = np.concatenate([certified, ~over])
-    return [counted(sentence, every, "runs and accounts", detail)]
+    outcomes = np.concatenate([certified, ~over])
+    return [counted(sentence, outcomes, "runs and accounts", detail)]
 
 
 def _require_matching(
@@ -273,19 +279,21 @@ def _numbers(runs: Columns, about: Mapping[str, Any]) -> tuple[tuple[str, ...], 
     """Return a table row for each variant and value of the sweep, with published rows below."""
     swept = bool(about["sweep"])
     names = (*MEASURES, "train_seconds", *(["epsilon"] if "epsilon" in runs else []))
-    named = {"epsilon": f"{name_of('epsilon')} ({adjacency_of(runs)})"}
-    heads = (named.get(name, name_of(name)) for name in names)
+    titles = {"epsilon": f"{name_of('epsilon')} ({adjacency_of(runs)})"}
+    heads = (titles.get(name, name_of(name)) for name in names)
     head = ("variant", *([about["sweep"]["label"]] if swept else []), *heads)
     rows: Rows = []
     for variant in about["variants"]:
         for x in levels(runs):
-            mine, cells = rows_of(runs, variant, x), []
-            for values in (runs[name][mine] for name in names):
-                lost = int(np.isnan(values).sum())
-                cells.append(f"{lost} of {len(values)} diverged" if lost else spread(values))
+            mask, cells = rows_of(runs, variant, x), []
+            for values in (runs[name][mask] for name in names):
+                diverged = int(np.isnan(values).sum())
+                cells.append(
+                    f"{diverged} of {len(values)} diverged" if diverged else spread(values)
+                )
             rows.append((variant, *([f"{x:g}"] if swept else []), *cells))
-        if (held := about["published"].get(variant)) and not swept:
-            rows.append((f"  {about['source']}", *(number(held.get(name)) for name in names)))
+        if (published := about["published"].get(variant)) and not swept:
+            rows.append((f"  {about['source']}", *(number(published.get(name)) for name in names)))
     return head, rows
 
 
@@ -298,26 +306,26 @@ def _pictures(curves: Columns, runs: Columns, about: Mapping[str, Any]) -> list[
     variants, sweep, at = about["variants"], about["sweep"], _drawn_at(about)
     rows = {name: column[at_level(curves, at)] for name, column in curves.items()}
     where = f" at {sweep['label']} = {at:g}" if sweep else ""
-    found, shown = [], partial(Picture.known, where=where, read=partial(in_words, rows))
+    pictures, picture = [], partial(Picture.known, where=where, read=partial(in_words, rows))
     if sweep and sweep["key"] == "privacy.noise" and "epsilon" in runs:
-        found.append(Picture.known("epsilon", by_epsilon, runs, variants, read=ends_in_words))
+        pictures.append(Picture.known("epsilon", by_epsilon, runs, variants, read=ends_in_words))
     if sweep:
-        given = runs, variants, ("test_loss", "accuracy"), sweep["label"]
-        found.append(Picture.known("terminal", terminal, *given, read=ends_in_words))
-    found += [
-        shown(name, draw_curves, curves, variants, by, at)
+        arguments = runs, variants, ("test_loss", "accuracy"), sweep["label"]
+        pictures.append(Picture.known("terminal", terminal, *arguments, read=ends_in_words))
+    pictures += [
+        picture(name, draw_curves, curves, variants, by, at)
         for by, name in (("round", "curves"), ("train_seconds", "curves-seconds"))
     ]
     if sweep and sweep.get("follow"):
         lines, names = sweep_curves(curves, sweep)
         read = partial(in_words, lines)
-        made = Picture.known("followed", draw_curves, lines, names, "round", np.nan,
+        followed = Picture.known("followed", draw_curves, lines, names, "round", np.nan,
                              where=sweep["follow"], read=read)  # fmt: skip
         beside = " Variants that the sweep does not change are drawn for comparison." * bool(
             sweep["fixed"]
         )
-        found.append(replace(made, caption=made.caption + beside))
-    return found
+        pictures.append(replace(followed, caption=followed.caption + beside))
+    return pictures
 
 
 def _drawn_at(about: Mapping[str, Any]) -> float:
@@ -397,8 +405,8 @@ def draw_curves(
             kind, mark = "-." if look.added else "--", "_" if len(points) == 1 else ""
             loss.plot(points[:, 0], points[:, 1], kind, color=look.colour, lw=1.4, marker=mark)
             _band(loss, points, look)
-    named = "loss (train dashed)" if few else "held-out loss"
-    for axes, label in ((loss, named), (accuracy, "accuracy")):
+    loss_label = "loss (train dashed)" if few else "held-out loss"
+    for axes, label in ((loss, loss_label), (accuracy, "accuracy")):
         axes.set_xlabel(AXES[by])
         axes.set_ylabel(label)
         last = float(axes.dataLim.x1)  # the axis starts at 0 and has space for the last mark
@@ -413,47 +421,47 @@ def draw_curves(
 def in_words(rows: Columns, figure: Figure) -> str:
     """Return a text that explains the lines of `draw_curves`."""
     loss, accuracy = figure.axes
-    held = {
+    labels = {
         kind: [str(line.get_label()) for line in accuracy.lines if line.get_linestyle() == kind]
         for kind in ("-", ":")
     }
     kinds = {line.get_linestyle() for line in loss.lines}
     train, added = "--" in kinds, "-." in kinds
     single = "_" in {line.get_marker() for line in loss.lines}
-    said = ["The loss axis is logarithmic"] * (loss.get_yscale() == "log")
-    said.append("Solid lines are held-out values")
-    said.append("Dashed lines are train losses" if train else "Train losses are not drawn")
-    said += [
+    sentences = ["The loss axis is logarithmic"] * (loss.get_yscale() == "log")
+    sentences.append("Solid lines are held-out values")
+    sentences.append("Dashed lines are train losses" if train else "Train losses are not drawn")
+    sentences += [
         "Dotted lines with hollow marks are variants that change the variant with the full mark of "
-        f"the same colour ({', '.join(held[':'])})"
-    ] * bool(held[":"])
-    said += ["Dash-dotted lines are train losses of the dotted variants"] * (train and added)
-    lost = not (np.abs(rows["test_loss"]) < HUGE).all()
-    said += ["Lines are means over seeds"] * (len(np.unique(rows["seed"])) > 1)
-    said += ["A line ends where a run diverged"] * lost
-    said += ["A flat mark is the train loss of a single round"] * single
-    spread = [isinstance(one, LineCollection) for one in loss.collections]
+        f"the same colour ({', '.join(labels[':'])})"
+    ] * bool(labels[":"])
+    sentences += ["Dash-dotted lines are train losses of the dotted variants"] * (train and added)
+    diverged = not (np.abs(rows["test_loss"]) < HUGE).all()
+    sentences += ["Lines are means over seeds"] * (len(np.unique(rows["seed"])) > 1)
+    sentences += ["A line ends where a run diverged"] * diverged
+    sentences += ["A flat mark is the train loss of a single round"] * single
+    spread = [isinstance(collection, LineCollection) for collection in loss.collections]
     extents = " and ".join(["bands"] * (not all(spread)) + ["bars"] * any(spread))
-    said += [f"{extents.capitalize()} show the 95% interval of the mean"] * bool(extents)
-    said.append("Accuracies are those on held-out samples")
+    sentences += [f"{extents.capitalize()} show the 95% interval of the mean"] * bool(extents)
+    sentences.append("Accuracies are those on held-out samples")
     lasts = any(len(np.asarray(line.get_xdata())) > 1 for line in loss.lines)
     growing = "If a held-out loss rises above its train loss, the gap grows"
-    said += [growing] * (train and lasts)
-    return f"{'. '.join(said)}."
+    sentences += [growing] * (train and lasts)
+    return f"{'. '.join(sentences)}."
 
 
 def ends_in_words(figure: Figure) -> str:
     """Return a text that explains the marks and bars of `terminal`."""
     axes = figure.axes[-1]
     several, bars = len(axes.lines) > 1, bool(axes.collections)
-    said = [
+    sentences = [
         "A mark is the mean over seeds. Its bar is the 95% interval of the mean." * bars,
         "Bars of several variants are drawn next to each other. If the bars of two variants "
         "overlap widely, these seeds cannot distinguish the two variants." * (several and bars),
         "A variant with a hollow mark changes the variant with the full mark of the same "
         "colour." * any(line.get_linestyle() == ":" for line in axes.lines),
     ]
-    return " ".join(filter(None, said))
+    return " ".join(filter(None, sentences))
 
 
 def _means(rows: Columns, variant: str, x: float, by: str, measure: str) -> np.ndarray:
@@ -463,15 +471,15 @@ def _means(rows: Columns, variant: str, x: float, by: str, measure: str) -> np.n
 
     The result ends before the first round that some run did not reach, or in which it diverged.
     """
-    mine = rows_of(rows, variant, x)
-    seeds, found = len(np.unique(rows["seed"][mine])), []
-    for at in np.unique(rows["round"][mine]):
-        now = mine & (rows["round"] == at)
-        values = rows[measure][now]
+    mask = rows_of(rows, variant, x)
+    seeds, points = len(np.unique(rows["seed"][mask])), []
+    for at in np.unique(rows["round"][mask]):
+        in_round = mask & (rows["round"] == at)
+        values = rows[measure][in_round]
         if len(values) < seeds or not (np.abs(values) < HUGE).all():
             break
-        found.append((rows[by][now].mean(), *mean_with_interval(values)))
-    return np.array(found).reshape(-1, 4)
+        points.append((rows[by][in_round].mean(), *mean_with_interval(values)))
+    return np.array(points).reshape(-1, 4)
 
 
 def _line(axes: Axes, points: np.ndarray, look: Look, label: str, band: bool) -> Line2D:
@@ -580,8 +588,8 @@ def adjacency_of(rows: Columns) -> str:
 
     Tables of old versions do not name the adjacency, which is zero-out.
     """
-    named = dict.fromkeys(map(str, rows.get("adjacency", ["zero-out"])))
-    return ", ".join(one for one in named if one)
+    adjacencies = dict.fromkeys(map(str, rows.get("adjacency", ["zero-out"])))
+    return ", ".join(name for name in adjacencies if name)
 
 
 @style.styled
@@ -598,10 +606,10 @@ def by_client(
     figure, (axes,) = style.canvas(1, narrow, 2.9)
     for place, seed in enumerate(np.unique(rows["seed"])):
         colour, marker = LINES[place % len(LINES)]
-        every = [
+        epsilons = [
             rows["epsilon"][rows_of(rows, name, x) & (rows["seed"] == seed)] for name in variants
         ]
-        distinct = dict.fromkeys(tuple(np.sort(spent)) for spent in every if len(spent))
+        distinct = dict.fromkeys(tuple(np.sort(spent)) for spent in epsilons if len(spent))
         for place_of, spent in enumerate(distinct):
             axes.plot(np.arange(1, len(spent) + 1), spent, color=colour, marker=marker, ms=3.5,
                       lw=1, mfc="none", label="" if place_of else f"seed {seed:g}")  # fmt: skip

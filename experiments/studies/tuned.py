@@ -61,12 +61,12 @@ class Tuning(Table):
 
     def tables(self, value: float) -> Nested:
         """Return the config tables that set the tuned key, and the keys that follow it."""
-        found: dict[str, dict[str, Any]] = {}
+        tables: dict[str, dict[str, Any]] = {}
         shares = {self.key: 1.0, **self.shares}
         for name, share in shares.items():
             table, _, key = name.partition(".")
-            found.setdefault(table, {})[key] = float(f"{share * value:.12g}")
-        return found  # pyright: ignore[reportReturnType]
+            tables.setdefault(table, {})[key] = float(f"{share * value:.12g}")
+        return tables  # pyright: ignore[reportReturnType]
 
     def digest(self, config: Config) -> str:
         """Return a text that identifies all settings that matter, except tuned values and seeds."""
@@ -91,9 +91,9 @@ class Stored:
 
         A variant that was tuned at a single value has the same record at all values.
         """
-        mine = [one for one in self.methods if one["method"] == variant]
-        exact = [one for one in mine if one["x"] == x]
-        alone = mine if len(mine) == 1 else []
+        records = [record for record in self.methods if record["method"] == variant]
+        exact = [record for record in records if record["x"] == x]
+        alone = records if len(records) == 1 else []
         return next(iter(exact or alone), None)
 
 
@@ -118,9 +118,9 @@ def stored(name: str) -> Stored:
     try:
         content = json.loads(files.read_text(file))
         methods = content.pop("methods")
-        for each in methods:
-            Tuned.of(each, content)
-            float(each["best"] or math.nan), each["x"], str(each["settings"])
+        for method in methods:
+            Tuned.of(method, content)
+            float(method["best"] or math.nan), method["x"], str(method["settings"])
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(
             f"{file} is damaged ({error}). Remove the file, and run fedmuon tune {name}."

@@ -55,7 +55,7 @@ class Trials(WorkOfRuns):
         for cell, record in zip(self.cells, records, strict=True):
             variant, value = self.values[cell.name]
             head = {"variant": variant, "x": cell.x, "value": value}
-            last = {name: one for name, one in record["rows"][-1].items() if name != "round"}
+            last = {name: entry for name, entry in record["rows"][-1].items() if name != "round"}
             seed = cell.config.federation.seed
             rows.append(head | {"seed": seed, "note": record["note"]} | last)
         names = dict.fromkeys(name for row in rows for name in row)
@@ -63,14 +63,14 @@ class Trials(WorkOfRuns):
 
     def summary(self, records: list[Record]) -> Record:
         """Return the content of tuned/SUITE.json."""
-        request, held = self.request, {}
+        request, all_scores = self.request, {}
         for cell, record in zip(self.cells, records, strict=True):
             variant, value = self.values[cell.name]
             score = math.nan if record["note"] else float(record["rows"][-1][self.table.measure])
-            held.setdefault((variant, cell.x), {}).setdefault(value, []).append(score)
-        first = {(self.values[one.name][0], one.x): one.config for one in reversed(self.cells)}
+            all_scores.setdefault((variant, cell.x), {}).setdefault(value, []).append(score)
+        first = {(self.values[cell.name][0], cell.x): cell.config for cell in reversed(self.cells)}
         methods = []
-        for (variant, x), by_value in held.items():
+        for (variant, x), by_value in all_scores.items():
             values = sorted(by_value)
             scores = [files.finite(float(np.mean(by_value[value]))) for value in values]
             methods.append({"method": variant, "x": x, "values": values, "scores": scores})
@@ -100,9 +100,9 @@ def trials(suite: Training, grids: Grids | None = None) -> Trials:
     content, request = suite.suite, suite.request
     table = content.tuning
     if table is None or table.stated:
-        why = f"Its step sizes are not tuned: {table.stated}" if table else ""
+        reason = f"Its step sizes are not tuned: {table.stated}" if table else ""
         raise InputError(
-            f"the suite {request.name} has no grids, so there is nothing to tune. {why}".rstrip()
+            f"the suite {request.name} has no grids, so there is nothing to tune. {reason}".rstrip()
             + " Add [tuning.grids] to a copy of its file."
         )
     grids = table.grids if grids is None else grids
@@ -114,25 +114,25 @@ def trials(suite: Training, grids: Grids | None = None) -> Trials:
     for variant, grid in grids.items():
         for value in grid:
             name = f"{variant}, {value:g}"
-            own = merged(content.variants[variant], table.tables(value))
-            alone = _of_variant(content, table, variant, name, own)
+            tables = merged(content.variants[variant], table.tables(value))
+            alone = _of_variant(content, table, variant, name, tables)
             for _, x, setting in settings(alone, base, request.changes):
                 config = contents.cell(merged(setting, {"data": contents.sizes_that_fit(setting)}))
                 cells.append(TrainingRun(name, x, resolve(config)))
                 values[cells[-1].name] = variant, value
     stem = dataclasses.replace(request, name=f"{request.stem}-tuning")
-    named = _Named(stem.name, stem.data, stem.scale, stem.changes, command=_command(suite))
-    return Trials(named, "training", f"{suite.title}: tuning", cells, table, grids, values)
+    tuning_request = _Named(stem.name, stem.data, stem.scale, stem.changes, command=_command(suite))
+    return Trials(tuning_request, "training", f"{suite.title}: tuning", cells, table, grids, values)
 
 
 def _of_variant(
-    content: Suite, table: Tuning, variant: str, name: str, own: Mapping[str, Any]
+    content: Suite, table: Tuning, variant: str, name: str, tables: Mapping[str, Any]
 ) -> Suite:
     """Return a suite with one variant, the tuning seeds, and the values at which it is tuned."""
     sweep = content.sweep if content.sweeps(variant) else None
     if sweep and table.at != "each":
         sweep = sweep.model_copy(update={"values": [table.at]})
-    update = {"variants": {name: own}, "seeds": table.seeds, "sweep": sweep, "tuning": None}
+    update = {"variants": {name: tables}, "seeds": table.seeds, "sweep": sweep, "tuning": None}
     return content.model_copy(update=update)
 
 
@@ -176,17 +176,17 @@ def tune(
         say: A function that is called with a sentence about each extension.
     """
     begun = time.monotonic()
-    work, found = trials(suite), {}
-    for done in range(extensions + 1):
-        found = execute(work, out, resume or done > 0, by, on_round_end, on_start)
-        every = [Tuned.of(one, found) for one in found["methods"]]
-        wider = widened(work.grids, every)
+    work, summary = trials(suite), {}
+    for extension in range(extensions + 1):
+        summary = execute(work, out, resume or extension > 0, by, on_round_end, on_start)
+        tunings = [Tuned.of(method, summary) for method in summary["methods"]]
+        wider = widened(work.grids, tunings)
         if all(len(wider[name]) == len(grid) for name, grid in work.grids.items()):
             break
         ends = ", ".join(dict.fromkeys(
-            f"{one.method} {number(one.best)} ({one.end})" for one in every if one.end
+            f"{tuned.method} {number(tuned.best)} ({tuned.end})" for tuned in tunings if tuned.end
         ))  # fmt: skip
-        if done == extensions or time.monotonic() - begun > budget:
+        if extension == extensions or time.monotonic() - begun > budget:
             say(f"A best value is still at an end of its grid: {ends}.")
             break
         try:
@@ -197,9 +197,9 @@ def tune(
             )
             break
         say(f"A best value is at an end of its grid: {ends}. All grids are extended.")
-    kept = ("suite", "data", "scale", "again", "key", "measure", "seeds", "at", "seconds", "runs")
-    content = {name: found[name] for name in kept} | {"suite": suite.request.stem}
-    return content | {"methods": found["methods"]}
+    names = ("suite", "data", "scale", "again", "key", "measure", "seeds", "at", "seconds", "runs")
+    content = {name: summary[name] for name in names} | {"suite": suite.request.stem}
+    return content | {"methods": summary["methods"]}
 
 
 def store(name: str, content: Record) -> Path:

@@ -74,12 +74,12 @@ class Settings(Table):
 
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     """Return a cell for each published table and each shape."""
-    found = [
+    calls = [
         Call(f"printed-{number}", partial(printed_rows, name, table), 0)
         for number, (name, table) in enumerate(settings.tables.items())
     ]
     shapes = [(shape[0], shape[1]) for shape in settings.shapes]
-    return found + [
+    return calls + [
         Call(f"timed-{m}x{n}", partial(measure, settings, (m, n)), m * n) for m, n in shapes
     ]
 
@@ -91,7 +91,8 @@ def printed_rows(name: str, table: Printed) -> Record:
     """Return a row for each second of a published table."""
     columns = {method: getattr(table, method) for method in METHODS}
     rows = [
-        {"table": name, "seconds": second} | {one: losses[k] for one, losses in columns.items()}
+        {"table": name, "seconds": second}
+        | {method: losses[k] for method, losses in columns.items()}
         for k, second in enumerate(table.seconds)
     ]
     return {"rows": rows, "times": []}
@@ -113,20 +114,22 @@ def measure(settings: Settings, shape: tuple[int, int]) -> Record:
         return left @ right
 
     products = partial(torch.matmul, square, square)
-    mine = [partial(newton_schulz, matrix, q, COEFFICIENTS) for q in settings.iterations]
-    logs = np.log(in_turn([polar, products, *mine], settings.repeats))
-    svd, product, *found = np.exp(logs.mean(0)).tolist()
+    iterated = [partial(newton_schulz, matrix, q, COEFFICIENTS) for q in settings.iterations]
+    logs = np.log(in_turn([polar, products, *iterated], settings.repeats))
+    svd, product, *ns_seconds = np.exp(logs.mean(0)).tolist()
     efficiency = 2 * max(shape) ** 3 / product / (svd_flops(*shape) / svd)
     rows = []
-    for at, (steps, seconds) in enumerate(zip(settings.iterations, found, strict=True), 2):
-        made = performed_newton_schulz(*shape, schedule(COEFFICIENTS, steps), matrix.dtype)
-        away = [math.exp(paired([*zip(logs[:, at], logs[:, k], strict=True)])[1]) for k in (0, 1)]
+    for at, (steps, seconds) in enumerate(zip(settings.iterations, ns_seconds, strict=True), 2):
+        flops = performed_newton_schulz(*shape, schedule(COEFFICIENTS, steps), matrix.dtype)
+        factors = [
+            math.exp(paired([*zip(logs[:, at], logs[:, k], strict=True)])[1]) for k in (0, 1)
+        ]
         rows.append({
             "m": shape[0], "n": shape[1], "steps": steps, "svd_seconds": svd,
             "seconds": seconds, "efficiency": efficiency,
             "lemma": svd_flops(*shape) / horner_flops(*shape, steps, DEGREE) * efficiency,
-            "made": svd_flops(*shape) / made * efficiency,
-            "to_svd": away[0], "to_product": away[1],
+            "made": svd_flops(*shape) / flops * efficiency,
+            "to_svd": factors[0], "to_product": factors[1],
         })  # fmt: skip
     return {"rows": [], "times": rows}
 
@@ -137,13 +140,13 @@ def in_turn(calls: Sequence[Callable[[], object]], repeats: int) -> np.ndarray:
     The calls alternate, so that a slow period of the machine affects all calls. The first
     measurement of each call is dropped.
     """
-    found = np.empty((repeats + 1, len(calls)))
-    for row in found:
+    seconds = np.empty((repeats + 1, len(calls)))
+    for row in seconds:
         for at, call in enumerate(calls):
             start = time.perf_counter()
             call()
             row[at] = time.perf_counter() - start
-    return found[1:]
+    return seconds[1:]
 
 
 # Claims
@@ -211,7 +214,7 @@ def _quotient(name: str, ratio: np.ndarray, times: Columns, reach: str) -> Effec
 
 def _table_claims(rows: Columns) -> Sequence[Claim]:
     """Return the claims about the published tables of losses by seconds."""
-    ahead, shown, slower, straight = [], [], {}, []
+    ahead, details, slower, straight = [], [], {}, []
     for name in distinct(rows, "table"):
         table = where(rows, table=name)
         lead = np.minimum(table["sgd"], table["svd"]) - np.max([table[q] for q in MUON], axis=0)
@@ -228,9 +231,9 @@ def _table_claims(rows: Columns) -> Sequence[Claim]:
             )
         )
         slower[name] = ratio = slowdown(table)
-        least = number(least_efficiency(ratio, 3, 2), 2) if ratio > 1 else ""
-        floor = f" (P_gemm/P_svd ≥ {least})" if least else ""
-        shown.append(f"{name.split()[0]} ≥ {number(ratio, 2)}{floor}")
+        efficiency = number(least_efficiency(ratio, 3, 2), 2) if ratio > 1 else ""
+        floor = f" (P_gemm/P_svd ≥ {efficiency})" if efficiency else ""
+        details.append(f"{name.split()[0]} ≥ {number(ratio, 2)}{floor}")
         straight += [
             f"{name.split()[0]} {method}"
             for method in METHODS
@@ -244,7 +247,7 @@ def _table_claims(rows: Columns) -> Sequence[Claim]:
             "counts, and the rest by the speed of the machine.",
             Effect.exact("times as long", list(slower.values()), list(slower), unit="ratio"),
             Rule(low=4 / 3, strict=True),
-            "times as long: " + "; ".join(shown),
+            "times as long: " + "; ".join(details),
         ),
         counted(
             "No published curve falls by the same amount between all successive times.",
@@ -278,8 +281,10 @@ def numbers(rows: Columns, times: Columns) -> Rows:
     for k in range(len(times["m"])):
         shape = f"{times['m'][k]:.0f} × {times['n'][k]:.0f}"
         measured = times["svd_seconds"][k] / times["seconds"][k]
-        shown = [number(float(value)) for value in (measured, times["made"][k], times["lemma"][k])]
-        lines.append((shape, f"{times['steps'][k]:.0f}", *shown))
+        entries = [
+            number(float(value)) for value in (measured, times["made"][k], times["lemma"][k])
+        ]
+        lines.append((shape, f"{times['steps'][k]:.0f}", *entries))
     for name in distinct(rows, "table"):
         ratio = slowdown(where(rows, table=name))
         lines.append((name, "3", f"≥ {number(ratio, 3)}, printed", "–", "–"))
@@ -296,8 +301,8 @@ def ratios(rows: Columns, times: Columns, narrow: bool = False) -> Figure:
     """Draw measured ratios against predicted ratios, with a colour for each number of steps."""
     figure, (axes,) = style.canvas(1, narrow, 3.2)
     measured = times["svd_seconds"] / times["seconds"]
-    every = np.log2(np.concatenate([measured, times["made"]]))
-    low, high = np.floor(every.min()), np.floor(every.max()) + 1
+    logs = np.log2(np.concatenate([measured, times["made"]]))
+    low, high = np.floor(logs.min()), np.floor(logs.max()) + 1
     ends = 2.0 ** np.array([low, high])
     ticks = 2.0 ** np.arange(low, high + 1, max(1, np.ceil((high - low) / LABELS)))
     axes.plot(ends, ends, color=style.GREY, lw=1, label="prediction equals measurement")
