@@ -57,8 +57,8 @@ def judge(
     if claim["kind"] == "sooner":
         return sooner(better, than, runs, curves, claim["sentence"], label)
     if claim["kind"] == "near":
-        given = claim["measure"], runs, claim["within"], claim["sentence"], label
-        return near(better, than, *given, chance)
+        args = claim["measure"], runs, claim["within"], claim["sentence"], label
+        return near(better, than, *args, chance)
     return terminal(better, than, claim["measure"], runs, claim["sentence"], label, chance)
 
 
@@ -82,18 +82,18 @@ def terminal(
     sentence = sentence or (f"{better} ends with {article} {word} at or {side} that of {than}{at}.")
     if measure not in runs:
         return unknown(sentence, f"no run measured {word}")
-    pairs, away, reach, guesses = _apart(better, than, measure, runs, chance)
+    pairs, differences, reach, guesses = _apart(better, than, measure, runs, chance)
     if not np.isfinite(pairs).any():
         return unknown(sentence, "both diverged")
-    held = np.isfinite(pairs[:, 0]) & ((away >= 0) if up else (away <= 0))
-    found = Effect.around(
-        f"{word}, {better} − {than}", away, reach, _at(runs, label), free_of_seeds(runs),
+    holds = np.isfinite(pairs[:, 0]) & ((differences >= 0) if up else (differences <= 0))
+    effect = Effect.around(
+        f"{word}, {better} − {than}", differences, reach, _at(runs, label), free_of_seeds(runs),
         unit=UNITS.get(measure, ""),
     )  # fmt: skip
-    found = replace(found, seeded=not (guesses & np.isfinite(away)).any())
-    detail = _by_how_much(pairs, np.stack([away, reach], 1), held, levels(runs))
+    effect = replace(effect, seeded=not (guesses & np.isfinite(differences)).any())
+    detail = _by_how_much(pairs, np.stack([differences, reach], 1), holds, levels(runs))
     rule = Rule(low=0.0) if up else Rule(high=0.0)
-    return Claim(sentence, found, rule, detail + _guessing(guesses, chance))
+    return Claim(sentence, effect, rule, detail + _guessing(guesses, chance))
 
 
 def near(
@@ -112,18 +112,18 @@ def near(
     )
     if measure not in runs:
         return unknown(sentence, f"no run measured {word}")
-    pairs, away, reach, guesses = _apart(better, than, measure, runs, chance)
+    pairs, differences, reach, guesses = _apart(better, than, measure, runs, chance)
     larger = np.abs(pairs).max(axis=1)
     with np.errstate(invalid="ignore"):
-        share = np.where(np.isfinite(pairs).all(axis=1), away / larger, np.inf)
-        held = np.abs(share) <= within
-        found = Effect.around(
+        share = np.where(np.isfinite(pairs).all(axis=1), differences / larger, np.inf)
+        holds = np.abs(share) <= within
+        effect = Effect.around(
             f"difference in {word}, divided by the larger value", share, reach / larger,
             _at(runs, label), free_of_seeds(runs), unit="ratio",
         )  # fmt: skip
-    found = replace(found, seeded=not (guesses & np.isfinite(share)).any())
-    detail = _by_how_much(pairs, np.stack([away, reach], 1), held, levels(runs))
-    return Claim(sentence, found, Rule(-within, within), detail + _guessing(guesses, chance))
+    effect = replace(effect, seeded=not (guesses & np.isfinite(share)).any())
+    detail = _by_how_much(pairs, np.stack([differences, reach], 1), holds, levels(runs))
+    return Claim(sentence, effect, Rule(-within, within), detail + _guessing(guesses, chance))
 
 
 def _apart(
@@ -141,10 +141,12 @@ def _apart(
     pairs, reach, guesses = [], [], []
     for x in levels(runs):
         pairs.append([ended(runs, name, x, measure) for name in (better, than)])
-        one, other = (rows_of(runs, name, x) for name in (better, than))
+        better_rows, than_rows = (rows_of(runs, name, x) for name in (better, than))
         best = max(ended(runs, name, x, "accuracy") for name in (better, than))
         guesses.append(best <= chance)  # then more seeds would not yield an interval
-        reach.append(np.nan if best <= chance else by_seed(runs, measure, one, other)[1])
+        reach.append(
+            np.nan if best <= chance else by_seed(runs, measure, better_rows, than_rows)[1]
+        )
     ends = np.array(pairs)
     with np.errstate(invalid="ignore"):  # a difference of two infinities is unknown
         return ends, np.round(ends[:, 0] - ends[:, 1], 12), np.array(reach), np.array(guesses)
@@ -190,7 +192,7 @@ def at_level(columns: Columns, x: float) -> np.ndarray:
 
 
 def _by_how_much(
-    pairs: np.ndarray, margins: np.ndarray, held: np.ndarray, values: np.ndarray
+    pairs: np.ndarray, margins: np.ndarray, holds: np.ndarray, values: np.ndarray
 ) -> str:
     """Describe the final values of two variants and their differences as text.
 
@@ -200,17 +202,17 @@ def _by_how_much(
     """
     several, places = len(values) > 1, []
     for ends, (by, half), x in zip(pairs, margins, values, strict=True):
-        one, other = (number(end) if np.isfinite(end) else "diverged" for end in ends)
+        first, second = (number(end) if np.isfinite(end) else "diverged" for end in ends)
         sure = "" if np.isnan(half) else f" ± {number(half, 2)}"
-        more = f" ({written(by, '+.2g')}{sure})" if np.isfinite(by) else ""
-        places.append(f"{one} against {other}{more}" + (f" at {x:g}" if several else ""))
-    count = f"{held.sum()} of {len(held)} values: " if several else ""
-    known = margins[~np.isnan(margins).any(axis=1)]
-    clear = int((np.abs(known[:, 0]) > known[:, 1]).sum())
+        difference = f" ({written(by, '+.2g')}{sure})" if np.isfinite(by) else ""
+        places.append(f"{first} against {second}{difference}" + (f" at {x:g}" if several else ""))
+    count = f"{holds.sum()} of {len(holds)} values: " if several else ""
+    finite = margins[~np.isnan(margins).any(axis=1)]
+    clear = int((np.abs(finite[:, 0]) > finite[:, 1]).sum())
     tail = (
-        f"; ± is half of a 95% interval, paired by seed; {clear} of {len(known)} intervals "
+        f"; ± is half of a 95% interval, paired by seed; {clear} of {len(finite)} intervals "
         "exclude 0"
-        if len(known)
+        if len(finite)
         else ""
     )
     return count + "; ".join(places) + tail
@@ -234,19 +236,30 @@ def sooner(
         reached = np.isfinite(times[:, 0])
         if not len(times):
             return unknown(sentence, f"{than} diverged")
-        mine, theirs = times[reached].mean(axis=0) if reached.any() else (np.nan, np.nan)
-        away = (mine - theirs, paired([*map(tuple, times)])[1]) if reached.all() else (np.inf, 0.0)
-        by.append(away)
+        better_time, than_time = times[reached].mean(axis=0) if reached.any() else (np.nan, np.nan)
+        difference = (
+            (better_time - than_time, paired([*map(tuple, times)])[1])
+            if reached.all()
+            else (np.inf, 0.0)
+        )
+        by.append(difference)
         place = "" if np.isnan(x) else f" at {x:g}"
         after = (
-            f", after {number(mine, 3)} s against {number(theirs, 3)} s" if reached.any() else ""
+            f", after {number(better_time, 3)} s against {number(than_time, 3)} s"
+            if reached.any()
+            else ""
         )
         details.append(f"{reached.sum()} of {len(times)} runs reach this loss{place}{after}")
-    away, reach = np.array(by).T
-    found = Effect.around(
-        f"seconds, {better} − {than}", away, reach, _at(runs, label), free_of_seeds(runs), unit="s"
+    difference, reach = np.array(by).T
+    effect = Effect.around(
+        f"seconds, {better} − {than}",
+        difference,
+        reach,
+        _at(runs, label),
+        free_of_seeds(runs),
+        unit="s",
     )
-    return Claim(sentence, found, NEGATIVE, "; ".join(details))
+    return Claim(sentence, effect, NEGATIVE, "; ".join(details))
 
 
 def _times(better: str, than: str, runs: Columns, curves: Columns, x: float) -> np.ndarray:
@@ -255,14 +268,14 @@ def _times(better: str, than: str, runs: Columns, curves: Columns, x: float) -> 
     The result has one row per seed and one column per variant. The time of a run that does not
     reach this loss is inf.
     """
-    mine, theirs = rows_of(curves, better, x), rows_of(curves, than, x)
+    better_rows, than_rows = rows_of(curves, better, x), rows_of(curves, than, x)
     times = []
-    for seed in np.unique(curves["seed"][theirs]):
+    for seed in np.unique(curves["seed"][than_rows]):
         goal = runs["train_loss"][rows_of(runs, than, x) & (runs["seed"] == seed)]
         if len(goal) == 1 and not np.isnan(goal[0]):
             low = (curves["seed"] == seed) & (curves["train_loss"] <= goal[0])
-            moments = (curves["train_seconds"][low & part] for part in (mine, theirs))
-            times.append([one.min(initial=np.inf) for one in moments])
+            moments = (curves["train_seconds"][low & part] for part in (better_rows, than_rows))
+            times.append([seconds.min(initial=np.inf) for seconds in moments])
     return np.array(times).reshape(-1, 2)
 
 
@@ -284,7 +297,7 @@ def trend(claim: Mapping[str, Any], runs: Columns, label: str) -> Claim:
     reach = [by_seed(runs, measure, rows_of(runs, variant, after), rows_of(runs, variant, x))[1]
              for x, after in itertools.pairwise(values)]  # fmt: skip
     places = [f"from {x:g} to {after:g}" for x, after in itertools.pairwise(values)]
-    found = Effect.around(
+    effect = Effect.around(
         f"change of the {word}",
         np.diff(ends),
         reach,
@@ -292,7 +305,7 @@ def trend(claim: Mapping[str, Any], runs: Columns, label: str) -> Claim:
         free_of_seeds(runs),
         unit=UNITS.get(measure, ""),
     )
-    return Claim(sentence, found, POSITIVE if kind == "rising" else NEGATIVE, along)
+    return Claim(sentence, effect, POSITIVE if kind == "rising" else NEGATIVE, along)
 
 
 ABOVE = 0.05  # margin of `near_chance` above a guess's accuracy, or half that accuracy if smaller
@@ -314,15 +327,15 @@ def near_chance(accuracies: np.ndarray, classes: int, held_out: int) -> str:
 
     The text is empty if there is no such run. A nan in `accuracies` stands for a run that diverged.
     """
-    guess, known = 1 / classes, accuracies[np.isfinite(accuracies)]
-    near = known[known <= max(luck(classes, held_out), guess + min(ABOVE, guess / 2))]
+    guess, finite = 1 / classes, accuracies[np.isfinite(accuracies)]
+    near = finite[finite <= max(luck(classes, held_out), guess + min(ABOVE, guess / 2))]
     if classes < 2 or not len(near):
         return ""
-    who = "Every run" if len(near) == len(known) else f"{len(near)} of {len(known)} runs"
-    who += " that did not diverge" * (len(known) < len(accuracies))
+    subject = "Every run" if len(near) == len(finite) else f"{len(near)} of {len(finite)} runs"
+    subject += " that did not diverge" * (len(finite) < len(accuracies))
     ends = dict.fromkeys(number(end, 3) for end in (near.min(), near.max()))
     return (
-        f"{who} ended near chance, with an accuracy of {' to '.join(ends)}. A guess among "
+        f"{subject} ended near chance, with an accuracy of {' to '.join(ends)}. A guess among "
         f"{classes} classes has an accuracy of {number(guess, 3)}."
     )
 
@@ -358,19 +371,19 @@ def timetable(curves: Columns, about: Mapping[str, Any]) -> tuple[str, tuple[str
     Each variant has one row. If the paper published losses of a variant, a second row contains the
     published losses.
     """
-    asked, held = about["times"], about["times"]["published"] or {"seconds": [], "losses": {}}
-    moments = parts(curves, asked["of"], asked["parts"])
+    times, published = about["times"], about["times"]["published"] or {"seconds": [], "losses": {}}
+    moments = parts(curves, times["of"], times["parts"])
     blank = ["–"] * len(moments)
     head = ("variant", *(f"{number(moment, 3)} s" for moment in moments))
     rows: Rows = []
-    if held["seconds"]:
-        at = [f"at {second:g} s" for second in held["seconds"]]
+    if published["seconds"]:
+        at = [f"at {second:g} s" for second in published["seconds"]]
         rows.append((about["source"], *(at + blank)[: len(moments)]))
     for variant in about["variants"]:
         losses = at_seconds(curves, variant, moments)
         rows.append((variant, *map(number, losses)))
-        if found := held["losses"].get(variant):
-            losses = [*map(number, found), *blank]
+        if reported := published["losses"].get(variant):
+            losses = [*map(number, reported), *blank]
             rows.append((f"  {about['source']}", *losses[: len(moments)]))
     return TIMETABLE, head, rows
 
@@ -381,9 +394,9 @@ def parts(curves: Columns, variant: str, count: int) -> np.ndarray:
     Returns:
         The end of each part in seconds. The last number is the end of the run.
     """
-    mine = curves["variant"] == variant
-    ends = [curves["train_seconds"][mine & (curves["seed"] == seed)].max()
-            for seed in np.unique(curves["seed"][mine])]  # fmt: skip
+    of_variant = curves["variant"] == variant
+    ends = [curves["train_seconds"][of_variant & (curves["seed"] == seed)].max()
+            for seed in np.unique(curves["seed"][of_variant])]  # fmt: skip
     return np.linspace(0, np.min(ends), count + 1)[1:]  # the last entry is exactly the end
 
 
@@ -393,10 +406,10 @@ def at_seconds(curves: Columns, variant: str, moments: np.ndarray) -> np.ndarray
     The loss is interpolated linearly between evaluations. The loss is nan before the first and
     after the last evaluation.
     """
-    mine, found = curves["variant"] == variant, []
-    for seed in np.unique(curves["seed"][mine]):
-        rows = mine & (curves["seed"] == seed)
+    of_variant, interpolated = curves["variant"] == variant, []
+    for seed in np.unique(curves["seed"][of_variant]):
+        rows = of_variant & (curves["seed"] == seed)
         order = np.argsort(curves["train_seconds"][rows])
         seconds, losses = (curves[name][rows][order] for name in ("train_seconds", "train_loss"))
-        found.append(np.interp(moments, seconds, losses, left=np.nan, right=np.nan))
-    return np.mean(found, axis=0)
+        interpolated.append(np.interp(moments, seconds, losses, left=np.nan, right=np.nan))
+    return np.mean(interpolated, axis=0)

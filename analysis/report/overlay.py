@@ -75,15 +75,15 @@ class Axis:
         """Return round values between the ends of the axis."""
         if self.log and self.high - self.low < FEW_DECADES:
             powers = range(math.floor(self.low), math.ceil(self.high))
-            every = (one * 10.0**power for power in powers for one in (1, 2, 5))
-            return [one for one in every if self.low <= math.log10(one) <= self.high]
-        least = (self.high - self.low) / 5
-        power = 10.0 ** math.floor(math.log10(least))
-        step = next(one * power for one in (1, 2, 5, 10) if one * power >= least)
+            candidates = (factor * 10.0**power for power in powers for factor in (1, 2, 5))
+            return [tick for tick in candidates if self.low <= math.log10(tick) <= self.high]
+        smallest_step = (self.high - self.low) / 5
+        power = 10.0 ** math.floor(math.log10(smallest_step))
+        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= smallest_step)
         step = max(1, round(step)) if integer or self.log else step
         first, last = math.ceil(self.low / step), math.floor(self.high / step)
-        every = (place * step for place in range(first, last + 1))
-        return [10.0**one if self.log else one for one in every]
+        candidates = (place * step for place in range(first, last + 1))
+        return [10.0**tick if self.log else tick for tick in candidates]
 
 
 def drawing(runs: Sequence[DrawnRun]) -> dict[str, Any]:
@@ -100,13 +100,13 @@ def drawing(runs: Sequence[DrawnRun]) -> dict[str, Any]:
         return {}
     rank = {name: place for place, name in enumerate(FIRST)}
     measures = sorted(count, key=lambda name: (-count[name], rank.get(name, len(FIRST))))
-    many = len(COLOURS)
+    cycle = len(COLOURS)
     return {
-        "runs": [{"name": run.name, "about": run.about, "colour": COLOURS[place % many],
-                  "dash": DASHES[place // many % len(DASHES)]} for place, run in enumerate(runs)],
+        "runs": [{"name": run.name, "about": run.about, "colour": COLOURS[place % cycle],
+                  "dash": DASHES[place // cycle % len(DASHES)]} for place, run in enumerate(runs)],
         "panels": {name: _panel(runs, name) for name in measures},
-        "boxes": [f"{kind}-{place}" for kind, every in (("run", runs), ("measure", measures))
-                  for place in range(len(every))],
+        "boxes": [f"{kind}-{place}" for kind, items in (("run", runs), ("measure", measures))
+                  for place in range(len(items))],
         "width": WIDTH, "height": HEIGHT, "start": LEFT, "right": RIGHT, "top": TOP,
         "bottom": BOTTOM, "gap": GAP,
     }  # fmt: skip
@@ -117,34 +117,38 @@ def _panel(runs: Sequence[DrawnRun], measure: str) -> dict[str, Any]:
 
     The result is empty if no run recorded a finite value of this measure.
     """
-    held = {
+    curves = {
         place: [(x, y) for x, y in run.curves.get(measure, ()) if math.isfinite(y)]
         for place, run in enumerate(runs)
     }
-    held = {place: points for place, points in held.items() if points}
-    if not held:
+    curves = {place: points for place, points in curves.items() if points}
+    if not curves:
         return {}
-    every = [point for points in held.values() for point in points]
-    ends = [max(points)[0] for points in held.values()]
-    y = Axis.of([one for _, one in every], BOTTOM, TOP, WIDE_RANGE)
-    beside = [(y.at(one), number(one, 6)) for one in y.ticks()]
+    all_points = [point for points in curves.values() for point in points]
+    ends = [max(points)[0] for points in curves.values()]
+    y = Axis.of([value for _, value in all_points], BOTTOM, TOP, WIDE_RANGE)
+    beside = [(y.at(tick), number(tick, 6)) for tick in y.ticks()]
     left = max([LEFT, *(2 * GAP + _extent(text) for _, text in beside)])
     uneven = max(ends) > UNEVEN * min(ends)
     if uneven:  # round 0 cannot be shown on a logarithmic axis
-        held = {place: [one for one in points if one[0] > 0] for place, points in held.items()}
-        every = [point for points in held.values() for point in points]
-    x = Axis.of([one for one, _ in every], left, RIGHT, 1.0 if uneven else math.inf)
+        curves = {
+            place: [point for point in points if point[0] > 0] for place, points in curves.items()
+        }
+        all_points = [point for points in curves.values() for point in points]
+    x = Axis.of([value for value, _ in all_points], left, RIGHT, 1.0 if uneven else math.inf)
     below: list[tuple[float, str]] = []
-    for one in x.ticks(integer=True):  # skip ticks whose labels would cover the previous label
-        at, text = x.at(one), number(one, 6)
+    for tick in x.ticks(integer=True):  # skip ticks whose labels would cover the previous label
+        at, text = x.at(tick), number(tick, 6)
         if not below or at - below[-1][0] > (_extent(text) + _extent(below[-1][1])) / 2:
             below.append((at, text))
     paths = {}
-    for place, points in held.items():
+    for place, points in curves.items():
         if len(points) > MOST:  # keep the first point in each part of the axis, and the last point
-            parts = {round(x.at(one) / (RIGHT - left) * MOST): one for one, _ in reversed(points)}
-            kept = {points[-1][0], *parts.values()}
-            points = [point for point in points if point[0] in kept]
+            parts = {
+                round(x.at(value) / (RIGHT - left) * MOST): value for value, _ in reversed(points)
+            }
+            kept_x = {points[-1][0], *parts.values()}
+            points = [point for point in points if point[0] in kept_x]
         path = "L".join(f"{x.at(a):.2f} {y.at(b):.2f}" for a, b in points)
         paths[place] = f"M{path}" + ("h6" if len(points) == 1 else "")  # one point becomes a dash
     return {"left": left, "log": x.log, "beside": beside, "below": below, "paths": paths}
@@ -152,4 +156,4 @@ def _panel(runs: Sequence[DrawnRun], measure: str) -> dict[str, Any]:
 
 def _extent(text: str) -> float:
     """Return the width of a printed number on a narrow screen, in the length unit of the figure."""
-    return LETTERS * sum(ADVANCE.get(one, DIGIT) for one in text)
+    return LETTERS * sum(ADVANCE.get(char, DIGIT) for char in text)

@@ -140,10 +140,10 @@ def canvas(
     figure = Picture(figsize=size, dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     kind = {"axes_class": Panel}
-    every = list(figure.subplots(rows, columns, squeeze=False, subplot_kw=kind).flat)
-    for spare in every[panels:]:
+    all_axes = list(figure.subplots(rows, columns, squeeze=False, subplot_kw=kind).flat)
+    for spare in all_axes[panels:]:
         spare.remove()
-    return figure, every[:panels]
+    return figure, all_axes[:panels]
 
 
 def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
@@ -157,29 +157,29 @@ def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
     look: dict[str, Any] = {"loc": "outside lower center", "handlelength": 1.6,
                             "columnspacing": 1.2, "handletextpad": 0.5}  # fmt: skip
     for count in range(columns, 0, -1):
-        made = figure.legend(handles, labels, ncols=count, **look)
-        wide = made.get_window_extent().width / figure.bbox.width
+        box = figure.legend(handles, labels, ncols=count, **look)
+        wide = box.get_window_extent().width / figure.bbox.width
         if wide > 1:
-            made.remove()
+            box.remove()
         else:
             break
     else:
         width = int(max(map(len, labels)) / wide) - MARGIN
-        made = figure.legend(handles, [textwrap.fill(one, width) for one in labels], **look)
-    more = made.get_window_extent().height / figure.dpi - LEGEND
-    figure.set_figheight(figure.get_figheight() + max(0.0, more))
+        box = figure.legend(handles, [textwrap.fill(label, width) for label in labels], **look)
+    growth = box.get_window_extent().height / figure.dpi - LEGEND
+    figure.set_figheight(figure.get_figheight() + max(0.0, growth))
 
 
 def legend(axes: Axes, columns: int) -> None:
     """Put a legend below the x axis of a panel, so that the legend covers no data."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        made = axes.legend(
+        box = axes.legend(
             handles, labels, loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=columns,
             handlelength=1.6, columnspacing=1.0, handletextpad=0.5, borderaxespad=0.0,
         )  # fmt: skip
-        for one in made.get_lines():
-            one.set_markersize(max(4.0, one.get_markersize()))
+        for line in box.get_lines():
+            line.set_markersize(max(4.0, line.get_markersize()))
 
 
 def errorbars(
@@ -232,12 +232,12 @@ def heat_map(
     Returns:
         The image, for example for a colour bar.
     """
-    shown = np.ma.masked_invalid(table)
+    masked = np.ma.masked_invalid(table)
     colours = "viridis" if highest_is_best else "viridis_r"
-    image = axes.imshow(shown, origin="lower", aspect="auto", cmap=colours, norm=norm)
+    image = axes.imshow(masked, origin="lower", aspect="auto", cmap=colours, norm=norm)
     axes.spines[:].set_visible(False)
     for (row, column), text in np.ndenumerate(np.empty((0, 0)) if texts is None else texts):
-        if np.ma.is_masked(shown[row, column]):
+        if np.ma.is_masked(masked[row, column]):
             colour = GREY
         else:
             light = np.dot(image.to_rgba(table[row, column])[:3], (0.299, 0.587, 0.114)) > 0.5
@@ -261,12 +261,12 @@ def powers_of_2(axes: Axes, levels: np.ndarray) -> None:
     The ticks are at the levels that are powers of 2. If no level is a power of 2, ticks can be at
     any level.
     """
-    whole = levels[np.log2(levels) % 1 == 0]
-    labels = None if len(whole) else [plain(level) for level in levels]
-    whole = whole if len(whole) else levels
+    ticks = levels[np.log2(levels) % 1 == 0]
+    labels = None if len(ticks) else [plain(level) for level in levels]
+    ticks = ticks if len(ticks) else levels
     axes.set_xscale("log", base=2)
-    every = slice(None, None, max(1, -(-len(whole) // 4)))
-    axes.set_xticks(whole[every], labels and labels[every])
+    stride = slice(None, None, max(1, -(-len(ticks) // 4)))
+    axes.set_xticks(ticks[stride], labels and labels[stride])
     axes.xaxis.set_minor_locator(NullLocator())
 
 
@@ -303,8 +303,8 @@ def log_x(axes: Axes) -> None:
 
 def log_y(axes: Axes) -> None:
     """Make the y axis logarithmic, if the figure shows at least one positive value."""
-    every = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
-    if (np.isfinite(every) & (every > 0)).any():
+    values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
+    if (np.isfinite(values) & (values > 0)).any():
         axes.set_yscale("log")
         _log_ticks(axes.yaxis, *axes.get_ylim())
 
@@ -332,7 +332,7 @@ def _tick(value: float, _: object) -> str:
     if value < 1e6 and value % 1000 == 0:
         return f"{value / 1000:g}k"
     near = (abs(float(f"{value:.{digits}e}") - value) <= 1e-6 * abs(value) for digits in range(5))
-    return _scientific(value, next((digits for digits, one in enumerate(near) if one), 5))
+    return _scientific(value, next((digits for digits, is_near in enumerate(near) if is_near), 5))
 
 
 def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
@@ -429,7 +429,7 @@ def places_of(curves: Mapping[str, Sequence[Records]], x: str) -> Places:
 
 def are_uneven(places: Places) -> bool:
     """State whether the longest run is more than `UNEVEN` times as long as the shortest run."""
-    lengths = [one[-1] for runs in places.values() for one in runs if one]
+    lengths = [run[-1] for runs in places.values() for run in runs if run]
     return max(lengths, default=0) > UNEVEN * min(lengths, default=0)
 
 
@@ -453,17 +453,17 @@ def draw_curves(
     single = len(curves) == 1
     for place, (name, records) in enumerate(curves.items()):
         colour, runs = SERIES[place % len(SERIES)][0], (records, places[name])
-        again = AGAIN[place // len(SERIES) % len(AGAIN)]
+        group_look = AGAIN[place // len(SERIES) % len(AGAIN)]
         if measure != LOSS:
-            draw_measure(axes, runs, measure, colour, again, "")
+            draw_measure(axes, runs, measure, colour, group_look, "")
             continue
         for other, (loss, look) in enumerate(LOSSES.items()):
             label = loss.replace("_", " ")
             label, hue = (label, SERIES[other][0]) if single else (f"_{name}, {label}", colour)
             draw_measure(axes, runs, loss, hue, look, label)
         if not single:
-            line, mark, _ = again
-            mark = mark if again != PLAIN else ""
+            line, mark, _ = group_look
+            mark = mark if group_look != PLAIN else ""
             axes.plot([], [], line, marker=mark, color=colour, label=name)  # label for all losses
     if measure == LOSS:
         _name_losses(axes)
@@ -479,8 +479,8 @@ def finish_axes(
     if are_uneven(places):
         log_x(axes)
     else:
-        whole = x == "rounds"
-        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=whole))
+        by_rounds = x == "rounds"
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=by_rounds))
 
 
 def in_words(figure: Figure) -> str:
@@ -493,10 +493,10 @@ def in_words(figure: Figure) -> str:
     bands = any(axes.collections for axes in figure.axes)
     log = losses.get_xscale() == "log"
     label = losses.get_xlabel()
-    said = [f"{label.replace('round', 'rounds')} on a logarithmic axis" * log,
-            "one colour per row of the table" if several else "", ", ".join(kinds),
-            "means over seeds, with bands of their 95% intervals" * bands]  # fmt: skip
-    return f"By {label}: {'; '.join(filter(None, said))}."
+    parts = [f"{label.replace('round', 'rounds')} on a logarithmic axis" * log,
+             "one colour per row of the table" if several else "", ", ".join(kinds),
+             "means over seeds, with bands of their 95% intervals" * bands]  # fmt: skip
+    return f"By {label}: {'; '.join(filter(None, parts))}."
 
 
 def _name_losses(axes: Any) -> None:
@@ -504,8 +504,8 @@ def _name_losses(axes: Any) -> None:
     drawn = [str(line.get_label()) for line in axes.lines]
     for loss, (style, _, width) in LOSSES.items():
         name = loss.replace("_", " ")
-        others = [one for one in drawn if one.startswith("_") and not one.endswith(name)]
-        if others and any(one.endswith(f", {name}") for one in drawn):
+        others = [label for label in drawn if label.startswith("_") and not label.endswith(name)]
+        if others and any(label.endswith(f", {name}") for label in drawn):
             axes.plot([], [], style, color="0.4", lw=width, label=name)
 
 
@@ -541,20 +541,23 @@ def draw_measure(
     `drawn` contains the records of the runs, and the positions of these records on the x axis.
     """
     runs, places = drawn
-    found = [[(one["round"], one[name]) for one in records if name in one] for records in runs]
-    if not all(found):
+    curves = [
+        [(record["round"], record[name]) for record in records if name in record]
+        for records in runs
+    ]
+    if not all(curves):
         return
     style, mark, width = look
-    rounds = sorted(set.intersection(*({r for r, _ in one} for one in found)))
-    values = np.array([[dict(one)[r] for r in rounds] for one in found])
+    rounds = sorted(set.intersection(*({r for r, _ in curve} for curve in curves)))
+    values = np.array([[dict(curve)[r] for r in rounds] for curve in curves])
     at = [
-        {one["round"]: p for one, p in zip(*both, strict=True)}
-        for both in zip(runs, places, strict=True)
+        {record["round"]: p for record, p in zip(*pair, strict=True)}
+        for pair in zip(runs, places, strict=True)
     ]
-    across = np.array([[one[r] for r in rounds] for one in at]).mean(0)
+    across = np.array([[place[r] for r in rounds] for place in at]).mean(0)
     marks = {"marker": mark if len(rounds) <= FEW else "", "mfc": "none" if mark == "s" else colour}
     axes.plot(across, values.mean(0), style, color=colour, lw=width, label=label, ms=4, **marks)
-    if len(found) > 1 and mark:
+    if len(curves) > 1 and mark:
         from fedmuon.analysis.report.verdicts import mean_with_interval  # scipy
 
         _, low, high = mean_with_interval(values)

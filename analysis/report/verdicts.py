@@ -87,7 +87,7 @@ class Slope:
 
     def __str__(self) -> str:
         """Return the estimate with its interval as text, such as `−0.244 (−0.251 to −0.237)`."""
-        value, low, high = (written(one, "+.3f") for one in (self.value, self.low, self.high))
+        value, low, high = (written(x, "+.3f") for x in (self.value, self.low, self.high))
         return f"{value} ({low} to {high})"
 
 
@@ -165,9 +165,10 @@ def _errors(runs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     Both numbers are nan for a group of one run. The error is nan if a run of the group diverged.
     """
     counts = np.array([len(values) if len(values) > 1 else np.nan for values in runs])
-    known = [len(values) > 1 and np.isfinite(values).all() for values in runs]
+    usable = [len(values) > 1 and np.isfinite(values).all() for values in runs]
     spread = [
-        values.std(ddof=1) if each else np.nan for values, each in zip(runs, known, strict=True)
+        values.std(ddof=1) if is_usable else np.nan
+        for values, is_usable in zip(runs, usable, strict=True)
     ]
     return np.array(spread) / np.sqrt(counts), counts
 
@@ -213,9 +214,9 @@ def curve(rows: Columns, size: str, value: str, **where: str | float) -> Curve:
 
     Only rows that match `where` are used.
     """
-    chosen = tables.where(rows, **where)
-    sizes = np.unique(chosen[size])
-    return Curve(sizes, [chosen[value][chosen[size] == one] for one in sizes])
+    matches = tables.where(rows, **where)
+    sizes = np.unique(matches[size])
+    return Curve(sizes, [matches[value][matches[size] == x] for x in sizes])
 
 
 def paired(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -223,11 +224,11 @@ def paired(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
     The interval is Student's interval. Both results are nan if there are fewer than two pairs.
     """
-    away = np.array([one - other for one, other in pairs])
-    if len(away) < 2 or not np.isfinite(away).all():
+    differences = np.array([a - b for a, b in pairs])
+    if len(differences) < 2 or not np.isfinite(differences).all():
         return np.nan, np.nan
-    half = half_width(away.std(ddof=1) / np.sqrt(len(away)), len(away) - 1)
-    return round(float(away.mean()), 12), float(half)
+    half = half_width(differences.std(ddof=1) / np.sqrt(len(differences)), len(differences) - 1)
+    return round(float(differences.mean()), 12), float(half)
 
 
 def by_seed(
@@ -237,9 +238,9 @@ def by_seed(
 
     The differences are paired by seed. The interval is a 95% interval.
     """
-    one, other = (dict(zip(runs["seed"][part].tolist(), runs[measure][part].tolist(), strict=True))
-                  for part in (rows, others))  # fmt: skip
-    return paired([(one[seed], other[seed]) for seed in one if seed in other])
+    left, right = (dict(zip(runs["seed"][part].tolist(), runs[measure][part].tolist(), strict=True))
+                   for part in (rows, others))  # fmt: skip
+    return paired([(left[seed], right[seed]) for seed in left if seed in right])
 
 
 def free_of_seeds(runs: Columns) -> float:
@@ -252,7 +253,7 @@ def mean_of(values: np.ndarray) -> Slope:
 
     The ends of the interval are nan for a single run.
     """
-    value, half = float(values.mean()), paired([(float(one), 0.0) for one in values])[1]
+    value, half = float(values.mean()), paired([(float(x), 0.0) for x in values])[1]
     return Slope(value, value - half, value + half, len(values) - 1.0)
 
 
@@ -263,13 +264,13 @@ def correlation(values: np.ndarray, items: int) -> Slope:
     -1 and 1. Each correlation ranks `items` items.
     """
     z = on_fishers_scale(values, items)
-    half = paired([(float(one), 0.0) for one in z])[1]
+    half = paired([(float(z_run), 0.0) for z_run in z])[1]
     return correlation_at(float(z.mean()), half, len(z) - 1.0)
 
 
 def correlation_at(z: float, half: float, free: float) -> Slope:
     """Return the correlation tanh(z) with the interval from tanh(z - half) to tanh(z + half)."""
-    value, low, high = (math.tanh(one) for one in (z, z - half, z + half))
+    value, low, high = (math.tanh(x) for x in (z, z - half, z + half))
     return Slope(value, low, high, free, correlation=True)
 
 
@@ -279,8 +280,8 @@ def on_fishers_scale(values: ArrayLike, items: int) -> np.ndarray:
     Without ties among n items, the next value below rho = 1 is 1 - 12/(n^3 - n). For a finite z,
     1 is replaced by the middle between this value and 1, and likewise for -1.
     """
-    most = 1 - 6 / (max(items, 3) ** 3 - max(items, 3))
-    return np.arctanh(np.clip(np.asarray(values, dtype=float), -most, most))
+    limit = 1 - 6 / (max(items, 3) ** 3 - max(items, 3))
+    return np.arctanh(np.clip(np.asarray(values, dtype=float), -limit, limit))
 
 
 POINTS = "accuracy points"  # hundredths; the code computes accuracies from 0 to 1
@@ -391,17 +392,17 @@ class Effect:
 
         Intervals that are longer by these factors are all correct in 95% of cases (Bonferroni).
         """
-        many = max(1, int((self.low < self.high).sum()))
+        count = max(1, int((self.low < self.high).sum()))
         if self.exponential:  # a sqrt(l) + b l grows at most in proportion to l
-            factor = math.log(3 * many / 0.05) / math.log(3 / 0.05)
+            factor = math.log(3 * count / 0.05) / math.log(3 / 0.05)
         else:
-            factor = half_width(1.0, self.free, many) / half_width(1.0, self.free)
+            factor = half_width(1.0, self.free, count) / half_width(1.0, self.free)
         return np.broadcast_to(factor, self.value.shape)
 
     @property
     def together(self) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper ends of the intervals after their lengths are multiplied by `longer`."""
-        value, *ends = (self.scaled(one) for one in (self.value, self.low, self.high))
+        value, *ends = (self.scaled(values) for values in (self.value, self.low, self.high))
         with np.errstate(invalid="ignore"):  # an infinite effect is its own interval
             ends = [value + self.longer * (end - value) for end in ends]
         if self.correlation:
@@ -429,15 +430,15 @@ class Effect:
     def in_unit(self, at: int) -> list[float]:
         """Return the effect at a place and the ends of its interval, in the unit of the effect."""
         times = 100.0 if self.unit == POINTS else 1.0
-        return [times * float(one[at]) for one in (self.value, self.low, self.high)]
+        return [times * float(values[at]) for values in (self.value, self.low, self.high)]
 
     @classmethod
     def exact(
         cls, name: str, values: ArrayLike, places: Sequence[str] = (), unit: str = ""
     ) -> "Effect":
         """Make an effect that was counted, or computed without randomness."""
-        found = np.atleast_1d(np.asarray(values, dtype=float))
-        return cls(name, found, found, found, places, seeded=False, unit=unit)
+        array = np.atleast_1d(np.asarray(values, dtype=float))
+        return cls(name, array, array, array, places, seeded=False, unit=unit)
 
     @classmethod
     def around(
@@ -448,18 +449,20 @@ class Effect:
 
         An infinite value stands for a run that diverged, and has an interval of length 0.
         """
-        found = np.atleast_1d(np.asarray(values, dtype=float))
-        half = np.where(np.isinf(found), 0.0, np.asarray(reach, dtype=float))
+        middle = np.atleast_1d(np.asarray(values, dtype=float))
+        half = np.where(np.isinf(middle), 0.0, np.asarray(reach, dtype=float))
         with np.errstate(invalid="ignore"):
-            return cls(name, found, found - half, found + half, places, free=free, unit=unit)
+            return cls(name, middle, middle - half, middle + half, places, free=free, unit=unit)
 
     @classmethod
     def between(cls, name: str, found: Mapping[str, Any], unit: str = "") -> "Effect":
         """Make an effect from estimates. `found` maps the name of each place to its estimate."""
-        ends = np.array([(one.value, one.low, one.high) for one in found.values()]).reshape(-1, 3)
-        free = np.array([one.free for one in found.values()])
-        few = any(one.few for one in found.values())
-        ranks = bool(found) and all(one.correlation for one in found.values())
+        ends = np.array(
+            [(estimate.value, estimate.low, estimate.high) for estimate in found.values()]
+        ).reshape(-1, 3)
+        free = np.array([estimate.free for estimate in found.values()])
+        few = any(estimate.few for estimate in found.values())
+        ranks = bool(found) and all(estimate.correlation for estimate in found.values())
         return cls(name, *ends.T, places=list(found), free=free, unit=unit, few=few,
                    correlation=ranks)  # fmt: skip
 
@@ -511,14 +514,14 @@ class Claim:
     @property
     def _decided(self) -> Verdict:
         """The verdict that the intervals give."""
-        effect, known = self.effect, ~np.isnan(self.effect.value)
+        effect, measured = self.effect, ~np.isnan(self.effect.value)
         if self.limit:
             return UNTESTED
         if self.rule.refuses(*effect.together).any():
             return INCONCLUSIVE if effect.few else REFUTED
-        if len(known) and self.rule.accepts(effect.low, effect.high).all():
+        if len(measured) and self.rule.accepts(effect.low, effect.high).all():
             return INCONCLUSIVE if effect.few else HOLDS
-        without = known & np.isnan(effect.low + effect.high)
+        without = measured & np.isnan(effect.low + effect.high)
         return UNTESTED if without.any() else INCONCLUSIVE
 
     @property
@@ -546,7 +549,7 @@ class Claim:
         effect, (low, high) = self.effect, (self.rule.low, self.rule.high)
         exact = effect.low == effect.high
         below, value, above = (
-            effect.scaled(one) for one in (effect.low, effect.value, effect.high)
+            effect.scaled(values) for values in (effect.low, effect.value, effect.high)
         )
         out, within = np.ones_like(value), np.zeros_like(value)
         ends = [(effect.scaled(low), 1.0)] * math.isfinite(low)
@@ -554,14 +557,14 @@ class Claim:
         for end, sign in ends:
             with np.errstate(divide="ignore", invalid="ignore"):
                 room = sign * (value - end)  # negative outside the range of the rule
-                towards, away = (above - value, value - below)[:: int(sign)]
+                towards, opposite = (above - value, value - below)[:: int(sign)]
                 out = np.fmin(out, effect.chance(-room / towards))
-                within = np.maximum(within, effect.chance(room / away))
+                within = np.maximum(within, effect.chance(room / opposite))
         out = np.where(exact, 1.0 - self.rule.refuses(effect.low, effect.high), out)
         within = np.where(exact, 1.0 - self.rule.accepts(effect.low, effect.high), within)
-        many = np.where(exact, 1, max(1, int((effect.low < effect.high).sum())))
+        factor = np.where(exact, 1, max(1, int((effect.low < effect.high).sum())))
         return {
-            REFUTED: float(min(1.0, np.nan_to_num(many * out, nan=1.0).min(initial=1.0))),
+            REFUTED: float(min(1.0, np.nan_to_num(factor * out, nan=1.0).min(initial=1.0))),
             HOLDS: float(np.nan_to_num(within, nan=1.0).max(initial=0.0 if len(within) else 1.0)),
         }
 
@@ -579,18 +582,18 @@ class Claim:
         """
         effect = self.effect
         against = self.rule.refuses(*effect.together) | (self.verdict != REFUTED)
-        known = np.flatnonzero(~np.isnan(effect.value) & against)
-        if not len(known):
+        places = np.flatnonzero(~np.isnan(effect.value) & against)
+        if not len(places):
             return None
-        low, high = effect.low[known], effect.high[known]
+        low, high = effect.low[places], effect.high[places]
         with np.errstate(invalid="ignore"):  # distance inside the range; negative if outside
             ends = [self.rule.high - high] * math.isfinite(self.rule.high)
             ends += [low - self.rule.low] * math.isfinite(self.rule.low)
         room = np.min(ends, axis=0)
         if (open_ := np.isnan(room)).any() and self.holds is None:
-            return int(known[open_.argmax()])
+            return int(places[open_.argmax()])
         beyond = -high if math.isfinite(self.rule.high) else low  # decides between equal rooms
-        return int(known[np.lexsort((beyond, room))[0]])
+        return int(places[np.lexsort((beyond, room))[0]])
 
     @property
     def shown(self) -> tuple[str, str]:
@@ -615,20 +618,21 @@ class Claim:
     @property
     def in_words(self) -> str:
         """The reason, details and notes of the claim, in one line."""
-        return "; ".join(one for one in (self.why, self.detail, self.also) if one)
+        return "; ".join(part for part in (self.why, self.detail, self.also) if part)
 
     def record(self) -> dict[str, Any]:
         """Return the entry of the claim for claims.json, with the effect at the worst place."""
         effect, at = self.effect, self.worst
-        held = self.rule.accepts(effect.low, effect.high)
+        accepted = self.rule.accepts(effect.low, effect.high)
         ends = [None] * 3 if at is None else map(finite, effect.in_unit(at))
         numbers = dict(zip(("value", "low", "high"), ends, strict=True))
         place = effect.places[at] if at is not None and effect.places else ""
         return {
             "claim": self.sentence, "verdict": self.verdict,
             "effect": {"name": effect.name, "unit": effect.unit, **numbers, "at": place},
-            "p": self.chances, "places": len(held), "held": int(held.sum()), "rule": self.accepted,
-            "command": self.command, "detail": self.detail, "also": self.also, "why": self.why,
+            "p": self.chances, "places": len(accepted), "held": int(accepted.sum()),
+            "rule": self.accepted, "command": self.command, "detail": self.detail,
+            "also": self.also, "why": self.why,
         }  # fmt: skip
 
 
@@ -652,20 +656,20 @@ def unknown(sentence: str, why: str) -> Claim:
 
 def counts(claims: Iterable[Claim]) -> dict[Verdict, int]:
     """Count the claims with each verdict, in the order of `VERDICTS`."""
-    found = Counter(claim.verdict for claim in claims)
-    return {one: found[one] for one in VERDICTS}
+    by_verdict = Counter(claim.verdict for claim in claims)
+    return {verdict: by_verdict[verdict] for verdict in VERDICTS}
 
 
 def tally(claims: Sequence[Claim], data: str = "") -> str:
     """Return a text such as `5 of 8 claims hold on digits; 1 is refuted, 2 are inconclusive`."""
     if not claims:
         return f"Measured on {data}; there are no claims" if data else "nothing is claimed"
-    found = counts(claims)
-    held, where = found[HOLDS], f" on {data}" if data else ""
-    rest = [f"{found[one]} {'are' if found[one] > 1 else 'is'} {one}"
-            for one in VERDICTS if one != HOLDS and found[one]]  # fmt: skip
-    head = f"{held} of {len(claims)} claims {'holds' if held == 1 else 'hold'}{where}"
-    return "; ".join([head, ", ".join(rest)] if rest else [head])
+    by_verdict = counts(claims)
+    count, where = by_verdict[HOLDS], f" on {data}" if data else ""
+    others = [f"{by_verdict[verdict]} {'are' if by_verdict[verdict] > 1 else 'is'} {verdict}"
+              for verdict in VERDICTS if verdict != HOLDS and by_verdict[verdict]]  # fmt: skip
+    head = f"{count} of {len(claims)} claims {'holds' if count == 1 else 'hold'}{where}"
+    return "; ".join([head, ", ".join(others)] if others else [head])
 
 
 NOTHING = "no built-in suite can decide this claim: {}"
@@ -684,13 +688,13 @@ def with_range(claim: Claim, about: Mapping[str, Any]) -> Claim:
     """
     notes, changes = about.get("gap_notes", []), tuple(about.get("gap_changes", ()))
     useful = bool(changes) and claim.holds is None and not claim.limit
-    then = {current(one) for one in about.get("gap_then", ())}
+    then = {current(verdict) for verdict in about.get("gap_then", ())}
     # A single verdict may be `refuted` by chance, so all must hold or all must be refuted.
     decides = then - {UNTESTED} == {HOLDS} or then == {REFUTED}
-    why = " ".join([*notes, *[SHORT] * (useful and not decides)])
-    also = "; ".join(filter(None, (claim.also, why)))
-    named = useful and (decides or about.get("scale") == "small")
-    return replace(claim, also=also, changes=changes if named else ())
+    note = " ".join([*notes, *[SHORT] * (useful and not decides)])
+    also = "; ".join(filter(None, (claim.also, note)))
+    suggest = useful and (decides or about.get("scale") == "small")
+    return replace(claim, also=also, changes=changes if suggest else ())
 
 
 def with_command(claim: Claim, about: Mapping[str, Any], folder: Path | None = None) -> Claim:
@@ -712,28 +716,30 @@ def with_command(claim: Claim, about: Mapping[str, Any], folder: Path | None = N
         command = f"fedmuon tune {shlex.quote(words[2])}"
         if (about.get("tuning") or {}).get("at", "") == "":
             searches = about.get("kind") != "training"  # the suite itself tries several step sizes
-            why = "its grids of step sizes must change" if searches else "the suite has no [tuning]"
-            return replace(claim, also="; ".join(filter(None, (claim.also, NOTHING.format(why)))))
+            cause = (
+                "its grids of step sizes must change" if searches else "the suite has no [tuning]"
+            )
+            return replace(claim, also="; ".join(filter(None, (claim.also, NOTHING.format(cause)))))
         return replace(claim, command=command)
     words += [word for change in claim.changes for word in ("--set", change)]
     if about["scale"] == "small" or claim.changes:
         end = "full" if about["scale"] == "small" else "shorter"
     else:
         seeds, effect, end = about.get("seeds"), claim.effect, "more"
-        many = len(seeds) if isinstance(seeds, list) else int(seeds or 0)
-        known, times, why = np.isfinite(effect.value), times_as_many(claim, many), ""
+        count = len(seeds) if isinstance(seeds, list) else int(seeds or 0)
+        measured, times, cause = np.isfinite(effect.value), times_as_many(claim, count), ""
         if np.isnan(effect.value).any():
-            why = "one of its effects could not be measured"
+            cause = "one of its effects could not be measured"
         elif not (seeds and effect.seeded):
-            why = "more seeds would not shorten the interval"
-        elif math.isinf(times) and np.isnan(effect.high[known] - effect.low[known]).any():
-            why = "the length of the interval is unknown"
+            cause = "more seeds would not shorten the interval"
+        elif math.isinf(times) and np.isnan(effect.high[measured] - effect.low[measured]).any():
+            cause = "the length of the interval is unknown"
         elif times > MOST:
-            why = f"more than {MOST:g} times as many seeds are needed"
-        if why:
-            return replace(claim, also="; ".join(filter(None, (claim.also, NOTHING.format(why)))))
-        words += ["--seeds", str(math.ceil(many * times))]
-        if folder is not None and about.get("kind") == "training" and seeds == [*range(many)]:
+            cause = f"more than {MOST:g} times as many seeds are needed"
+        if cause:
+            return replace(claim, also="; ".join(filter(None, (claim.also, NOTHING.format(cause)))))
+        words += ["--seeds", str(math.ceil(count * times))]
+        if folder is not None and about.get("kind") == "training" and seeds == [*range(count)]:
             return replace(claim, command=shlex.join([*words, "--out", str(folder), "--resume"]))
     words[words.index("--scale") + 1] = "full"
     words += ["--out", f"runs/{about['suite']}-{end}"]
@@ -759,11 +765,11 @@ def times_as_many(claim: Claim, seeds: int) -> float:
     near = np.min([np.abs(effect.value - end) for end in ends], axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
         shorter = np.where(half > near, half / near, 0.0).max()
-    many = np.arange(seeds, MOST * seeds + 1)
-    free = np.where(many > 1, many - 1.0, np.inf)  # one seed: the interval is not over seeds
-    width = half_width(1 / np.sqrt(many), free)  # t(n) / sqrt(n)
+    n = np.arange(seeds, MOST * seeds + 1)
+    free = np.where(n > 1, n - 1.0, np.inf)  # one seed: the interval is not over seeds
+    width = half_width(1 / np.sqrt(n), free)  # t(n) / sqrt(n)
     enough = width * math.sqrt(MARGIN) * shorter <= width[0]
-    return float(many[enough.argmax()] / seeds) if enough.any() else math.inf
+    return float(n[enough.argmax()] / seeds) if enough.any() else math.inf
 
 
 def of_all_seeds(words: list[str]) -> list[str]:

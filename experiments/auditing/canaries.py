@@ -100,8 +100,8 @@ class Canaries:
         clients = np.searchsorted(shards.offsets, rows, side="right") - 1
         places, signs = {}, {}
         for name, value in template.items():
-            each = [distinct_places(rng, value[0].numel(), n) for n in np.bincount(clients)]
-            places[name] = torch.from_numpy(np.concatenate(each)).to(value.device)
+            per_client = [distinct_places(rng, value[0].numel(), n) for n in np.bincount(clients)]
+            places[name] = torch.from_numpy(np.concatenate(per_client)).to(value.device)
             drawn = torch.from_numpy(rng.choice([-1.0, 1.0], count))
             signs[name] = drawn.to(value.device, value.dtype)
         return cls(rows, clients, rng.random(count) < 0.5, places, signs)
@@ -118,15 +118,16 @@ class Canaries:
         """Return the norm of a canary's clipped gradient in each tensor."""
         long = LENGTH * clipping.bound
         squares = {name: torch.tensor([long * long], dtype=torch.float64) for name in self.places}
-        return {name: long * float(one) for name, one in clipping.factors(squares).items()}
+        return {name: long * float(factor) for name, factor in clipping.factors(squares).items()}
 
     def of(self, client: int) -> "Canaries":
         """Return the canaries of one client."""
-        own = self.clients == client
+        mask = self.clients == client
         parts = (
-            {name: one[own] for name, one in held.items()} for held in (self.places, self.signs)
+            {name: entries[mask] for name, entries in tensors.items()}
+            for tensors in (self.places, self.signs)
         )
-        return Canaries(self.rows[own], self.clients[own], self.included[own], *parts)
+        return Canaries(self.rows[mask], self.clients[mask], self.included[mask], *parts)
 
     def along(self, tensors: Params) -> dict[str, Tensor]:
         """Return the entries of the tensors at the places of the canaries, times their signs."""
@@ -150,8 +151,8 @@ def distinct_places(rng: np.random.Generator, entries: int, count: int) -> np.nd
 
     Two canaries get the same place only if there are too few places.
     """
-    whole = [rng.permutation(entries) for _ in range(-(-count // entries))]
-    return np.concatenate([np.array([], dtype=int), *whole])[:count]
+    permutations = [rng.permutation(entries) for _ in range(-(-count // entries))]
+    return np.concatenate([np.array([], dtype=int), *permutations])[:count]
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,20 +183,21 @@ class TaskWithCanaries:
         """
         others = []
         for batch in batches:
-            kept = batch.labels < MARK
-            keys = None if batch.keys is None else batch.keys[kept]
-            others.append(Batch(batch.inputs[kept], batch.labels[kept], keys=keys))
+            ordinary = batch.labels < MARK
+            keys = None if batch.keys is None else batch.keys[ordinary]
+            others.append(Batch(batch.inputs[ordinary], batch.labels[ordinary], keys=keys))
         loss, sums = self.task.clipped(points, others, clipping)
         lengths = self.canaries.lengths(clipping)
         coins = torch.from_numpy(self.canaries.included).to(self.task.device)
         for k, batch in enumerate(batches):
             numbers = torch.div(batch.labels, MARK, rounding_mode="floor") - 1
             numbers = numbers[numbers >= 0]
-            there = numbers[coins[numbers]]
+            present = numbers[coins[numbers]]
             for name, value in sums.items():
                 entries = value.new_zeros(value[k].numel())
                 signs, places = (
-                    of[name][there] for of in (self.canaries.signs, self.canaries.places)
+                    tensors[name][present]
+                    for tensors in (self.canaries.signs, self.canaries.places)
                 )
                 value[k] += entries.index_add_(0, places, lengths[name] * signs).view_as(value[k])
         return loss, sums
@@ -272,8 +274,8 @@ class ExampleAuditor:
         plan, blocks = run.experiment.plan, self.mechanism.clipping.blocks(self.canaries.places)
         steps = plan.steps * rounds_taken(run.experiment)
         settings = [
-            Setting(self.mechanism.noise, float(rate), int(many), blocks)
-            for rate, many in zip(self.rates, steps, strict=True)
+            Setting(self.mechanism.noise, float(rate), int(count), blocks)
+            for rate, count in zip(self.rates, steps, strict=True)
         ]
         delta = delta_of(run.config, run.data.sizes, self.mechanism)
         return Claimed(settings, delta, self.mechanism.adjacency)
@@ -292,23 +294,23 @@ class ExampleAuditor:
         """Update the link, and show each release to the auditor before the link uses it."""
 
         def released(points: Points) -> Any:
-            found = context.released(points)
-            self.look(found.gradient, context.draws)
-            return found
+            releases = context.released(points)
+            self.look(releases.gradient, context.draws)
+            return releases
 
         return link.update(direction, state, dataclasses.replace(context, released=released))
 
     def look(self, released: Params, draws: Sequence[Callable[..., Any]]) -> None:
         """Record the releases of a cohort: `draws` and `released` have one row per client."""
-        lot, least = self.mechanism.lot, (self.mechanism.noise * self.mechanism.clipping.bound) ** 2
+        lot, floor = self.mechanism.lot, (self.mechanism.noise * self.mechanism.clipping.bound) ** 2
         for k, draw in enumerate(draws):
             assert isinstance(draw, partial)
             round, client, step = (draw.keywords[name] for name in ("round", "client", "step"))
-            one, own = {name: value[k] for name, value in released.items()}, self.of[client]
-            y, s, seen = torch.zeros(len(own.rows)), 0.0, own.along(one)
+            row, canaries = {name: value[k] for name, value in released.items()}, self.of[client]
+            y, s, products = torch.zeros(len(canaries.rows)), 0.0, canaries.along(row)
             for name, length in self.canaries.lengths(self.mechanism.clipping).items():
-                spread = max(least, lot**2 * float(one[name].square().mean()))
-                y += (length * lot / spread) * seen[name].float().cpu()
+                spread = max(floor, lot**2 * float(row[name].square().mean()))
+                y += (length * lot / spread) * products[name].float().cpu()
                 s += length**2 / spread
             self.found[round, client, step] = y.numpy(), s
 
@@ -321,10 +323,10 @@ class ExampleAuditor:
         """Return the log-likelihood ratio of each canary, summed over all releases."""
         total = np.zeros(len(self.canaries.rows))
         for client in range(len(self.rates)):
-            seen = [one for (_, who, _), one in self.found.items() if who == client]
-            if seen and (own := self.canaries.clients == client).any():
-                y, s = (np.stack(part) for part in zip(*seen, strict=True))
-                total[own] = log_ratio(y, s, self.rates[client])
+            releases = [release for (_, owner, _), release in self.found.items() if owner == client]
+            if releases and (mask := self.canaries.clients == client).any():
+                y, s = (np.stack(part) for part in zip(*releases, strict=True))
+                total[mask] = log_ratio(y, s, self.rates[client])
         return total
 
     def scores_of_model(self, first: Params, last: Params) -> np.ndarray:
@@ -335,10 +337,10 @@ class ExampleAuditor:
         scores is then subtracted.
         """
         moved = {name: (first[name] - last[name])[0] for name in first}
-        every = self.canaries.along(moved)
+        products = self.canaries.along(moved)
         scale = {name: float(value.square().mean().sqrt()) or 1.0 for name, value in moved.items()}
-        found = sum(value.double().cpu().numpy() / scale[name] for name, value in every.items())
-        return np.asarray(found - np.median(found))
+        scores = sum(value.double().cpu().numpy() / scale[name] for name, value in products.items())
+        return np.asarray(scores - np.median(scores))
 
 
 @dataclass(eq=False)
@@ -376,7 +378,7 @@ class ClientAuditor:
         level = level_of(experiment.recipe.stages)
         assert level is not None
         params = begin(experiment.recipe, experiment.task, federation.seed).params
-        entries = distinct_places(rng, sum(one[0].numel() for one in params.values()), count)
+        entries = distinct_places(rng, sum(value[0].numel() for value in params.values()), count)
         clients = np.sort(rng.choice(federation.clients, count, replace=False))
         return cls(level, clients, rng.random(count) < 0.5, entries, rng.choice([-1.0, 1.0], count))
 
@@ -397,9 +399,11 @@ class ClientAuditor:
     def claim(self, run: Run) -> Claimed:
         """Return the declared settings of all releases to which each client contributes."""
         level, plan = self.level, run.experiment.plan
-        many = np.full(plan.clients, plan.rounds) if level.poisson else rounds_taken(run.experiment)
+        counts = (
+            np.full(plan.clients, plan.rounds) if level.poisson else rounds_taken(run.experiment)
+        )
         noise = level.noise * level.counted
-        settings = [Setting(noise, level.rate, int(rounds), 1) for rounds in many]
+        settings = [Setting(noise, level.rate, int(rounds), 1) for rounds in counts]
         return Claimed(settings, delta_of(run.config, run.data.sizes), level.adjacency)
 
     def rounds(self, experiment: Experiment, state: ServerState) -> Iterator[Round]:
@@ -408,17 +412,17 @@ class ClientAuditor:
         for number in range(state.round, plan.rounds):
             participants = plan.participants(number)
             sent = received_message(recipe, state)
-            found = self._replies(experiment, participants.tolist(), sent)
+            replies = self._replies(experiment, participants.tolist(), sent)
             # Probability that each canary is in the round's sum, given all public information.
             rates = np.isin(self.clients, participants)
             if self.level.poisson:
                 rates = np.full(len(self.clients), self.level.rate)
             if self.level.shared:
-                self._look_behind(found, rates)
+                self._look_behind(replies, rates)
             watched = dataclasses.replace(recipe, server=self._watched(recipe.server, rates))
-            sizes = traffic(recipe, state, len(participants), found)
-            state = server_update(watched, state, found, plan.factor_at(number))
-            yield Round(state, participants, participants, mean_loss(found), **sizes)
+            sizes = traffic(recipe, state, len(participants), replies)
+            state = server_update(watched, state, replies, plan.factor_at(number))
+            yield Round(state, participants, participants, mean_loss(replies), **sizes)
 
     def _replies(
         self, experiment: Experiment, participants: list[int], sent: Broadcast
@@ -430,33 +434,33 @@ class ClientAuditor:
         """
         recipe, shards = experiment.recipe, experiment.shards
         number = {int(client): i for i, client in enumerate(self.clients)}
-        others = [(one, shards[one]) for one in participants if one not in number]
-        found = client_updates(recipe, experiment.task, experiment.plan, others, sent)
+        others = [(client, shards[client]) for client in participants if client not in number]
+        replies = client_updates(recipe, experiment.task, experiment.plan, others, sent)
         states = {name: sent.states[name] for name in recipe.returned}
         first = next(iter(sent.params.values()))
         no_loss = first.new_full((len(first),), math.nan)
         for client in participants:
             if client in number:
-                one = number[client]
-                params = self._moved(sent.params, one) if self.included[one] else sent.params
-                own = Reply(client, params, states, no_loss)
-                private = recipe.stages[0].reply(own, sent, {})  # client privacy comes first
+                canary = number[client]
+                params = self._moved(sent.params, canary) if self.included[canary] else sent.params
+                reply = Reply(client, params, states, no_loss)
+                private = recipe.stages[0].reply(reply, sent, {})  # client privacy comes first
                 if self.level.trust == "local":
                     self._look(_apart(sent.params, private.params), self.clients == client)
-                others_of_stage = dataclasses.replace(recipe, stages=recipe.stages[1:])
-                found.append(sent_reply(others_of_stage, sent, private))
-        return found
+                other_stages = dataclasses.replace(recipe, stages=recipe.stages[1:])
+                replies.append(sent_reply(other_stages, sent, private))
+        return replies
 
     def _moved(self, params: Params, number: int) -> Params:
         """Return the model with the update of canary `number`."""
-        found, place = dict(params), int(self.entries[number])
+        moved, place = dict(params), int(self.entries[number])
         for name, value in params.items():
             if 0 <= place < value[0].numel():
                 entries = value.new_zeros(value[0].numel())
                 entries[place] = LENGTH * max(1.0, self.level.bound) * float(self.signs[number])
-                found[name] = value + entries.view(value.shape[1:])
+                moved[name] = value + entries.view(value.shape[1:])
             place -= value[0].numel()
-        return found
+        return moved
 
     def _watched(self, rule: ServerRule, rates: np.ndarray) -> ServerRule:
         """Return the server's rule, changed so that the auditor sees the mean first."""
@@ -473,7 +477,7 @@ class ClientAuditor:
 
         The sum contains at least H messages.
         """
-        level, ordered = self.level, sorted(replies, key=lambda one: one.client not in self.clients)
+        level, ordered = self.level, sorted(replies, key=lambda r: r.client not in self.clients)
         honest = ordered[: max(level.shares, int(rates.sum()))]
         step = distributed.spacing(level.bound, level.noise, level.cohort)
         total = torch.stack([_flat(reply.params) for reply in honest]).sum(0)
@@ -482,8 +486,8 @@ class ClientAuditor:
 
     def _look(self, moved: Tensor, rates: np.ndarray, share: float = 1.0) -> None:
         """Record one release, which contains the fraction `share` of the noise variance."""
-        least = share * (self.level.noise * self.level.bound) ** 2
-        spread = max(least, float(moved.square().mean()))
+        floor = share * (self.level.noise * self.level.bound) ** 2
+        spread = max(floor, float(moved.square().mean()))
         y = self.level.bound * self._along(moved) / spread
         self.seen.append((y, self.level.bound**2 / spread, rates.astype(float)))
 
@@ -506,8 +510,8 @@ class ClientAuditor:
         subtracted.
         """
         moved = _apart(first, last)
-        found = self._along(moved) / (float(moved.square().mean().sqrt()) or 1.0)
-        return found - np.median(found)
+        scores = self._along(moved) / (float(moved.square().mean().sqrt()) or 1.0)
+        return scores - np.median(scores)
 
 
 def _apart(old: Params, new: Params) -> Tensor:

@@ -88,12 +88,12 @@ class Trial:
 
         The rounds stop before they would probably take more than `afford` seconds in total.
         """
-        found: list[float] = []
+        times: list[float] = []
         for spent in self.each(plan):
-            found.append(spent)
-            if len(found) >= rounds or sum(found) + spent > afford:
+            times.append(spent)
+            if len(times) >= rounds or sum(times) + spent > afford:
                 break
-        return found
+        return times
 
 
 def seconds(work: Callable[[], Any]) -> float:
@@ -109,11 +109,11 @@ def few(plan: RandomnessPlan, clients: int, rounds: int, skipped: int = 0) -> Ra
     The first `skipped` rounds of the original plan are left out.
     """
     drawn, rng = plan.schedule(), np.random.default_rng(0)
-    chosen = [
+    cohorts = [
         rng.choice(drawn[(skipped + number) % len(drawn)], clients, replace=False)
         for number in range(rounds)
     ]
-    return replace(plan, per_round=clients, rounds=rounds, fixed=np.stack(chosen), factor=None)
+    return replace(plan, per_round=clients, rounds=rounds, fixed=np.stack(cohorts), factor=None)
 
 
 def rows_of(plan: RandomnessPlan, sizes: np.ndarray, rounds: int | None = None) -> float:
@@ -121,8 +121,8 @@ def rows_of(plan: RandomnessPlan, sizes: np.ndarray, rounds: int | None = None) 
 
     The number is a mean over the first `rounds` rounds, or over all rounds if `rounds` is None.
     """
-    seen = np.minimum(sizes, plan.batch) if plan.batch else sizes
-    return float(seen[plan.schedule()[:rounds]].sum(1).mean())
+    rows = np.minimum(sizes, plan.batch) if plan.batch else sizes
+    return float(rows[plan.schedule()[:rounds]].sum(1).mean())
 
 
 def pace(
@@ -145,32 +145,32 @@ def pace(
     plan = trial.experiment.plan
     if not divisible:
         small = few(plan, min(least, plan.per_round), MOST)
-        return _grown(trial, _probed(trial, small, settled), lambda some, _: some.per_round)
-    chosen = plan.schedule()[0]
-    ordinary = int(chosen[np.abs(sizes[chosen] - sizes[plan.schedule()].mean()).argmin()])
+        return _grown(trial, _probed(trial, small, settled), lambda tried, _: tried.per_round)
+    cohort = plan.schedule()[0]
+    ordinary = int(cohort[np.abs(sizes[cohort] - sizes[plan.schedule()].mean()).argmin()])
     # Repeat the client whose size is nearest to the mean, so that all rounds take the same time.
     small = replace(few(plan, 1, MOST), fixed=np.full((MOST, 1), ordinary))
     extra, step, _ = _probed(trial, replace(small, steps=1), settled)
     if (client := step * plan.steps) > AFFORD:
         return Pace(extra, client * rows_of(plan, sizes) / rows_of(small, sizes), 1)
     client = trial.seconds(small, 1, AFFORD)[0]
-    return _grown(trial, (extra, client, small), lambda some, n: rows_of(some, sizes, n))
+    return _grown(trial, (extra, client, small), lambda tried, n: rows_of(tried, sizes, n))
 
 
 def _probed(
     trial: Trial, small: RandomnessPlan, settled: Callable[[], bool]
 ) -> tuple[float, float, RandomnessPlan]:
     """Return the extra seconds of the first rounds, the seconds of a later round, and the plan."""
-    found, after = [], 0
+    times, after = [], 0
     for spent in trial.each(small):
-        found.append(spent)
+        times.append(spent)
         after += settled()
-        if after >= PROBES or (after >= 2 and sum(found[1 - after :]) > AFFORD / 3):
+        if after >= PROBES or (after >= 2 and sum(times[1 - after :]) > AFFORD / 3):
             break
-        if len(found) > 1 and sum(found) > PATIENCE:
+        if len(times) > 1 and sum(times) > PATIENCE:
             break
-    one = min(found)
-    return sum(found) - one * len(found), one, small
+    fastest = min(times)
+    return sum(times) - fastest * len(times), fastest, small
 
 
 def _grown(
@@ -183,33 +183,33 @@ def _grown(
     The seconds of a round are modelled as a + b * units, where `units` measures the work of a
     round. If only one size was tried, a is 0.
     """
-    (extra, one, small), plan, held = probed, trial.experiment.plan, peak()
-    first, every = units(small, 1), units(plan, None)
-    tried, found, seen, whole = small.per_round, [one], first, one * every / first
+    (extra, fastest, small), plan, memory_before = probed, trial.experiment.plan, peak()
+    small_work, total = units(small, 1), units(plan, None)
+    tried, times, work, guess = small.per_round, [fastest], small_work, fastest * total / small_work
     while tried < plan.per_round:
-        wanted = int(plan.per_round * min(1.0, AFFORD / whole))
-        if wanted < 1.2 * tried and wanted < plan.per_round:
+        clients = int(plan.per_round * min(1.0, AFFORD / guess))
+        if clients < 1.2 * tried and clients < plan.per_round:
             break
-        tried, larger = wanted, few(plan, wanted, MOST, PROBES)
-        found = trial.seconds(larger, 1, AFFORD)
-        seen = units(larger, 1)
-        if found[0] > SURPRISE * whole * seen / every:  # a first larger round may load more code
-            again = trial.seconds(larger, 1, AFFORD)
-            extra, found = extra + max(0.0, found[0] - again[0]), again
-        whole = found[0] + _slope((first, one), (seen, found[0])) * (every - seen)
-    more: list[float] = []
-    if found[0] < AFFORD / 2:
+        tried, larger = clients, few(plan, clients, MOST, PROBES)
+        times = trial.seconds(larger, 1, AFFORD)
+        work = units(larger, 1)
+        if times[0] > SURPRISE * guess * work / total:  # a first larger round may load more code
+            measured = trial.seconds(larger, 1, AFFORD)
+            extra, times = extra + max(0.0, times[0] - measured[0]), measured
+        guess = times[0] + _slope((small_work, fastest), (work, times[0])) * (total - work)
+    later: list[float] = []
+    if times[0] < AFFORD / 2:
         larger = few(plan, tried, MOST, PROBES + 1)
-        more = trial.seconds(larger, MOST, AFFORD - found[0])
-        seen = (seen + len(more) * units(larger, len(more))) / (1 + len(more))
-        found += more
+        later = trial.seconds(larger, MOST, AFFORD - times[0])
+        work = (work + len(later) * units(larger, len(later))) / (1 + len(later))
+        times += later
     above = tried - small.per_round
-    memory = (peak() - held) / above if above else 0.0
+    memory = (peak() - memory_before) / above if above else 0.0
     if tried == plan.per_round:
-        return Pace(extra, statistics.median(found), tried, memory, len(more))
-    again = sum(found) / len(found)
-    each = _slope((first, one), (seen, again))
-    return Pace(extra, again + each * (every - seen), tried, memory, len(more))
+        return Pace(extra, statistics.median(times), tried, memory, len(later))
+    measured = sum(times) / len(times)
+    per_unit = _slope((small_work, fastest), (work, measured))
+    return Pace(extra, measured + per_unit * (total - work), tried, memory, len(later))
 
 
 def _slope(small: tuple[float, float], large: tuple[float, float]) -> float:
@@ -218,27 +218,31 @@ def _slope(small: tuple[float, float], large: tuple[float, float]) -> float:
     Each round is a pair (units, seconds). If the two rounds have similar sizes, the result is
     computed from the larger round alone.
     """
-    (less, one), (more, other) = small, large
-    return max(0.0, (other - one) / (more - less)) if more > 1.1 * less else other / more
+    (small_units, small_seconds), (large_units, large_seconds) = small, large
+    return (
+        max(0.0, (large_seconds - small_seconds) / (large_units - small_units))
+        if large_units > 1.1 * small_units
+        else large_seconds / large_units
+    )
 
 
 def evaluation(run: Run, state: ServerState) -> float:
     """Return the seconds of one evaluation. A long evaluation is estimated from fewer samples."""
     shards, task = run.experiment.shards, run.experiment.task
     shares = sample_weights(run.data.sizes, weights(run.data.sizes, "size"))
-    train, held = len(shards.labels), len(shards.held_out.labels)
-    held += len(shards.validation.labels) if shards.validation else 0
+    train, held_out = len(shards.labels), len(shards.held_out.labels)
+    held_out += len(shards.validation.labels) if shards.validation else 0
 
     def look(rows: int) -> None:
         part = shards.inputs[:rows], shards.labels[:rows], shares[:rows].to(shards.labels.device)
         risk(task, state.params, *part)
 
     rows = min(train, PART)
-    whole = min(seconds(lambda: look(rows)) for _ in range(2)) * (train + held) / rows
-    if whole <= LOOK:
+    estimate = min(seconds(lambda: look(rows)) for _ in range(2)) * (train + held_out) / rows
+    if estimate <= LOOK:
         return statistics.median(seconds(lambda: evaluate(run, state)) for _ in range(3))
-    rows = max(rows, min(train, int((train + held) * LOOK / whole)))
-    return seconds(lambda: look(rows)) * (train + held) / rows
+    rows = max(rows, min(train, int((train + held_out) * LOOK / estimate)))
+    return seconds(lambda: look(rows)) * (train + held_out) / rows
 
 
 # Writing the run folder. The trial writes the initial model to a temporary folder, because the
@@ -261,8 +265,8 @@ class FolderSeconds:
 def folder_seconds(run: Run, state: ServerState) -> FolderSeconds:
     """Measure how long writes to the run folder take."""
     directory, federation = run.directory, run.config.federation
-    chosen = list(range(federation.per_round))
-    record = {"round": 1, "participants": chosen, "client_loss": 0.5, "seconds": 1.0}
+    cohort = list(range(federation.per_round))
+    record = {"round": 1, "participants": cohort, "client_loss": 0.5, "seconds": 1.0}
     record |= {"bytes_down": 1 << 20, "bytes_up": 1 << 20}
     added = seconds(lambda: directory.append(record))
     ledger, summed = _ledger(run, state) if run.experiment.recipe.private else (0.0, 0.0)
@@ -272,7 +276,7 @@ def folder_seconds(run: Run, state: ServerState) -> FolderSeconds:
     end = seconds(
         lambda: (versions(), commit(), machine(1), directory.finish(*end_bytes(state), {}))
     )
-    memory = (NUMBER + len(json.dumps(chosen)) // len(chosen)) * len(chosen) * federation.rounds
+    memory = (NUMBER + len(json.dumps(cohort)) // len(cohort)) * len(cohort) * federation.rounds
     return FolderSeconds(added + ledger, checkpoint, end + read + summed, memory)
 
 
@@ -308,17 +312,17 @@ def deployed(run: Run, state: ServerState) -> tuple[Pace, float, float, int, int
     from fedmuon.server import message_sizes  # imports Ray and Flower
 
     federation, cores = run.config.federation, os.cpu_count() or 1
-    asked = message_sizes.requests(run.config, run.experiment, state)
-    who = message_sizes.questions(range(federation.clients))
+    requests = message_sizes.requests(run.config, run.experiment, state)
+    questions = message_sizes.questions(range(federation.clients))
     with tempfile.TemporaryDirectory(prefix="plan-of-fedmuon-") as folder:
-        some, place = min(cores, len(asked), len(who)), Path(folder)
-        query, _ = probed(who[:some], federation.clients, place)
-        train, memory = probed(asked[:some], federation.clients, place)
-    later = train * math.ceil(len(asked) / some) + WAIT
-    turns = len(who) / some
+        count, place = min(cores, len(requests), len(questions)), Path(folder)
+        query, _ = probed(questions[:count], federation.clients, place)
+        train, memory = probed(requests[:count], federation.clients, place)
+    later = train * math.ceil(len(requests) / count) + WAIT
+    turns = len(questions) / count
     first, start = query * ASKED * turns, query * (SERIAL + EACH * turns)
     sent = message_sizes.on_link(run.config, run.experiment, state)
-    return Pace(first, later, some), start, 0.0, federation.clients, memory, sent.down, sent.up
+    return Pace(first, later, count), start, 0.0, federation.clients, memory, sent.down, sent.up
 
 
 def probed(messages: Sequence[object], nodes: int, folder: Path) -> tuple[float, int]:
@@ -339,14 +343,14 @@ def probed(messages: Sequence[object], nodes: int, folder: Path) -> tuple[float,
         for number in range(len(messages))
     ]
     try:
-        said = [one.communicate()[0] for one in running]
+        answers = [process.communicate()[0] for process in running]
     finally:
-        for one in running:
-            one.kill()
+        for process in running:
+            process.kill()
     seconds = time.perf_counter() - start
-    if any(one.returncode for one in running):
+    if any(process.returncode for process in running):
         raise InputError(
             "a client process failed on this machine. Its error message is above. Fix the cause "
             "and run the command again."
         )
-    return seconds, max(map(int, said))
+    return seconds, max(map(int, answers))

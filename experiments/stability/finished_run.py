@@ -82,19 +82,19 @@ class FinishedRun:
         If a callback ended the run early, the result has only the finished rounds. `given` contains
         the Python objects (such as a custom task) that the caller passed.
         """
-        found = cls.of(load(out / "config.toml").with_objects(given), out)
-        planned = found.experiment.plan.rounds
-        made = (RunDirectory(out).summary() or {}).get("rounds", planned)
-        if made == planned:
-            return found
-        plan = replace(found.experiment.plan, rounds=made)
-        return replace(found, experiment=replace(found.experiment, plan=plan))
+        run = cls.of(load(out / "config.toml").with_objects(given), out)
+        planned = run.experiment.plan.rounds
+        rounds = (RunDirectory(out).summary() or {}).get("rounds", planned)
+        if rounds == planned:
+            return run
+        plan = replace(run.experiment.plan, rounds=rounds)
+        return replace(run, experiment=replace(run.experiment, plan=plan))
 
     @classmethod
     def of(cls, config: Config, out: Path) -> "FinishedRun":
         """Open the run of this config in `out`, and check that its samples are unchanged."""
         source = read_source(config)
-        there = fingerprints.require_same(out, fingerprints.described(config, out, source))
+        stored = fingerprints.require_same(out, fingerprints.described(config, out, source))
         data = build_data(config, source)
         try:
             with np.load(require_regular(out / "partition.npz")) as split:
@@ -107,7 +107,7 @@ class FinishedRun:
                 "must use only the random generator that it receives."
             )
         experiment = build_experiment(config, data)
-        plan, _ = fingerprints.with_factors(experiment.plan, config, there)
+        plan, _ = fingerprints.with_factors(experiment.plan, config, stored)
         return cls(config, source, data, replace(experiment, plan=plan), out)
 
 
@@ -132,8 +132,8 @@ def from_directory(
     run.require_sound()
     config = load(folder / "config.toml", changes).with_objects(given)
     _require_objects(config, folder)
-    there = fingerprints.require_same(folder, fingerprints.described(config, folder))
-    plan, _ = fingerprints.with_factors(build_plan(config), config, there)
+    stored = fingerprints.require_same(folder, fingerprints.described(config, folder))
+    plan, _ = fingerprints.with_factors(build_plan(config), config, stored)
     try:
         with np.load(require_regular(folder / "partition.npz")) as split:
             sizes = np.bincount(split["client"], minlength=plan.clients)
@@ -187,14 +187,14 @@ def largest_moves(census: Path, clients: int) -> np.ndarray:
 
 def _require_objects(config: Config, folder: Path) -> None:
     """Raise InputError if the run needs Python objects that the caller did not pass."""
-    held = [
+    missing = [
         f"[{table}] {key}"
         for kind, (table, key) in NAMED.items()
         if getattr(getattr(config, table), key) == GIVEN and getattr(config.given, kind) is None
     ]
-    if held:
+    if missing:
         raise InputError(
-            f"the run in {folder} used objects that were passed in Python ({', '.join(held)}), "
+            f"the run in {folder} used objects that were passed in Python ({', '.join(missing)}), "
             "so this command cannot load them. In Python, call fedmuon.bound(result) with the "
             "result of fedmuon.run. To get the result again, call fedmuon.run with resume=True "
             "and the same objects."
@@ -249,22 +249,24 @@ def measured_losses(
     owner = np.repeat(np.arange(clients), data.sizes)
     shares = label_shares(classes_of(data.labels), owner, clients, max(1, classes))
     chances = weights(data.sizes, config.federation.risk_weights)
-    (train, _), (test, seen) = (
+    (train, _), (test, measures) = (
         experiment.task.losses(params, batch)
         for batch in (Batch(shards.inputs, shards.labels), shards.held_out)
     )
-    train, test = (one.double().cpu().numpy() for one in (train, test))
+    train, test = (losses.double().cpu().numpy() for losses in (train, test))
     right = (
-        seen["accuracy"].double().mean(1).tolist() if "accuracy" in seen else [np.nan] * len(test)
+        measures["accuracy"].double().mean(1).tolist()
+        if "accuracy" in measures
+        else [np.nan] * len(test)
     )
-    of_test, found = classes_of(data.test_labels), []
+    of_test, results = classes_of(data.test_labels), []
     tops = ranges or [1.0] * len(test)
-    for fitted, held, score, top in zip(train, test, right, tops, strict=True):
-        means = np.bincount(owner, fitted, clients) / data.sizes
-        given = means, chances, shares, held, of_test
-        gap = measured_gap(*given, interval=interval, loss_bound=top)
-        found.append(Loss(gap, float(held.mean() - gap.empirical), score))
-    return found
+    for train_losses, test_losses, score, top in zip(train, test, right, tops, strict=True):
+        means = np.bincount(owner, train_losses, clients) / data.sizes
+        args = means, chances, shares, test_losses, of_test
+        gap = measured_gap(*args, interval=interval, loss_bound=top)
+        results.append(Loss(gap, float(test_losses.mean() - gap.empirical), score))
+    return results
 
 
 def mean_squares(experiment: Experiment, sizes: np.ndarray, params: Params) -> np.ndarray:
@@ -276,7 +278,7 @@ def mean_squares(experiment: Experiment, sizes: np.ndarray, params: Params) -> n
     losses, _ = experiment.task.losses(params, Batch(shards.inputs, shards.labels))
     squares = (losses.double().cpu().numpy() - (1 - 1 / classes)) ** 2
     owner = np.repeat(np.arange(len(sizes)), sizes)
-    return np.stack([np.bincount(owner, each, len(sizes)) for each in squares]) / sizes
+    return np.stack([np.bincount(owner, row, len(sizes)) for row in squares]) / sizes
 
 
 def _squares_of_run(folder: Path, given: UserObjects) -> np.ndarray:
@@ -329,18 +331,18 @@ def observe_momenta(
         schedule.
     """
     plan = experiment.plan
-    found: dict[tuple[int, int, int], Found] = {}
+    values: dict[tuple[int, int, int], Found] = {}
 
     def keep(context: Context, momenta: Params, images: Params) -> None:
-        each = zip(context.draws, context.params["weight"], momenta["weight"], strict=True)
-        for draw, model, momentum in each:
+        rows = zip(context.draws, context.params["weight"], momenta["weight"], strict=True)
+        for draw, model, momentum in rows:
             assert isinstance(draw, partial)
             round, client, step = (draw.keywords[name] for name in ("round", "client", "step"))
-            found[round, step, client] = look(client, model, momentum)
+            values[round, step, client] = look(client, model, momentum)
 
     observe_orthogonalizations(experiment, keep)
     return [
-        [[found[r, k, int(i)] for i in cohort] for k in range(plan.steps)]
+        [[values[r, k, int(i)] for i in cohort] for k in range(plan.steps)]
         for r, cohort in enumerate(plan.schedule())
     ]
 
@@ -383,15 +385,17 @@ def with_estimates(case: CertifiedSetting, folder: Path) -> CertifiedSetting:
         return replace(case, refusal=OF_BATCHES)
     count = min(SAMPLES, rows)
     models = [
-        {name: value[None].to(task.device, task.dtype) for name, value in held.items()}
-        for held, _ in (read_tensors(folder / f"{one}.safetensors") for one in ("initial", "model"))
+        {name: value[None].to(task.device, task.dtype) for name, value in arrays.items()}
+        for arrays, _ in (
+            read_tensors(folder / f"{stem}.safetensors") for stem in ("initial", "model")
+        )
     ]
-    chosen = torch.from_numpy(np.linspace(0, rows - 1, count).astype(np.int64))
-    some = Batch(shards.inputs[chosen], shards.labels[chosen])
+    indices = torch.from_numpy(np.linspace(0, rows - 1, count).astype(np.int64))
+    batch = Batch(shards.inputs[indices], shards.labels[indices])
     of_map = () if case.l_map is None else (AUTHOR.format(case.l_map),)
     return replace(
         case,
-        constants=observed_constants(task, models, some),
+        constants=observed_constants(task, models, batch),
         caveats=(OBSERVED.format(count), *((ROUTED,) * has_map(case.config)), *of_map),
         **_constant_of_step(case, task),
     )
@@ -399,13 +403,17 @@ def with_estimates(case: CertifiedSetting, folder: Path) -> CertifiedSetting:
 
 def observed_constants(task: Task, models: Sequence[Params], batch: Batch) -> Constants:
     """Return the largest loss, gradient norm and Hessian norm at these models and samples."""
-    losses = max(float(task.losses(one, batch)[0].max()) for one in models)
+    losses = max(float(task.losses(params, batch)[0].max()) for params in models)
     samples = [
         Batch(batch.inputs[row : row + 1], batch.labels[row : row + 1])
         for row in range(len(batch.labels))
     ]
-    slopes = max(_norm(task.gradient(one, [sample])[1]) for one in models for sample in samples)
-    return Constants(losses, slopes, slopes, max(curvature(task, one, batch) for one in models))
+    slopes = max(
+        _norm(task.gradient(params, [sample])[1]) for params in models for sample in samples
+    )
+    return Constants(
+        losses, slopes, slopes, max(curvature(task, params, batch) for params in models)
+    )
 
 
 def curvature(task: Task, params: Params, batch: Batch) -> float:
@@ -450,7 +458,7 @@ def _constant_of_step(case: CertifiedSetting, task: Task) -> dict[str, Any]:
     assert isinstance(task, NetworkTask)
     local = case.config.local
     table = build_recipe.routes(task.module, *build_recipe.routing_of(case.config))
-    scales = [ADJUSTMENTS[local.adjust](*one.matrices[1:]) for one in table if one.matrices]
+    scales = [ADJUSTMENTS[local.adjust](*route.matrices[1:]) for route in table if route.matrices]
     if local.aux == "adamw" and len(scales) < len(table):
         return {
             "refusal": (

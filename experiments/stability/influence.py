@@ -76,23 +76,23 @@ class Candidates:
     def of(cls, run: FinishedRun, experiment: Experiment) -> "Candidates":
         """Return the held-out samples that may replace training samples, or a random subset."""
         active = np.unique(experiment.plan.schedule()).tolist()
-        each = {i: held_out(run.data, run.source, i) for i in active}
-        index, most, plan = np.unique(np.concatenate(list(each.values()))), POOL, experiment.plan
+        pools = {i: held_out(run.data, run.source, i) for i in active}
+        index, limit, plan = np.unique(np.concatenate(list(pools.values()))), POOL, experiment.plan
         if plan.batch:  # k numbers are stored for each mini-batch and candidate
             batches = plan.rounds * plan.per_round * plan.steps
-            most = max(1, min(POOL, KEPT // (8 * batches * DIRECTIONS)))
+            limit = max(1, min(POOL, KEPT // (8 * batches * DIRECTIONS)))
         if not len(index):
             raise InputError(
                 "no held-out sample has the same class label as a participant's sample, so no "
                 "sample can be replaced. Lower [data] train to hold out more samples."
             )
-        if len(index) > most:
+        if len(index) > limit:
             rng = generator(run.config.federation.seed, Draw.NEIGHBOUR, block=2)
-            index = np.sort(rng.choice(index, most, replace=False))
+            index = np.sort(rng.choice(index, limit, replace=False))
         inputs = torch.from_numpy(run.source.rows(run.config.data.normalize, index))
         device, dtype = experiment.task.device, experiment.task.dtype
         labels = targets_on(device, dtype, run.source.labels[index])
-        admitted = {i: np.flatnonzero(np.isin(index, own)) for i, own in each.items()}
+        admitted = {i: np.flatnonzero(np.isin(index, indices)) for i, indices in pools.items()}
         return cls(index, admitted, Batch(inputs.to(device, dtype), labels))
 
     def groups(self, experiment: Experiment) -> Iterator["Candidates"]:
@@ -102,11 +102,11 @@ class Candidates:
         numbers for each candidate and participant.
         """
         met = list(dict.fromkeys(experiment.plan.schedule()[::-1].ravel().tolist()))
-        each, nothing = 8 * DIRECTIONS * len(self.index), np.empty(0, np.int64)
-        size = len(met) if experiment.plan.batch else max(1, KEPT // each)
+        client_bytes, no_rows = 8 * DIRECTIONS * len(self.index), np.empty(0, np.int64)
+        size = len(met) if experiment.plan.batch else max(1, KEPT // client_bytes)
         for start in range(0, len(met), size):
-            some = set(met[start : start + size])
-            admitted = {i: own if i in some else nothing for i, own in self.admitted.items()}
+            group = set(met[start : start + size])
+            admitted = {i: rows if i in group else no_rows for i, rows in self.admitted.items()}
             yield replace(self, admitted=admitted)
 
     def of_client(self, client: int) -> Batch:
@@ -138,9 +138,9 @@ class Slopes:
 
     def differences(self) -> Iterator[Tensor]:
         """Yield, for each sample in turn, <V, D> [k, P] for all candidates that may replace it."""
-        for sample, own in enumerate(self.own.T):
-            held = [there for rows, there in self.others if rows is None or sample in rows]
-            yield torch.stack(held).sum(0) - own[:, None] if held else 0 * self.others[0][1]
+        for sample, slope in enumerate(self.own.T):
+            terms = [numbers for rows, numbers in self.others if rows is None or sample in rows]
+            yield torch.stack(terms).sum(0) - slope[:, None] if terms else 0 * self.others[0][1]
 
 
 @dataclass(frozen=True)
@@ -198,18 +198,20 @@ def rank_replacements(
     for client, index, moved in predictions(run, on_round_end, on_start):
         at, pairs = np.arange(len(moved)), pairs + moved.size
         any_other = rng.integers(len(index), size=len(moved))
-        for kept, other in ((best, moved.argmax(1)), (drawn, any_other)):
-            kept.append(np.stack([np.full_like(at, client), at, index[other], moved[at, other]], 1))
-    every, some = np.concatenate(best), np.concatenate(drawn)
-    first = np.argsort(-every[:, 3], kind="stable")[: run.config.stability.trials]
-    rows = np.concatenate([every[first], some[rng.permutation(len(some))[: len(first)]]])
+        for chunks, other in ((best, moved.argmax(1)), (drawn, any_other)):
+            chunks.append(
+                np.stack([np.full_like(at, client), at, index[other], moved[at, other]], 1)
+            )
+    ranked, random = np.concatenate(best), np.concatenate(drawn)
+    first = np.argsort(-ranked[:, 3], kind="stable")[: run.config.stability.trials]
+    rows = np.concatenate([ranked[first], random[rng.permutation(len(random))[: len(first)]]])
     return Ranking(rows[:, :3].astype(np.int64), rows[:, 3], len(first), pairs)
 
 
 def predictions(
     run: FinishedRun,
     on_round_end: OnRoundEnd = lambda record: None,
-    on_start: OnStart = lambda done, total: None,
+    on_start: OnStart = lambda counter, total: None,
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Yield, for each participant, its candidates and the estimate of ||D||_F for every pair.
 
@@ -222,34 +224,34 @@ def predictions(
     parts, groups = list(_parts(experiment, towards)), list(candidates.groups(experiment))
     near = _regressor(run, experiment, start, towards, candidates)
     on_start(0, len(parts) * len(groups) * experiment.plan.rounds)
-    done = itertools.count(1)
+    counter = itertools.count(1)
 
     def heard() -> None:
-        on_round_end({"done": next(done), "ranking": "ranking by derivatives"})
+        on_round_end({"done": next(counter), "ranking": "ranking by derivatives"})
 
-    for some in groups:
+    for group in groups:
         try:
-            blocks = [_slopes(experiment, start, part, some, heard) for part in parts]
+            blocks = [_slopes(experiment, start, part, group, heard) for part in parts]
         except RuntimeError as error:  # autograd may fail in the user's own objects
             raise InputError(
                 f"torch cannot differentiate this run ({plain(str(error), 200)}). Set "
                 "[stability] neighbours to 'own', 'any' or 'all'."
             ) from error
         for client in blocks[0]:
-            if not len(place := some.admitted[client]):
+            if not len(place := group.admitted[client]):
                 continue
-            each = [block[client] for block in blocks]  # one block per part of the directions
+            per_part = [block[client] for block in blocks]  # one block per part of the directions
             others = [
                 (same[0][0], torch.cat([numbers for _, numbers in same]))
-                for same in zip(*(one.others for one in each), strict=True)
+                for same in zip(*(block.others for block in per_part), strict=True)
             ]
-            one = Slopes(torch.cat([one.own for one in each]), others)
+            slopes = Slopes(torch.cat([block.own for block in per_part]), others)
             if near is None:
-                moved = torch.stack([d.square().mean(0).sqrt() for d in one.differences()])
+                moved = torch.stack([d.square().mean(0).sqrt() for d in slopes.differences()])
             else:
                 rows = slice(int(offsets[client]), int(offsets[client + 1]))
-                moved = norms(one, near[0].some(rows), near[1].some(place))
-            yield client, some.index[place], moved.cpu().numpy()
+                moved = norms(slopes, near[0].some(rows), near[1].some(place))
+            yield client, group.index[place], moved.cpu().numpy()
 
 
 def _regressor(
@@ -265,9 +267,9 @@ def _regressor(
         return None
     last = read_tensors(run.out / "model.safetensors")[0]["weight"].to(task.device, task.dtype)
     middle = {"weight": (start.params["weight"] + last) / 2}
-    own = Batch(shards.inputs, shards.labels)
+    samples = Batch(shards.inputs, shards.labels)
     return (
-        Gradients.of(task, middle, towards, own),
+        Gradients.of(task, middle, towards, samples),
         Gradients.of(task, middle, towards, others.samples),
     )
 
@@ -284,8 +286,8 @@ def smooth(run: FinishedRun) -> Experiment:
         return run.experiment
     engine = config.engine.model_copy(update={"dtype": "float64"})
     exact = config.model_copy(update={"engine": engine})
-    found = build_experiment(exact, run.data)
-    return replace(found, plan=run.experiment.plan)
+    experiment = build_experiment(exact, run.data)
+    return replace(experiment, plan=run.experiment.plan)
 
 
 def require_smooth(
@@ -301,32 +303,34 @@ def require_smooth(
     transformations (`links`), whether clients store states (`keeping`), and whether messages are
     compressed (`compressed`).
     """
-    jumps, of = config.orthogonalizer.name, config.federation.aggregate
+    orthogonalizer, aggregate = config.orthogonalizer.name, config.federation.aggregate
     if private or config.local.recipe in PRIVATE or config.privacy.level == "client":
-        why = "a private run clips its gradients, and its noise hides single samples"
-    elif reads(config, "orthogonalizer.name") and jumps in JUMPS:
-        why = f"{jumps} jumps where a singular value is 0, or uses a random sketch"
+        reason = "a private run clips its gradients, and its noise hides single samples"
+    elif reads(config, "orthogonalizer.name") and orthogonalizer in JUMPS:
+        reason = f"{orthogonalizer} jumps where a singular value is 0, or uses a random sketch"
     elif reads(config, "orthogonalizer.products") and config.orthogonalizer.products != "full":
-        why = "rounding of products in bfloat16 is larger than the effect of one sample"
-    elif of not in ("mean", "by-samples"):
-        why = (
-            f"[federation] aggregate = '{of}' selects among replies, so its result has no "
+        reason = "rounding of products in bfloat16 is larger than the effect of one sample"
+    elif aggregate not in ("mean", "by-samples"):
+        reason = (
+            f"[federation] aggregate = '{aggregate}' selects among replies, so its result has no "
             "derivative"
         )
     elif any("adamw" in name for name in (config.local.recipe, *links)) or (
         config.local.recipe in ("diloco", "fedyogi")
     ):
-        why = "the steps of AdamW and Yogi have no derivative where a gradient is 0"
+        reason = "the steps of AdamW and Yogi have no derivative where a gradient is 0"
     elif keeping or config.local.recipe in KEEPING:
-        why = "client states carry derivatives into rounds that the ranking does not repeat"
+        reason = "client states carry derivatives into rounds that the ranking does not repeat"
     elif compressed or config.local.recipe == "fedmuon-svd":
-        why = "a low-rank momentum has no derivative where singular values are equal"
+        reason = "a low-rank momentum has no derivative where singular values are equal"
     elif config.compression.uplink != "none" or config.compression.downlink != "none":
-        why = "compressed messages have no derivative, because they select entries or round numbers"
+        reason = (
+            "compressed messages have no derivative, because they select entries or round numbers"
+        )
     else:
         return
     raise InputError(
-        f"[stability] neighbours = 'worst' ranks replacements by derivatives, but {why}. Set "
+        f"[stability] neighbours = 'worst' ranks replacements by derivatives, but {reason}. Set "
         "[stability] neighbours to 'own', 'any' or 'all'."
     )
 
@@ -362,12 +366,12 @@ def _slopes(
     heard: Callable[[], None],
 ) -> dict[int, Slopes]:
     """Run one reverse pass, and return the `Slopes` of each participant."""
-    found: dict[int, Slopes] = {}
+    by_client: dict[int, Slopes] = {}
     for pulled in pulled_back(experiment, start, towards, candidates.of_client, heard):
         size = experiment.shards.size(pulled.client)
         fresh = Slopes(pulled.own.new_zeros(len(pulled.own), size))
-        found.setdefault(pulled.client, fresh).add(pulled)
-    return found
+        by_client.setdefault(pulled.client, fresh).add(pulled)
+    return by_client
 
 
 def norms(one: Slopes, own: Gradients, others: Gradients) -> Tensor:
@@ -376,13 +380,13 @@ def norms(one: Slopes, own: Gradients, others: Gradients) -> Tensor:
     The estimates use a regression on the differences of gradients.
     """
     pair = (own.slopes[None], own.samples, others.slopes[None], others.samples)
-    apart, found = gradient_distances(*pair)[0].square(), []
+    apart, estimates = gradient_distances(*pair)[0].square(), []
     for sample, difference in enumerate(one.differences()):
         near = others.along - own.along[:, sample, None]
         share = ((difference * near).sum(0) / near.square().sum(0)).nan_to_num_()
-        rest = (difference - share * near).square().sum(0) / (len(near) - 1)
-        found.append((share.square() * apart[sample] + rest).sqrt())
-    return torch.stack(found)
+        residual = (difference - share * near).square().sum(0) / (len(near) - 1)
+        estimates.append((share.square() * apart[sample] + residual).sqrt())
+    return torch.stack(estimates)
 
 
 def gradient_distances(slopes: Tensor, own: Batch, slopes_there: Tensor, there: Batch) -> Tensor:
@@ -391,24 +395,24 @@ def gradient_distances(slopes: Tensor, own: Batch, slopes_there: Tensor, there: 
     Both matrices have rank one, so the square is |u|^2 |s|^2 + |v|^2 |t|^2 - 2 (u . v)(s . t). The
     inputs u and v may also be stacks.
     """
-    mine = own.inputs.square().sum(-1) * slopes.square().sum(-1)
-    theirs = there.inputs.square().sum(-1) * slopes_there.square().sum(-1)
+    own_squares = own.inputs.square().sum(-1) * slopes.square().sum(-1)
+    other_squares = there.inputs.square().sum(-1) * slopes_there.square().sum(-1)
     cross = (own.inputs @ there.inputs.mT) * (slopes @ slopes_there.mT)
-    return (mine[:, :, None] + theirs[:, None, :] - 2 * cross).clamp_min_(0).sqrt_()
+    return (own_squares[:, :, None] + other_squares[:, None, :] - 2 * cross).clamp_min_(0).sqrt_()
 
 
 def stored_ranking(run: FinishedRun, on_round_end: OnRoundEnd, on_start: OnStart) -> Ranking:
     """Return the ranking that an interrupted command stored for this run, or compute one."""
     file, home = run.out / RANKING, RunDirectory(run.out).mark
     lines = files.whole_lines(file)
-    if lines and (there := files.unsealed(lines[0], home)) is not None:
-        rows = np.array(there["rows"], dtype=np.int64).reshape(-1, 3)
-        return Ranking(rows, np.array(there["predicted"]), there["top"], there["pairs"])
-    found = rank_replacements(run, on_round_end, on_start)
-    record = {"rows": found.rows.tolist(), "predicted": found.predicted.tolist()}
-    record |= {"top": found.top, "pairs": found.pairs}
+    if lines and (stored := files.unsealed(lines[0], home)) is not None:
+        rows = np.array(stored["rows"], dtype=np.int64).reshape(-1, 3)
+        return Ranking(rows, np.array(stored["predicted"]), stored["top"], stored["pairs"])
+    ranking = rank_replacements(run, on_round_end, on_start)
+    record = {"rows": ranking.rows.tolist(), "predicted": ranking.predicted.tolist()}
+    record |= {"top": ranking.top, "pairs": ranking.pairs}
     files.write_bytes(file, files.sealed(record, home).encode())
-    return found
+    return ranking
 
 
 def calibration(ranking: Ranking, moved: np.ndarray) -> Record:
@@ -416,8 +420,8 @@ def calibration(ranking: Ranking, moved: np.ndarray) -> Record:
 
     The predictions are first-order estimates. They are not certificates.
     """
-    predicted, least = ranking.predicted, LEAST * moved.max()
-    error = np.abs(predicted - moved) / np.maximum(moved, least) if least else np.zeros(1)
+    predicted, floor = ranking.predicted, LEAST * moved.max()
+    error = np.abs(predicted - moved) / np.maximum(moved, floor) if floor else np.zeros(1)
     rho = spearman(predicted, moved)
     return {
         "pairs": ranking.pairs,
