@@ -73,8 +73,8 @@ def run_claims(neighbours: Columns, bound: Mapping[str, Any], census: bool) -> l
     claims += [census_needed(neighbours)] if census else []
     if bound.get("status") != "refused":
         return claims
-    why = "no theorem covers this run"
-    return [replace(one, limit=why) if one.holds is None else one for one in claims]
+    reason = "no theorem covers this run"
+    return [replace(claim, limit=reason) if claim.holds is None else claim for claim in claims]
 
 
 def gap_within_bound(runs: Columns) -> Claim:
@@ -87,10 +87,10 @@ def gap_within_bound(runs: Columns) -> Claim:
     if not judged.any():
         return unknown(_GAP, _UNKNOWN.format("a gap or a bound", len(judged)))
     top = (runs["range"] if "range" in runs else np.ones(len(gap)))[judged]
-    away = Effect.of_gaps(gap, low, high, bound)
-    held, sure, vacuous = gap <= bound, high <= bound, int((bound[judged] >= top).sum())
+    effect = Effect.of_gaps(gap, low, high, bound)
+    met, sure, vacuous = gap <= bound, high <= bound, int((bound[judged] >= top).sum())
     detail = (
-        f"{held[judged].sum()} of {_count(int(judged.sum()), 'run')} ({sure[judged].sum()} even at "
+        f"{met[judged].sum()} of {_count(int(judged.sum()), 'run')} ({sure[judged].sum()} even at "
         f"the upper end of the gap's 95% interval); smallest bound − gap "
         f"{written((bound - gap)[judged].min(), '+.3g')}"
     )
@@ -100,7 +100,7 @@ def gap_within_bound(runs: Columns) -> Claim:
     )
     limit = "every bound is vacuous, because no gap could exceed it" * bool(vacuous == judged.sum())
     return Claim(
-        _GAP, away, Rule(high=0.0), detail + _left_out(judged, "run"), also * (vacuous > 0), limit
+        _GAP, effect, Rule(high=0.0), detail + _left_out(judged, "run"), also * (vacuous > 0), limit
     )
 
 
@@ -123,11 +123,11 @@ def within_certificate(neighbours: Columns) -> Claim:
             f"; for {idle} neighbours, the perturbation and the certificate are 0, because their "
             "clients never took part"
         )
-    found, also, limit = Effect.exact("perturbation over certificate", part, unit="ratio"), "", ""
+    effect, also, limit = Effect.exact("perturbation over certificate", part, unit="ratio"), "", ""
     if endless := int(np.isinf(promised).sum()):
         also = f"{_count(endless, 'certificate')} infinite and therefore vacuous"
         limit = "every certificate is infinite" * bool(endless == judged.sum())
-    return Claim(_WITHIN, found, AT_MOST_ONE, detail + _left_out(judged, "neighbour"), also, limit)
+    return Claim(_WITHIN, effect, AT_MOST_ONE, detail + _left_out(judged, "neighbour"), also, limit)
 
 
 def share(neighbours: Columns) -> np.ndarray:
@@ -153,7 +153,7 @@ def monotone(runs: Columns, factor: str, quantity: str) -> Claim:
     """
     sentence = _MONOTONE[factor].format(QUANTITIES[quantity])
     sign = 1.0 if factor == "lr" else -1.0
-    pairs, found, places = [], [], []
+    pairs, growths, places = [], [], []
     others = np.stack([runs[name] for name in FACTORS if name != factor], axis=1)
     for setting in np.unique(others, axis=0):
         same = (others == setting).all(axis=1)
@@ -163,20 +163,22 @@ def monotone(runs: Columns, factor: str, quantity: str) -> Claim:
             scale = max(map(abs, ends)) or 1.0
             half = 0.0 if quantity == "bound" else by_seed(runs, quantity, after, before)[1]
             pairs.append(ends)
-            found.append((sign * (ends[1] - ends[0]) / scale, half / scale))
+            growths.append((sign * (ends[1] - ends[0]) / scale, half / scale))
             places.append(f"from {factor} = {low:g} to {high:g}")
     means = np.array(pairs, dtype=float).reshape(-1, 2)
     judged = ~np.isnan(means.sum(axis=1))
     if not judged.any():
         return unknown(sentence, _UNKNOWN.format("a comparison", len(pairs)))
-    less, more = means[judged].T if factor == "lr" else means[judged, ::-1].T
-    detail = f"{(less < more).sum()} of {_count(len(less), 'neighbouring pair')} of settings"
-    if ties := int((less == more).sum()):
+    smaller, larger = means[judged].T if factor == "lr" else means[judged, ::-1].T
+    detail = (
+        f"{(smaller < larger).sum()} of {_count(len(smaller), 'neighbouring pair')} of settings"
+    )
+    if ties := int((smaller == larger).sum()):
         detail += f"; {_count(ties, 'tie')} counted against the claim"
     if factor == "n" and not np.isnan(fitted := slope(runs["n"], runs[quantity])):
         detail += f"; fitted slope on log-log axes {written(fitted, '+.3g')}"
     effect = Effect.around(
-        f"growth of the {QUANTITIES[quantity]}", *np.array(found).reshape(-1, 2).T, places,
+        f"growth of the {QUANTITIES[quantity]}", *np.array(growths).reshape(-1, 2).T, places,
         free_of_seeds(runs), unit="ratio",
     )  # fmt: skip
     return Claim(sentence, effect, POSITIVE, detail + _left_out(judged, "pair"))
@@ -209,11 +211,11 @@ def exposure_ranks(neighbours: Columns) -> Claim:
     active = neighbours["exposure"] > 0
     settings = np.stack([neighbours[name] for name in SETTING], axis=1)
     _, run = np.unique(settings, axis=0, return_inverse=True)
-    every = [run.ravel() == one for one in range(run.max() + 1)]
-    inside = [spearman(x[own], y[own]) for own in every]
+    masks = [run.ravel() == group for group in range(run.max() + 1)]
+    inside = [spearman(x[mask], y[mask]) for mask in masks]
     inside = [value for value in inside if not np.isnan(value)] or [rho]
-    half, groups = np.nan, len(every)
-    without = np.array([spearman(x[~own], y[~own]) for own in every])
+    half, groups = np.nan, len(masks)
+    without = np.array([spearman(x[~mask], y[~mask]) for mask in masks])
     if groups > 1 and not np.isnan(without).any():
         spread = on_fishers_scale(without, len(x)).var()
         half = half_width(np.sqrt((groups - 1) * spread), groups - 1)
@@ -222,12 +224,12 @@ def exposure_ranks(neighbours: Columns) -> Claim:
         alone = spearman(x[active], y[active])
         detail += f"; {alone:.3f} without the {idle} neighbours whose clients never took part"
     detail += f"; between {min(inside):.2f} and {max(inside):.2f} in single runs"
-    for said, part in zip(("another", "the same"), by_label(neighbours), strict=True):
+    for which, part in zip(("another", "the same"), by_label(neighbours), strict=True):
         if not np.isnan(alone := spearman(x[part], y[part])):
-            detail += f"; {alone:.3f} over the {part.sum()} neighbours with {said} label"
+            detail += f"; {alone:.3f} over the {part.sum()} neighbours with {which} label"
     z = float(on_fishers_scale(rho, len(x)))
-    found = {"": correlation_at(z, half, groups - 1.0)}
-    return Claim(_RANKS, Effect.between("Spearman's ρ", found), Rule(low=PUBLISHED_RHO), detail)
+    estimates = {"": correlation_at(z, half, groups - 1.0)}
+    return Claim(_RANKS, Effect.between("Spearman's ρ", estimates), Rule(low=PUBLISHED_RHO), detail)
 
 
 def by_label(neighbours: Columns) -> tuple[np.ndarray, np.ndarray]:
@@ -249,19 +251,19 @@ def spearman(x: np.ndarray, y: np.ndarray) -> float:
 def client_by_client(neighbours: Columns, census: bool) -> Claim:
     """Return the claim that each client's certificate covers its largest perturbation."""
     sentence = _CLIENTS.format("all its samples" if census else "its samples that were tried")
-    every = [neighbours["client"] == i for i in np.unique(neighbours["client"])]
-    most = np.array([neighbours["perturbation"][mine].max() for mine in every])
-    promised = np.array([neighbours["certificate"][mine].max() for mine in every])
+    masks = [neighbours["client"] == i for i in np.unique(neighbours["client"])]
+    largest = np.array([neighbours["perturbation"][mask].max() for mask in masks])
+    promised = np.array([neighbours["certificate"][mask].max() for mask in masks])
     if np.isnan(promised).any():
-        return unknown(sentence, _UNKNOWN.format("a certificate", len(every)))
-    moved = most > 0
-    ratio = promised[moved] / most[moved]
-    detail = f"{(most <= promised).sum()} of {_count(len(every), 'client')}"
+        return unknown(sentence, _UNKNOWN.format("a certificate", len(masks)))
+    moved = largest > 0
+    ratio = promised[moved] / largest[moved]
+    detail = f"{(largest <= promised).sum()} of {_count(len(masks), 'client')}"
     if len(ratio):
         detail += _RATIO.format(ratio.min(), np.median(ratio), ratio.max())
     if idle := int((~moved).sum()):
         detail += f"; all perturbations are 0 in {_count(idle, 'client')}"
-    return counted(sentence, most <= promised, "clients", detail)
+    return counted(sentence, largest <= promised, "clients", detail)
 
 
 def census_needed(neighbours: Columns) -> Claim:
@@ -279,10 +281,10 @@ def census_needed(neighbours: Columns) -> Claim:
         f"{number(1 - (1 - near) ** DRAWS, 2)}"
     )
     times = largest / expected if expected else np.nan
-    found = Effect.exact(
+    effect = Effect.exact(
         "largest of all neighbours / largest of ten random neighbours", times, unit="ratio"
     )
-    return Claim(_CENSUS, found, Rule(low=1 / 0.9, strict=True), detail)
+    return Claim(_CENSUS, effect, Rule(low=1 / 0.9, strict=True), detail)
 
 
 def expected_maximum(values: np.ndarray, draws: int) -> float:

@@ -56,9 +56,12 @@ def plotted(
         with drawing(width):
             return Panels(style.round_panels(curves, narrow, x, inches).axes)
     across = [x] if isinstance(x, str) else [*x]
-    every, name = [style.places_of(curves, one) for one in across], _known(curves, metric or LOSS)
+    all_places, name = (
+        [style.places_of(curves, axis) for axis in across],
+        _known(curves, metric or LOSS),
+    )
     if ax is not None:  # the caller chooses the style
-        _draw(ax, curves, every[0], name, across[0])
+        _draw(ax, curves, all_places[0], name, across[0])
         _, labels = ax.get_legend_handles_labels()
         if labels:
             ax.legend()
@@ -67,8 +70,8 @@ def plotted(
         height = HEIGHT if width else 2.9
         size = inches or (style.NARROW * 1.4 if len(across) == 1 else style.WIDE)
         figure, panels = style.canvas(len(across), narrow, height, width=size)
-        for panel, places, one in zip(panels, every, across, strict=True):
-            _draw(panel, curves, places, name, one)
+        for panel, places, axis in zip(panels, all_places, across, strict=True):
+            _draw(panel, curves, places, name, axis)
         if panels[0].get_legend_handles_labels()[1]:
             style.legend_below(figure, panels[0], 1 if narrow else 2)
     return panels[0] if isinstance(x, str) else Panels(panels)
@@ -113,13 +116,13 @@ def _known(curves: Mapping[str, Sequence[Records]], metric: str) -> str:
 
     `metric` may be a name that the option `--select` accepts.
     """
-    found = {"test-accuracy": "accuracy"}.get(metric, metric.replace("-", "_"))
-    losses = {name for runs in curves.values() for one in runs for record in one
+    measure = {"test-accuracy": "accuracy"}.get(metric, metric.replace("-", "_"))
+    losses = {name for runs in curves.values() for records in runs for record in records
               for name in LOSSES if name in record}  # fmt: skip
-    known = [LOSS, *(name for name in LOSSES if name in losses), *style.measures_of(curves)]
-    if found not in known:
-        raise InputError(f"metric = {metric!r} is not recorded: {instead(metric, known)}")
-    return found
+    measures = [LOSS, *(name for name in LOSSES if name in losses), *style.measures_of(curves)]
+    if measure not in measures:
+        raise InputError(f"metric = {metric!r} is not recorded: {instead(metric, measures)}")
+    return measure
 
 
 def require_width(width: str | None, ax: Axes | None) -> None:

@@ -93,10 +93,10 @@ class Findings:
         """
         machine = about.get("machine", {})
         seeds = about.get("seeds", about.get("settings", {}).get("seeds"))
-        many = ", ".join(map(str, seeds)) if isinstance(seeds, list) else seeds
+        seed_text = ", ".join(map(str, seeds)) if isinstance(seeds, list) else seeds
         card = card_of(about)
         samples = next((value for name, value in card if name.startswith("n:")), None)
-        glance = {"scale of this suite": about["scale"], "seeds": many,
+        glance = {"scale of this suite": about["scale"], "seeds": seed_text,
                   "training samples n": samples, "device": machine.get("device", "cpu"),
                   "threads": machine.get("threads")}  # fmt: skip
         held["claims"] = [with_command(claim, about, folder) for claim in held["claims"]]
@@ -121,14 +121,14 @@ def card_of(about: Mapping[str, Any]) -> Rows:
     For a study, the rows contain the short strings, numbers and lists of the study's file.
     """
     if "card" in about:
-        return [(f"{name}: {words}" if words else text(name), text(of))
-                for name, words, of in about["card"]]  # fmt: skip
-    held = about.get("settings", {})
-    below = [(f"[{table}] {key}", value) for table, keys in dict(held.get("base", {})).items()
+        return [(f"{name}: {words}" if words else text(name), text(value))
+                for name, words, value in about["card"]]  # fmt: skip
+    settings = about.get("settings", {})
+    below = [(f"[{table}] {key}", value) for table, keys in dict(settings.get("base", {})).items()
              for key, value in keys.items()]  # fmt: skip
     rows: Rows = []
-    for name, value in [*held.items(), *below]:
-        if isinstance(value, list) and all(isinstance(one, int | float | str) for one in value):
+    for name, value in [*settings.items(), *below]:
+        if isinstance(value, list) and all(isinstance(item, int | float | str) for item in value):
             value = ", ".join(map(text, value))
         if isinstance(value, int | float | str) and len(str(value)) < 200 and text(value):
             rows.append((name, text(value)))
@@ -145,15 +145,15 @@ def circumstances(record: Mapping[str, Any], names: Sequence[str]) -> Rows:
     if isinstance(share := record.get("share_of_gemm"), float):
         rows.append(("share of the machine's best matrix product", f"{share:.0%}"))
     for group in ("machine", "versions"):
-        if held := record.get(group):
-            rows.append((group, ", ".join(f"{name} {text(held[name])}" for name in held)))
+        if values := record.get(group):
+            rows.append((group, ", ".join(f"{name} {text(values[name])}" for name in values)))
     return rows
 
 
 def spread(values: np.ndarray) -> str:
     """Return the mean as text. Several values also get their standard deviation (SD)."""
-    more = f" (SD {number(float(values.std(ddof=1)), 2)})" if len(values) > 1 else ""
-    return number(float(values.mean())) + more
+    deviation = f" (SD {number(float(values.std(ddof=1)), 2)})" if len(values) > 1 else ""
+    return number(float(values.mean())) + deviation
 
 
 def text(value: Any) -> str:
@@ -177,12 +177,16 @@ def of_drawn(name: str, figure: Any) -> str:
     """
     drawn = [str(axes.get_yscale()) for axes in figure.axes]
     for axes in figure.axes:
-        for one, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            ends = np.asarray(one.get_ydata(), dtype=float) if hasattr(one, "get_ydata") else [0.0]
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            ends = (
+                np.asarray(handle.get_ydata(), dtype=float)
+                if hasattr(handle, "get_ydata")
+                else [0.0]
+            )
             if np.isfinite(ends).any():
                 drawn.append(str(label))
     return " ".join(
         sentence
         for label, sentence in OF_LABELS.get(name, {}).items()
-        if any(one.startswith(label) for one in drawn)
+        if any(part.startswith(label) for part in drawn)
     )

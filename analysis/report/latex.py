@@ -51,19 +51,19 @@ def latex(
         InputError: If `columns` contains a name that is not a column of the table.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
-    parts = {f"{name}{more}" for name in names for more in (SPREAD, LOW, HIGH)}
-    shown = [name for name in names if name not in parts]
+    parts = {f"{name}{ending}" for name in names for ending in (SPREAD, LOW, HIGH)}
+    visible = [name for name in names if name not in parts]
     if columns is None:
         lists = {name for row in rows for name, cell in row.items() if isinstance(cell, list)}
-        shown = [name for name in shown if name not in lists]
+        visible = [name for name in visible if name not in lists]
     else:
         for name in columns:
             if name not in names:
-                raise InputError(f"The table has no column {name!r}: {instead(name, shown)}")
-        shown = list(columns)
-    texts = [[_cell(row, name) for name in shown] for row in rows]
-    numeric = [all(_is_number(row.get(name)) for row in rows) for name in shown]
-    heads = [escaped(name.replace("_", " ")) for name in shown]
+                raise InputError(f"The table has no column {name!r}: {instead(name, visible)}")
+        visible = list(columns)
+    texts = [[_cell(row, name) for name in visible] for row in rows]
+    numeric = [all(_is_number(row.get(name)) for row in rows) for name in visible]
+    heads = [escaped(name.replace("_", " ")) for name in visible]
     lines = tabular(heads, texts, numeric)
     if not (caption or label):
         return "\n".join(lines) + "\n"
@@ -99,7 +99,7 @@ def tabular(
 
 def escaped(text: str) -> str:
     """Return the text with all special characters of LaTeX escaped."""
-    return "".join(SPECIAL.get(one, one) for one in text)
+    return "".join(SPECIAL.get(char, char) for char in text)
 
 
 def table_file(head: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> bytes:
@@ -109,12 +109,15 @@ def table_file(head: Sequence[str], rows: Sequence[Sequence[str]], title: str) -
     the names of the rows. If a name is indented, it stays indented.
     """
     cells = [
-        [rf"\quad {escaped(one.strip())}" if one.startswith("  ") else escaped(one) for one in row]
+        [
+            rf"\quad {escaped(cell.strip())}" if cell.startswith("  ") else escaped(cell)
+            for cell in row
+        ]
         for row in rows
     ]
     numeric = [False, *(True for _ in head[1:])]
     comment = re.sub(r"\s+", " ", title)
-    lines = [f"% {comment}", *tabular([escaped(one) for one in head], cells, numeric)]
+    lines = [f"% {comment}", *tabular([escaped(name) for name in head], cells, numeric)]
     return ("\n".join(lines) + "\n").encode()
 
 
@@ -134,7 +137,7 @@ def _cell(row: Mapping[str, Any], name: str) -> str:
         return "--"
     if not isinstance(value, float):
         return escaped(str(value))
-    spread, low, high = (row.get(f"{name}{more}") for more in (SPREAD, LOW, HIGH))
+    spread, low, high = (row.get(f"{name}{ending}") for ending in (SPREAD, LOW, HIGH))
     if isinstance(spread, float):
         return rf"${_digits(value, spread)} \pm {_digits(spread, spread)}$"
     if isinstance(low, float) and isinstance(high, float):

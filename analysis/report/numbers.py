@@ -32,8 +32,8 @@ def digits(value: float, count: int = 4) -> str:
 
 def interval(low: float, high: float, count: int = 3) -> str:
     """Return an interval as text, such as `−0.174 to 0.037`, or "" if an end is unknown."""
-    known = low == low and high == high
-    return f"{number(low, count)} to {number(high, count)}" if known else ""
+    valid = low == low and high == high
+    return f"{number(low, count)} to {number(high, count)}" if valid else ""
 
 
 def count(quantity: int, noun: str) -> str:

@@ -40,10 +40,10 @@ def read_csv(file: Path, names: Sequence[str], also: Sequence[str] = ()) -> Tabl
     """
     header, *rows = _whole(file, names)
     cells = dict(zip(header, zip(*rows, strict=True), strict=True))
-    found: Table = {}
+    table: Table = {}
     for name in (*names, *(name for name in also if name in header)):
         if name in WORDS:
-            found[name] = np.array(cells[name])
+            table[name] = np.array(cells[name])
             continue
         try:
             values = np.array(cells[name], dtype=float)
@@ -58,21 +58,21 @@ def read_csv(file: Path, names: Sequence[str], also: Sequence[str] = ()) -> Tabl
             raise InputError(
                 f"{file}: column {name} contains a negative or infinite number: {RUN_AGAIN}"
             )
-        found[name] = values
-    return found
+        table[name] = values
+    return table
 
 
 def read_json(file: Path, names: Sequence[str]) -> dict[str, Any]:
     """Read a JSON file that contains an object. The object must have the given names."""
     require_sound(file.parent, [file.name])
     try:
-        found = json.loads(read_text(file))
+        content = json.loads(read_text(file))
     except (OSError, ValueError) as error:
         raise InputError(f"{file} {_fault(error, 'valid JSON')}: {RUN_AGAIN}") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise InputError(f"{file} is not a JSON object: {RUN_AGAIN}")
-    require(found, names, file)
-    return found
+    require(content, names, file)
+    return content
 
 
 def require(record: Mapping[str, Any], names: Sequence[str], file: Path) -> None:
@@ -88,18 +88,18 @@ def read_table(file: Path, names: Sequence[str] = (), words: Sequence[str] = ())
     """
     header, *rows = _whole(file, (*names, *words))
     cells = zip(*rows, strict=True)
-    found = {name: np.array(column) for name, column in zip(header, cells, strict=True)}
-    for name, column in found.items():
+    table = {name: np.array(column) for name, column in zip(header, cells, strict=True)}
+    for name, column in table.items():
         if name not in words:
             with contextlib.suppress(ValueError):
-                found[name] = np.array(column.tolist(), dtype=float)
-    return found
+                table[name] = np.array(column.tolist(), dtype=float)
+    return table
 
 
 def where(columns: Columns, **wanted: str | float) -> Columns:
     """Return the table rows in which each named column has the given value."""
-    chosen = np.all([columns[name] == value for name, value in wanted.items()], axis=0)
-    return {name: column[chosen] for name, column in columns.items()}
+    rows = np.all([columns[name] == value for name, value in wanted.items()], axis=0)
+    return {name: column[rows] for name, column in columns.items()}
 
 
 def require_consistent(runs: Table, neighbours: Table, folder: Path) -> None:
@@ -118,13 +118,13 @@ def require_consistent(runs: Table, neighbours: Table, folder: Path) -> None:
             f"{folder}: runs.csv and neighbours.csv are not from the same experiment: {RUN_AGAIN}"
         )
     gap, bound, within = runs["gap"], runs["bound"], runs["within"] == "True"
-    low, high, known = runs["gap_low"], runs["gap_high"], ~np.isnan(gap + bound)
+    low, high, measured = runs["gap_low"], runs["gap_high"], ~np.isnan(gap + bound)
     for row in np.flatnonzero((gap < low) | (gap > high)):
         raise InputError(
             f"{folder / 'runs.csv'}, line {row + 2}: the gap {gap[row]:g} is outside its interval "
             f"from {low[row]:g} to {high[row]:g}: {RUN_AGAIN}"
         )
-    for row in np.flatnonzero((within != (gap <= bound)) & known):
+    for row in np.flatnonzero((within != (gap <= bound)) & measured):
         raise InputError(
             f"{folder / 'runs.csv'}, line {row + 2}: the column 'within' is {within[row]}, which "
             f"contradicts the gap {gap[row]:g} and the bound {bound[row]:g}: {RUN_AGAIN}"
@@ -146,12 +146,12 @@ def _whole(file: Path, names: Sequence[str]) -> list[list[str]]:
     require_sound(file.parent, [file.name])
     try:
         text = read_text(file)
-        found = list(csv.reader(text.splitlines(), strict=True))
+        lines = list(csv.reader(text.splitlines(), strict=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{file} {_fault(error, 'a valid CSV file')}: {RUN_AGAIN}") from None
-    if not found or not text.endswith("\n"):
+    if not lines or not text.endswith("\n"):
         raise InputError(f"{file} is truncated: {RUN_AGAIN}")
-    header, *rows = found
+    header, *rows = lines
     if missing := [name for name in names if name not in header]:
         raise InputError(f"{file} does not contain the column {missing[0]}: {RUN_AGAIN}")
     if not rows:
@@ -159,7 +159,7 @@ def _whole(file: Path, names: Sequence[str]) -> list[list[str]]:
     for number, row in enumerate(rows, 2):
         if len(row) != len(header):
             raise InputError(f"{file} is truncated in line {number}: {RUN_AGAIN}")
-    return found
+    return lines
 
 
 Rows = list[tuple[str, ...]]
@@ -178,21 +178,21 @@ def split_intervals(head: Sequence[str], rows: Rows) -> tuple[list[str], list[li
     One column contains the value, and the other contains the interval or the standard deviation.
     """
     columns = [[row[k] if k < len(row) else "" for row in rows] for k in range(len(head))]
-    names, found = [], []
+    names, parts = [], []
     for place, (name, cells) in enumerate(zip(head, columns, strict=True)):
         kind, pattern = next(
-            ((kind, one) for kind, one in UNCERTAIN.items()
-             if place and any(one.fullmatch(cell) for cell in cells)), ("", None)
+            ((kind, regex) for kind, regex in UNCERTAIN.items()
+             if place and any(regex.fullmatch(cell) for cell in cells)), ("", None)
         )  # fmt: skip
         if pattern is None:
             names.append(name)
-            found.append(cells)
+            parts.append(cells)
             continue
-        both = [split.groups() if (split := pattern.fullmatch(cell)) else (cell, "")
+        pairs = [split.groups() if (split := pattern.fullmatch(cell)) else (cell, "")
                 for cell in cells]  # fmt: skip
         names += [name.removesuffix(" (95%)"), kind]
-        found += [[value for value, _ in both], [reach for _, reach in both]]
-    return names, [list(row) for row in zip(*found, strict=True)]
+        parts += [[value for value, _ in pairs], [reach for _, reach in pairs]]
+    return names, [list(row) for row in zip(*parts, strict=True)]
 
 
 def as_csv(head: Sequence[str], rows: Sequence[Sequence[str]]) -> bytes:

@@ -60,8 +60,8 @@ class Tuned:
             about: The file's content, with the key and the measure of all methods.
             name: The name of the method, in place of the name in the record.
         """
-        scores = [math.nan if one is None else float(one) for one in record["scores"]]
-        values = [float(one) for one in record["values"]]
+        scores = [math.nan if score is None else float(score) for score in record["scores"]]
+        values = [float(value) for value in record["values"]]
         key, measure = str(about["key"]), str(about["measure"])
         return cls(
             name or str(record["method"]), key, values, scores, measure,
@@ -82,9 +82,9 @@ class Tuned:
         In a tie, values inside the grid come first, and then the smallest value.
         """
         losses, grid = self.losses, sorted(self.values)
-        if not losses or math.isinf(least := min(losses)):
+        if not losses or math.isinf(lowest := min(losses)):
             return math.nan
-        tied = [at for at, loss in enumerate(losses) if loss == least]
+        tied = [at for at, loss in enumerate(losses) if loss == lowest]
         within = [at for at in tied if 0 < at < len(grid) - 1]
         return grid[(within or tied)[0]]
 
@@ -95,10 +95,10 @@ class Tuned:
         The result is "" if the best value is strictly inside the grid.
         """
         losses = self.losses
-        if not losses or math.isinf(least := min(losses)):
+        if not losses or math.isinf(lowest := min(losses)):
             return ""
         ends = {"smallest": losses[0], "largest": losses[-1]}
-        return next((name for name, loss in ends.items() if loss == least), "")
+        return next((name for name, loss in ends.items() if loss == lowest), "")
 
     @property
     def flaw_of_grid(self) -> str:
@@ -135,22 +135,28 @@ def objection(methods: Sequence[str], tuned: Mapping[str, Sequence[Tuned]]) -> s
     names = list(dict.fromkeys(methods))
     if absent := [name for name in names if not tuned.get(name)]:
         return UNTUNED.format(" and ".join(absent))
-    every = [one for name in names for one in tuned[name]]
-    said = [f"{one.method} was tuned for other settings" for one in every if not one.fits]
-    for one in every:
-        word = one.key.removeprefix("local.") if one.key != "local.lr" else "step size"
-        if math.isnan(one.best):
-            said.append(f"{one.method} diverged with every value of its grid")
-        elif one.end:
-            value = {"smallest": min, "largest": max}[one.end](one.values)
-            said.append(f"{one.method}'s best {word} {value:g} is the {one.end} of its grid")
-        elif one.flaw_of_grid:
-            said.append(f"{one.method}'s best {word} is {one.best:g}, but {one.flaw_of_grid}")
-    counts = {name: {len(set(one.values)) for one in tuned[name]} for name in names}
+    tunings = [tuning for name in names for tuning in tuned[name]]
+    reasons = [
+        f"{tuning.method} was tuned for other settings" for tuning in tunings if not tuning.fits
+    ]
+    for tuning in tunings:
+        word = tuning.key.removeprefix("local.") if tuning.key != "local.lr" else "step size"
+        if math.isnan(tuning.best):
+            reasons.append(f"{tuning.method} diverged with every value of its grid")
+        elif tuning.end:
+            value = {"smallest": min, "largest": max}[tuning.end](tuning.values)
+            reasons.append(
+                f"{tuning.method}'s best {word} {value:g} is the {tuning.end} of its grid"
+            )
+        elif tuning.flaw_of_grid:
+            reasons.append(
+                f"{tuning.method}'s best {word} is {tuning.best:g}, but {tuning.flaw_of_grid}"
+            )
+    counts = {name: {len(set(tuning.values)) for tuning in tuned[name]} for name in names}
     if len(set().union(*counts.values())) > 1:
-        each = (f"{name} {' to '.join(map(str, sorted(many)))}" for name, many in counts.items())
-        said.append(f"the numbers of tuned values differ: {', '.join(each)}")
-    return "; ".join(dict.fromkeys(said))
+        parts = (f"{name} {' to '.join(map(str, sorted(sizes)))}" for name, sizes in counts.items())
+        reasons.append(f"the numbers of tuned values differ: {', '.join(parts)}")
+    return "; ".join(dict.fromkeys(reasons))
 
 
 def widened(grids: Mapping[str, Sequence[float]], tuned: Iterable[Tuned]) -> dict[str, list[float]]:
@@ -165,19 +171,21 @@ def widened(grids: Mapping[str, Sequence[float]], tuned: Iterable[Tuned]) -> dic
         tuned: The tunings of these grids. A method can have several tunings, one for each setting.
     """
     wider = {name: sorted(values) for name, values in grids.items()}
-    held = list(tuned)
-    for one in held:
-        values = wider[one.method]
-        known = [one.values[0], one.values[-1]] if not one.values else sorted(one.values)
-        if one.end == "smallest" and values[0] == known[0]:
+    tunings = list(tuned)
+    for tuning in tunings:
+        values = wider[tuning.method]
+        tried = (
+            [tuning.values[0], tuning.values[-1]] if not tuning.values else sorted(tuning.values)
+        )
+        if tuning.end == "smallest" and values[0] == tried[0]:
             _lower(values)
-        elif one.end == "largest" and values[-1] == known[-1]:
+        elif tuning.end == "largest" and values[-1] == tried[-1]:
             _higher(values)
-    most = max(map(len, wider.values()))
+    size = max(map(len, wider.values()))
     for name, values in wider.items():
-        places = [values.index(one.best) for one in held
-                  if one.method == name and one.best in values]  # fmt: skip
-        for _ in itertools.repeat(None, most - len(values)):
+        places = [values.index(tuning.best) for tuning in tunings
+                  if tuning.method == name and tuning.best in values]  # fmt: skip
+        for _ in itertools.repeat(None, size - len(values)):
             middle = sum(places) / len(places) if places else 0.0
             if middle < (len(values) - 1) / 2:
                 _lower(values)

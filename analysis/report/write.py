@@ -56,7 +56,7 @@ def write_page(
         The path of the page.
     """
     several = len(found) > 1
-    parts = [_part(folder, one, one.name if several else "") for one in found]
+    parts = [_part(folder, part, part.name if several else "") for part in found]
     claims = [claim for part in found for claim in part.claims]
     data = dict.fromkeys(part.data for part in found if part.claims or not claims)
     text = render(
@@ -77,7 +77,7 @@ def write_page(
             "data": part.data,
             "stands_on": part.stands_on,
             "counts": counts(part.claims),
-            "claims": [one.record() for one in part.claims],
+            "claims": [claim.record() for claim in part.claims],
         }
         for part in found
     ]
@@ -98,7 +98,7 @@ def _templates() -> Any:
 
     A template variable without a value is an error.
     """
-    found = jinja2.Environment(
+    env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(ASSETS),
         autoescape=True,
         trim_blocks=True,
@@ -106,8 +106,8 @@ def _templates() -> Any:
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
-    found.globals |= {"MARKS": MARKS, "MEANINGS": MEANINGS, "SCOPE": SCOPE, "terms_of": terms_of}
-    return found
+    env.globals |= {"MARKS": MARKS, "MEANINGS": MEANINGS, "SCOPE": SCOPE, "terms_of": terms_of}
+    return env
 
 
 @contextlib.contextmanager
@@ -139,7 +139,7 @@ def _part(folder: Path, part: Findings, name: str) -> dict[str, Any]:
         "counts": counts(part.claims),
         "caution": " ".join(filter(None, (part.pending, part.caution))),
         "figures": figures,
-        "tables": [_table(folder, places[1], *one) for one in tables],
+        "tables": [_table(folder, places[1], *table) for table in tables],
         "runs": _table(folder, places[1], *part.runs) if part.runs else None,
         "told": blocks(part.told),
     }
@@ -149,18 +149,18 @@ def _figure(folder: Path, place: Path, picture: Picture) -> dict[str, str]:
     """Save a figure as files, and return a wide and a narrow SVG of the figure for the page."""
     drawn = picture.draw(False)
     pdf, png = style.save(drawn, place / picture.name)
-    said = picture.caption, picture.read(drawn) if picture.read else ""
+    sentences = picture.caption, picture.read(drawn) if picture.read else ""
     dark = (ASSETS / "dark_figure.css").read_bytes()
     svgs = [
         base64.b64encode(
-            style.image(one, "svg").replace(b"</style>", dark + b"</style>", 1)
+            style.image(figure, "svg").replace(b"</style>", dark + b"</style>", 1)
         ).decode()
-        for one in (drawn, picture.draw(True))
+        for figure in (drawn, picture.draw(True))
     ]
-    wide, narrow = (f"data:image/svg+xml;base64,{one}" for one in svgs)
+    wide, narrow = (f"data:image/svg+xml;base64,{svg}" for svg in svgs)
     return {
         "title": picture.title,
-        "caption": " ".join(filter(None, said)),
+        "caption": " ".join(filter(None, sentences)),
         "files": f"Files: {pdf.relative_to(folder)}, {png.name}.",
         "wide": wide,
         "narrow": narrow,
@@ -188,17 +188,17 @@ def blocks(text: str) -> list[tuple[str, str]]:
     Returns:
         For each block, its kind ("" for a paragraph, "item" or "pre") and its text.
     """
-    found: list[tuple[str, list[str]]] = []
+    parts: list[tuple[str, list[str]]] = []
     for line in text.splitlines():
-        before, lines = found[-1] if found else ("", [])
+        before, lines = parts[-1] if parts else ("", [])
         deep = line.startswith("    ") or (line.startswith("  ") and before != "item")
         kind = "pre" if deep else "item" if line.startswith("- ") else ""
         follows = kind == before if kind else before != "pre"
         if lines and line.strip() and kind != "item" and follows:
             lines.append(line if kind == "pre" else line.strip())
         else:
-            found.append((kind, [line] if line.strip() else []))
-    return [(kind, ("\n" if kind == "pre" else " ").join(lines)) for kind, lines in found if lines]
+            parts.append((kind, [line] if line.strip() else []))
+    return [(kind, ("\n" if kind == "pre" else " ").join(lines)) for kind, lines in parts if lines]
 
 
 def terms_of(page: str) -> dict[str, str]:

@@ -20,9 +20,9 @@ def in_doubles(formula: Callable[P, R]) -> Callable[P, R]:
     """Decorate a formula so that an overflow or a division by zero raises InputError."""
 
     @functools.wraps(formula)
-    def refusing(*given: P.args, **named: P.kwargs) -> R:
+    def refusing(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return formula(*given, **named)
+            return formula(*args, **kwargs)
         except (OverflowError, ZeroDivisionError):
             raise InputError(
                 f"a step of the formula {formula.__name__} exceeds the range of double precision "

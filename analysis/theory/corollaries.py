@@ -476,8 +476,8 @@ def gaussian_smoothed_sign(
         >>> round(gaussian_smoothed_sign(run, Uniform(10, 0.01), 0.05, **noise).failure, 2)
         0.07
     """
-    known = isinstance(participation, Realized)
-    per_round = participation.schedule.shape[1] if known else participation.per_round
+    realized = isinstance(participation, Realized)
+    per_round = participation.schedule.shape[1] if realized else participation.per_round
     calls = whole("rounds", run.rounds) * whole("local_steps", run.local_steps)
     calls *= whole("per_round", per_round)
     alpha = probability("alpha", alpha)
@@ -550,9 +550,9 @@ def full_participation(run: Run, l_orth: float, delta: float, c_hp: Constant = "
     slope = run.constants.gradient_bound * run.constants.lipschitz
     order = slope * total / samples + run.constants.loss_bound / math.sqrt(samples)
     # At K = N the schedule is not random, so this value of rho has no effect.
-    found = theorem(run, l_orth, Uniform(clients, 0.5), delta, c_hp)
+    result = theorem(run, l_orth, Uniform(clients, 0.5), delta, c_hp)
     pace = run.lr * l_orth * run.local_steps * run.rounds  # 0 for a run that does not move
-    return Rate(found, 2 * slope / samples * total, total / pace if pace else 0.0, order)
+    return Rate(result, 2 * slope / samples * total, total / pace if pace else 0.0, order)
 
 
 def partial_participation(
@@ -594,9 +594,9 @@ def partial_participation(
     wave = math.sqrt(run.rounds * (1 - per_round / clients) / (per_round * clients) * log)
     reach = float(a.max()) * (mean + wave + log / per_round)
     order = slope / size * reach + run.constants.loss_bound / math.sqrt(size * clients)
-    found = theorem(run, l_orth, Uniform(per_round, rho), delta, c_hp)
+    result = theorem(run, l_orth, Uniform(per_round, rho), delta, c_hp)
     pace = run.lr * l_orth * run.local_steps
-    return Rate(found, eps, float(a.max()) / pace if pace else 0.0, order)
+    return Rate(result, eps, float(a.max()) / pace if pace else 0.0, order)
 
 
 def _amplified(run: Run, l_orth: float) -> np.ndarray:
@@ -629,9 +629,9 @@ def equal_clients(run: Run) -> int:
         "the same constants at every step": bool(run.reach),
         "equal weights of the participants": run.by_samples,
     }
-    if lost := [name for name, changes in changing.items() if changes]:
+    if violated := [name for name, changes in changing.items() if changes]:
         raise InputError(
-            f"Corollaries K.2 and K.3 need {lost[0]}, which this run does not have. Use the "
+            f"Corollaries K.2 and K.3 need {violated[0]}, which this run does not have. Use the "
             "function `theorem` instead."
         )
     return int(sizes[0])

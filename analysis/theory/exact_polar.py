@@ -223,15 +223,15 @@ def sign_run(
         InputError: If a shape does not match or a number is out of range.
     """
     moved = values("sensitivity", sensitivity)
-    chosen = rounds_of(schedule, len(moved))
-    calls = (len(chosen), local_steps, chosen.shape[1])
-    given = np.asarray(smallest, dtype=float)
-    if given.ndim and given.shape != calls:
+    cohorts = rounds_of(schedule, len(moved))
+    calls = (len(cohorts), local_steps, cohorts.shape[1])
+    gaps = np.asarray(smallest, dtype=float)
+    if gaps.ndim and gaps.shape != calls:
         raise InputError(
-            f"smallest has shape {given.shape}, but it must be one number or an array of shape "
+            f"smallest has shape {gaps.shape}, but it must be one number or an array of shape "
             f"{calls}."
         )
-    rates = np.broadcast_to(np.asarray(lr, dtype=float), len(chosen))
+    rates = np.broadcast_to(np.asarray(lr, dtype=float), len(cohorts))
     if not (np.isfinite(rates).all() and (rates >= 0).all()):
         raise InputError(
             "lr contains a negative number, NaN or infinity, but every step size must be a finite "
@@ -239,12 +239,12 @@ def sign_run(
         )
     if not np.isfinite(moved).all():
         raise InputError("sensitivity contains infinity, but every entry must be finite.")
-    if not (given >= 0).all():
+    if not (gaps >= 0).all():
         raise InputError(
             "smallest contains a negative number or NaN, but singular values are at least 0."
         )
-    smooth, hits = (by_step(one, *calls[:2]).reshape(calls[:2]) for one in (l_g, scale))
-    run = SignRun(np.broadcast_to(given, calls), chosen, moved, rates, beta, smooth, hits)
+    smooth, hits = (by_step(constant, *calls[:2]).reshape(calls[:2]) for constant in (l_g, scale))
+    run = SignRun(np.broadcast_to(gaps, calls), cohorts, moved, rates, beta, smooth, hits)
     run.refuse_where(run.gaps <= 0, "the momentum does not have full rank")
     return run
 
@@ -322,8 +322,8 @@ def _sharp_gap(run: SignRun) -> float:
         return float((run.propagate(1 / gamma)[0] + gamma - run.gaps).max())
 
     # For small gamma the violation may be infinite.
-    found = top * math.exp(least(lambda log: violation(top * math.exp(log)), -30, 0))
-    good, bad = min((found, top), key=violation), top
+    minimizer = top * math.exp(least(lambda log: violation(top * math.exp(log)), -30, 0))
+    good, bad = min((minimizer, top), key=violation), top
     outside = run.propagate(1 / good)[0] + good > run.gaps
     run.refuse_where(outside, "a neighbour may have a singular value below every possible gap")
     if violation(bad) <= 0:
@@ -458,25 +458,27 @@ def path_certificate(
         >>> bool((path.perturbation <= tube.perturbation).all())
         True
     """
-    how = method if isinstance(method, Method) else Method(method)
-    run = sign_run(smallest, schedule, sensitivity, lr, how.beta, l_g, local_steps, scale)
+    rule = method if isinstance(method, Method) else Method(method)
+    run = sign_run(smallest, schedule, sensitivity, lr, rule.beta, l_g, local_steps, scale)
     averaged = np.ones(run.schedule.shape) if shares is None else shares
     x, m = np.zeros((2, len(run.sensitivity)))  # distances for a replacement in each client
     radii = np.zeros(run.gaps.shape)  # distances of the direction t, maximum over replaced clients
     for r, cohort in enumerate(run.schedule):
-        own = np.arange(len(x))[:, None] == cohort  # [replaced client, participant]
-        hit, kept = own * run.sensitivity[:, None], abs(1 - run.lr[r] * how.decay)
-        xs, ms = (np.repeat(one[:, None], len(cohort), 1) for one in (x, m * (not how.afresh)))
+        replaced = np.arange(len(x))[:, None] == cohort  # [replaced client, participant]
+        hit, shrink = replaced * run.sensitivity[:, None], abs(1 - run.lr[r] * rule.decay)
+        xs, ms = (
+            np.repeat(distance[:, None], len(cohort), 1) for distance in (x, m * (not rule.afresh))
+        )
         for k, gaps in enumerate(run.gaps[r]):
-            fresh = how.fresh * (run.l_g[r, k] * xs + run.scale[r, k] * hit)  # f g in (1)
-            ms = how.beta * ms + fresh
-            apart = how.beta * ms + fresh if how.looks_ahead else ms  # t in (1)
+            fresh = rule.fresh * (run.l_g[r, k] * xs + run.scale[r, k] * hit)  # f g in (1)
+            ms = rule.beta * ms + fresh
+            apart = rule.beta * ms + fresh if rule.looks_ahead else ms  # t in (1)
             radii[r, k] = apart.max(0)
             run.refuse_where(
                 ~(radii < run.gaps), "a neighbour may have a momentum without full rank"
             )
-            xs = kept * xs + run.lr[r] * 2 * apart / (2 * gaps - apart)  # (*) replaces L t
-        x, m = (np.average(one, 1, averaged[r]) for one in (xs, ms))
+            xs = shrink * xs + run.lr[r] * 2 * apart / (2 * gaps - apart)  # (*) replaces L t
+        x, m = (np.average(distance, 1, averaged[r]) for distance in (xs, ms))
     gamma = float((run.gaps - radii).min())
     return Tube(gamma, float((2 / (2 * run.gaps - radii)).max()), saturated(x))
 
@@ -494,20 +496,20 @@ def drift(errors: ArrayLike, lr: float, beta: float, l_orth: float, l_g: float) 
 
     `errors` contains the errors of T at each call. The module docstring states the formula for D.
     """
-    found = np.asarray(errors, dtype=float)
-    if found.ndim != 3 or not found.size:
+    array = np.asarray(errors, dtype=float)
+    if array.ndim != 3 or not array.size:
         raise InputError(
-            f"errors has shape {found.shape}, but its shape must be [rounds, local steps, "
+            f"errors has shape {array.shape}, but its shape must be [rounds, local steps, "
             "participants per round]."
         )
-    if not (found >= 0).all():
+    if not (array >= 0).all():
         raise InputError(
             "errors contains a negative number or NaN, but every entry must be at least 0."
         )
     change, _ = recursion.increment(lr, beta, l_orth, l_g)
     with np.errstate(over="ignore", invalid="ignore"):
-        growth = 1 + recursion.first_rows(change, found.shape[0] * found.shape[1])[:, 0]
-        pushed = found.mean(2).ravel()[::-1]  # the last call is not amplified
+        growth = 1 + recursion.first_rows(change, array.shape[0] * array.shape[1])[:, 0]
+        pushed = array.mean(2).ravel()[::-1]  # the last call is not amplified
         total = np.where(pushed > 0, recursion.saturated(growth) * pushed, 0.0).sum()
     return float(checks.at_least("lr", lr) * total)
 
@@ -528,22 +530,22 @@ def around(
     of the singular values of the momentum at each call. The singular values that T returns must be
     at most 1.
     """
-    hits, seen = checks.values("sensitivity", sensitivity), np.asarray(values, dtype=float)
+    hits, singular = checks.values("sensitivity", sensitivity), np.asarray(values, dtype=float)
     cohorts = checks.rounds_of(schedule, len(hits))
-    if seen.ndim != 4 or (len(seen), seen.shape[2]) != cohorts.shape:
+    if singular.ndim != 4 or (len(singular), singular.shape[2]) != cohorts.shape:
         raise InputError(
-            f"values has shape {seen.shape}, but its shape must be [rounds, local steps, "
+            f"values has shape {singular.shape}, but its shape must be [rounds, local steps, "
             f"participants per round, q] with {cohorts.shape[0]} rounds and {cohorts.shape[1]} "
             "participants per round, as in the schedule."
         )
-    if not (seen >= 0).all():
+    if not (singular >= 0).all():
         raise InputError(
             "values contains a negative number or NaN, but singular values are at least 0."
         )
     x, m = np.zeros((2, len(hits)))
-    for cohort, calls in zip(cohorts, seen, strict=True):
+    for cohort, calls in zip(cohorts, singular, strict=True):
         hit = (np.arange(len(hits))[:, None] == cohort) * hits[:, None]
-        xs, ms = (np.repeat(one[:, None], len(cohort), 1) for one in (x, m))
+        xs, ms = (np.repeat(distance[:, None], len(cohort), 1) for distance in (x, m))
         for call in calls:
             ms = beta * ms + (1 - beta) * (l_g * xs + hit)
             apart = error(call, 0 * ms) + l_orth * ms + error(call, ms)
@@ -567,10 +569,10 @@ def furthest(
     """
     size, reach = np.linalg.norm(values, axis=-1)[..., None], radius[..., None]
     low, high = np.maximum(values - reach, 0), values + reach
-    most = np.minimum(1, high / np.maximum(size - reach, TINY))
-    least = own(low / np.maximum(size + reach, TINY)) - high / np.sqrt(high**2 + lam)
-    largest = own(most) - low / np.sqrt(low**2 + lam)
-    return np.linalg.norm(np.maximum(np.abs(least), np.abs(largest)), axis=-1)
+    ratio = np.minimum(1, high / np.maximum(size - reach, TINY))
+    smallest = own(low / np.maximum(size + reach, TINY)) - high / np.sqrt(high**2 + lam)
+    largest = own(ratio) - low / np.sqrt(low**2 + lam)
+    return np.linalg.norm(np.maximum(np.abs(smallest), np.abs(largest)), axis=-1)
 
 
 def transferred(found: Bound, loss_lipschitz: float, moved: float) -> Bound:
@@ -605,9 +607,9 @@ def norm_tube(
     inequality. So Lemma D.12 holds with ||M||_F in place of s_q. The recursion of the lemma uses L
     only in the product lr L, so this function scales the step size instead of L.
     """
-    given = {"steps": steps, "coefficients": coefficients, "eps": 1.0, "normalization": "max"}
-    slope, own = lipschitz("newton-schulz", kind, **given), 2 if kind == "paper" else 1
-    step = (lr * slope / own, beta, l_g, local_steps, kind)
+    options = {"steps": steps, "coefficients": coefficients, "eps": 1.0, "normalization": "max"}
+    slope, factor = lipschitz("newton-schulz", kind, **options), 2 if kind == "paper" else 1
+    step = (lr * slope / factor, beta, l_g, local_steps, kind)
     try:
         tube = tube_certificate(norms, schedule, sensitivity, *step)
     except Uncertified as error:

@@ -203,11 +203,11 @@ def levels(samples: int, branches: int = 2) -> int:
     The function uses integers, because the rounding error of a float logarithm may give a wrong
     result if n is a power of m.
     """
-    found, reached = 0, 1
-    wanted, branches = whole("samples", samples), whole("branches", branches, 2)
-    while reached < wanted:
-        found, reached = found + 1, reached * branches
-    return found
+    depth, reached = 0, 1
+    leaves, branches = whole("samples", samples), whole("branches", branches, 2)
+    while reached < leaves:
+        depth, reached = depth + 1, reached * branches
+    return depth
 
 
 def sharp_stability(
@@ -283,10 +283,10 @@ def by_variance(
     The section "By variance" of the module docstring contains the formula and its proof.
     """
     squares = values("squares", deviations.squares, len(sizes))
-    most = at_least("most", deviations.most)
-    if (squares > most**2 * (1 + ROUNDING)).any():
+    top = at_least("most", deviations.most)
+    if (squares > top**2 * (1 + ROUNDING)).any():
         raise InputError(
-            f"deviations.squares has a number above {most**2:g}, the square of deviations.most. "
+            f"deviations.squares has a number above {top**2:g}, the square of deviations.most. "
             "Set most to an upper bound of |loss - c| for every possible sample."
         )
     n_eff, shares = effective_size(sizes, weights), weights / sizes  # w_a
@@ -302,15 +302,15 @@ def by_variance(
 
     def square(t: float, seen: float) -> float:
         """Return s^2 of the section "By variance", for N^2 = `seen`."""
-        moves = eps + omega * most**2 / (2 * t)
+        moves = eps + omega * top**2 / (2 * t)
         c = math.sqrt((sizes * np.square(moves)).sum())
         return (math.sqrt(seen + t * t) + c * math.sqrt(of_variance / 2)) ** 2 + c * c / 4 - t * t
 
-    seen = float((sizes * omega * squares).sum())
+    norm2 = float((sizes * omega * squares).sum())
     spread = 0.0
-    if most > 0:
-        t = most * math.exp(least(lambda u: square(most * math.exp(u), 0.0), -20.0, 1.0))
-        spread = math.sqrt(square(t, seen))
+    if top > 0:
+        t = top * math.exp(least(lambda u: square(top * math.exp(u), 0.0), -20.0, 1.0))
+        spread = math.sqrt(square(t, norm2))
     spread += math.sqrt((sizes * omega * np.square(eps)).sum())
     spread = min(spread, loss_bound / 2)
     bernstein = spread * math.sqrt(2 * of_sum / n_eff) + loss_bound * of_sum * shares.max() / 3
@@ -632,9 +632,9 @@ def measured_gap(
             f"loss_bound is {top:g}, but the held-out losses differ by {np.ptp(test_losses):g}. "
             "Increase loss_bound, or use interval='normal'."
         )
-    held = class_weights[present]
-    means, counts = (np.array([f(one) for one in groups], dtype=float) for f in (np.mean, len))
-    empirical, population = float(chances @ fitted), float(held @ means)
+    present_weights = class_weights[present]
+    means, counts = (np.array([f(group) for group in groups], dtype=float) for f in (np.mean, len))
+    empirical, population = float(chances @ fitted), float(present_weights @ means)
     if interval not in (kinds := get_args(Interval)):
         raise InputError(f"interval is {interval!r}, but it must be one of {', '.join(kinds)}.")
     if interval in ("bernstein", "normal") and (counts < 2).any():
@@ -643,7 +643,7 @@ def measured_gap(
             f"{interval!r} needs at least two samples per class. Use interval='hoeffding'."
         )
     failure = probability("1 - confidence", 1 - confidence)
-    half = _half_width(held, groups, failure, top, interval)
+    half = _half_width(present_weights, groups, failure, top, interval)
     gap = population - empirical
     return MeasuredGap(gap, gap - half, gap + half, population, empirical, interval)
 
@@ -685,12 +685,12 @@ def label_shares(labels: ArrayLike, owner: ArrayLike, clients: int, classes: int
     return table / table.sum(axis=1, keepdims=True)
 
 
-def _indices(name: str, given: ArrayLike, count: int) -> np.ndarray:
+def _indices(name: str, raw: ArrayLike, count: int) -> np.ndarray:
     """Check that the entries are integers in 0 .. count-1, and return the array."""
-    found = np.asarray(given)
-    if not (np.issubdtype(found.dtype, np.integer) and ((found >= 0) & (found < count)).all()):
+    array = np.asarray(raw)
+    if not (np.issubdtype(array.dtype, np.integer) and ((array >= 0) & (array < count)).all()):
         raise InputError(f"{name} must be integers from 0 to {count - 1}.")
-    return found
+    return array
 
 
 def _half_width(
@@ -705,11 +705,11 @@ def _half_width(
     if interval == "shorter":  # union bound, because the losses decide which one is shorter
         kinds: tuple[Interval, ...] = "hoeffding", "bernstein"
         return min(_half_width(weights, groups, failure / 2, top, kind) for kind in kinds)
-    counts = np.array([len(one) for one in groups], dtype=float)
+    counts = np.array([len(losses) for losses in groups], dtype=float)
     if interval == "hoeffding":
         squares = (np.square(weights) / counts).sum()
         return top * math.sqrt(math.log(2 / failure) / 2 * float(squares))
-    spread = np.array([one.var(ddof=1) if len(one) > 1 else math.inf for one in groups])
+    spread = np.array([losses.var(ddof=1) if len(losses) > 1 else math.inf for losses in groups])
     variance = float((np.square(weights) * spread / counts).sum())
     if interval == "normal":
         from scipy.special import ndtri  # imported late: slow to load and rarely used
@@ -718,5 +718,5 @@ def _half_width(
     log = math.log(3 / failure)
     with np.errstate(divide="ignore"):
         scaled = weights / np.sqrt(counts * (counts - 1))
-    each = float((weights / counts).max())
-    return math.sqrt(2 * log * variance) + top * log * (float(2 * scaled.max()) + each / 3)
+    largest = float((weights / counts).max())
+    return math.sqrt(2 * log * variance) + top * log * (float(2 * scaled.max()) + largest / 3)

@@ -106,8 +106,9 @@ def kalman_step(
         InputError: If shapes do not match, or the matrix to invert is singular.
     """
     size = len(model.noise)
-    found, moved = (
-        _vector(name, given, size) for name, given in (("observed", observed), ("carried", carried))
+    measured, moved = (
+        _vector(name, vector, size)
+        for name, vector in (("observed", observed), ("carried", carried))
     )
     predicted = before.gradient + moved
     wide = before.covariance + model.hessian + model.remainder
@@ -120,19 +121,19 @@ def kalman_step(
                 "estimate. Pass S_t as the argument `moment`."
             )
         inner = wide + model.spread @ _square("moment", moment, size)
-    seen = model.noise + scale @ inner @ scale.T - (model.hessian if printed else 0.0)
+    innovation = model.noise + scale @ inner @ scale.T - (model.hessian if printed else 0.0)
     try:
-        gain = np.linalg.solve(seen.T, scale @ wide.T).T  # P' = P
+        gain = np.linalg.solve(innovation.T, scale @ wide.T).T  # P' = P
     except np.linalg.LinAlgError:
         raise InputError(
             "the matrix that eq. (5) of DiSK inverts is singular. Use a larger noise covariance."
         ) from None
-    gradient = predicted + gain @ (found - scale @ predicted)
+    gradient = predicted + gain @ (measured - scale @ predicted)
     return Estimate(gradient, (np.eye(size) - gain @ scale) @ wide, gain)
 
 
-def _square(name: str, given: ArrayLike, size: int) -> np.ndarray:
-    array = np.asarray(given, dtype=float)
+def _square(name: str, matrix: ArrayLike, size: int) -> np.ndarray:
+    array = np.asarray(matrix, dtype=float)
     if array.shape != (size, size) or not np.isfinite(array).all():
         raise InputError(
             f"{name} has shape {array.shape}, but it must be a finite matrix of shape [{size}, "
@@ -141,8 +142,8 @@ def _square(name: str, given: ArrayLike, size: int) -> np.ndarray:
     return array
 
 
-def _vector(name: str, given: ArrayLike, size: int) -> np.ndarray:
-    array = np.asarray(given, dtype=float)
+def _vector(name: str, vector: ArrayLike, size: int) -> np.ndarray:
+    array = np.asarray(vector, dtype=float)
     if array.shape != (size,) or not np.isfinite(array).all():
         raise InputError(
             f"{name} has shape {array.shape}, but it must be a vector of {size} finite numbers."

@@ -362,8 +362,8 @@ def _steep(coefficients: Coefficients, steps: int) -> float:
 
     The normalization by max(1, ||M||_F) is a projection, so its Lipschitz constant is 1.
     """
-    given = {"steps": steps, "coefficients": coefficients, "normalization": "unit"}
-    return lipschitz("newton-schulz", "sharp", **given)
+    options = {"steps": steps, "coefficients": coefficients, "normalization": "unit"}
+    return lipschitz("newton-schulz", "sharp", **options)
 
 
 Start = Literal["first", "zero"]
@@ -443,12 +443,14 @@ def disk(
     `slope` is ||grad F(x_0)||, which is at most sqrt(2 L D). `slope` has an effect only
     with `start="zero"`.
     """
-    known = at_least("smoothness", smoothness), at_least("gap", gap)
-    top = math.sqrt(2 * known[0] * known[1])
+    checked = at_least("smoothness", smoothness), at_least("gap", gap)
+    top = math.sqrt(2 * checked[0] * checked[1])
     first = top if slope is None else at_least("slope", slope)
-    if (rate := known[0] * one.lr) > 1:
-        raise InputError(f"lr is {one.lr:g}, but the bound requires lr <= 1/L = {1 / known[0]:g}.")
-    terms = _least(one, rate, known[1], first if start == "zero" else None)
+    if (rate := checked[0] * one.lr) > 1:
+        raise InputError(
+            f"lr is {one.lr:g}, but the bound requires lr <= 1/L = {1 / checked[0]:g}."
+        )
+    terms = _least(one, rate, checked[1], first if start == "zero" else None)
     if terms is None:
         raise InputError(
             f"With gain {one.gain:g}, the filter is too slow for lr = {one.lr:g}. Choose a "
@@ -459,20 +461,20 @@ def disk(
     return Stationarity(MEAN_SQUARE, sum(terms.values()), terms, plan, 1.0, stood_on)
 
 
-def _least(one: Disk, rate: float, gap: float, slope: float | None) -> dict[str, float] | None:
+def _least(run: Disk, rate: float, gap: float, slope: float | None) -> dict[str, float] | None:
     """Compute the bound for all y, z, s' and a on a grid, and return the smallest bound's terms.
 
     The result is None if no point of the grid is valid.
     """
-    k, share = one.gain, _POWERS[_POWERS <= 1]
-    s, a = (_POWERS if one.missed else np.zeros(1)), (_POWERS if one.sampling else np.zeros(1))
+    k, share = run.gain, _POWERS[_POWERS <= 1]
+    s, a = (_POWERS if run.missed else np.zeros(1)), (_POWERS if run.sampling else np.zeros(1))
     ways = (np.append(share, 1 - k) if k < 1 else share, np.append(0.0, share), s, a)
     y, z, s, a = np.meshgrid(*ways, indexing="ij")
     with np.errstate(divide="ignore"):
         q = (1 - k) ** 2 * (1 + s)
-        missed = (1 - k) ** 2 * (1 + 1 / s) * (one.missed * rate) ** 2 if one.missed else 0 * q
-        drawn = (1 - k) ** 2 * (1 + 1 / a) * rate**2 / one.batch if one.sampling else 0 * q
-    fresh = (1 + a) * one.sampling + one.noise  # V
+        missed = (1 - k) ** 2 * (1 + 1 / s) * (run.missed * rate) ** 2 if run.missed else 0 * q
+        drawn = (1 - k) ** 2 * (1 + 1 / a) * rate**2 / run.batch if run.sampling else 0 * q
+    fresh = (1 + a) * run.sampling + run.noise  # V
     h = (1 - z) * (1 - rate / 2 - (1 - rate) * y / 2) + z / 2
     c = (1 - z) * ((1 - rate) / (2 * y) + rate / 2) + z / 2
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -480,12 +482,12 @@ def _least(one: Disk, rate: float, gap: float, slope: float | None) -> dict[str,
         spent = c * missed / (1 - q) + cost * drawn / (1 - drawn)
         valid = (q < 1) & (drawn < 1) & (spent <= z * (1 - rate) / 2) & (h > 0)
         scale = cost / ((1 - drawn) * h)
-    whole_start = one.sampling + one.noise
+    whole_start = run.sampling + run.noise
     first = whole_start if slope is None else k**2 * whole_start
     begun = 0.0 if slope is None else (1 - k) ** 2 * slope**2
     parts = {
-        "descent": gap / (one.lr * one.steps) / h,
-        "start": (c * begun / ((1 - q) * h) + scale * first) / one.steps,
+        "descent": gap / (run.lr * run.steps) / h,
+        "start": (c * begun / ((1 - q) * h) + scale * first) / run.steps,
         "noise": scale * k**2 * fresh,
     }
     total = np.where(valid, sum(parts.values()), np.inf)
@@ -505,10 +507,10 @@ def printed_theorem_3(one: Disk, gap: float, smoothness: float, slope: float) ->
     """
     eta, k, rate = one.lr, one.gain, at_least("smoothness", smoothness) * one.lr
     gap, slope = at_least("gap", gap), at_least("slope", slope)
-    kept = (1 - k) ** 2 * (1 + 4 * rate**2)
-    if kept >= 1:
+    contraction = (1 - k) ** 2 * (1 + 4 * rate**2)
+    if contraction >= 1:
         return math.inf
-    beta = (eta * (1 - k) / 2 + eta * rate * kept) / (1 - kept)
+    beta = (eta * (1 - k) / 2 + eta * rate * contraction) / (1 - contraction)
     weight = beta + eta * rate
     divisor = (1 + k - 2 * rate) - 8 * weight * (1 - k) ** 2 * smoothness * rate
     if divisor <= 0:
@@ -552,9 +554,9 @@ def corollary_4(steps: int, gap: float, smoothness: float, slope: float, noise: 
     start = (1 + 1 / horizon) * spread
     eta = math.sqrt(6 * gap / (reduction * smoothness * start * horizon))
     if smoothness * eta > 0.5:
-        least = math.ceil(24 * smoothness * gap / (reduction * spread))
+        minimum = math.ceil(24 * smoothness * gap / (reduction * spread))
         raise InputError(
-            f"steps is {steps}, but Corollary 4 of DiSK requires about {least} or more steps for "
+            f"steps is {steps}, but Corollary 4 of DiSK requires about {minimum} or more steps for "
             "these values."
         )
     size = math.sqrt(reduction * smoothness * gap / horizon)
@@ -609,10 +611,10 @@ def theorem_5(
     """
     spread = noise_of_privacy(clip, samples, entries, steps, epsilon, delta)
     room = positive("smoothness", smoothness) * positive("gap", gap)
-    least = math.sqrt(48 * steps / spread) * room / positive("slope", slope)
-    if steps < least * (1 - 1e-9):
+    minimum = math.sqrt(48 * steps / spread) * room / positive("slope", slope)
+    if steps < minimum * (1 - 1e-9):
         raise InputError(
-            f"steps is {steps}, but Theorem 5 of DiSK requires at least {math.ceil(least)} steps "
+            f"steps is {steps}, but Theorem 5 of DiSK requires at least {math.ceil(minimum)} steps "
             "for these values."
         )
     return corollary_4(steps, gap, smoothness, slope, spread)

@@ -172,11 +172,11 @@ def scheduled_amplification(
     smooth = by_step(l_g, rounds, local_steps).tolist()
     with np.errstate(over="ignore", invalid="ignore"):
         push = at_least("lr", lr) * at_least("l_orth", l_orth) * np.repeat(factors, local_steps)
-    found, fresh, x, m = np.empty(len(smooth)), 1 - memory(beta), 0.0, 0.0
+    effects, fresh, x, m = np.empty(len(smooth)), 1 - memory(beta), 0.0, 0.0
     for t, step in reversed(list(enumerate(push.tolist()))):
         kicked = fresh * (step * (1 + x) + m)
-        x, m, found[t] = x + smooth[t] * kicked, beta * (step * (1 + x) + m), kicked
-    return saturated(found).reshape(rounds, local_steps)
+        x, m, effects[t] = x + smooth[t] * kicked, beta * (step * (1 + x) + m), kicked
+    return saturated(effects).reshape(rounds, local_steps)
 
 
 def by_step(l_g: Steps, rounds: int, local_steps: int) -> np.ndarray:
@@ -275,11 +275,11 @@ def first_rows(increment: np.ndarray, count: int) -> np.ndarray:
     each doubling is one vectorized product. Powers of A = I + increment would lose the digits of a
     small increment each time that 1 is added.
     """
-    rows, power, done = np.zeros((count, len(increment))), increment, 1
-    while done < count:
-        first = rows[: min(done, count - done)]
-        rows[done : 2 * done] = power[0] + first + first @ power
-        power, done = 2 * power + power @ power, 2 * done
+    rows, power, filled = np.zeros((count, len(increment))), increment, 1
+    while filled < count:
+        first = rows[: min(filled, count - filled)]
+        rows[filled : 2 * filled] = power[0] + first + first @ power
+        power, filled = 2 * power + power @ power, 2 * filled
     return rows
 
 
@@ -354,22 +354,22 @@ def method_amplification(
     """Return a_{s,k} [R, E] for step sizes `rates` [R]; entries that overflow are infinite."""
     rounds, slope = len(rates), at_least("l_orth", l_orth)
     smooth = by_step(l_g, rounds, local_steps).reshape(rounds, -1)
-    each = [at_least("lr", rate) for rate in rates.tolist()]
+    step_sizes = [at_least("lr", rate) for rate in rates.tolist()]
     if not method.decay and (rates == rates[0]).all() and (smooth == smooth[0, 0]).all():
         # All rounds are equal: apply one round to each unit row, then use doubling.
         starts = [(0.0, 0.0, 0.0, 0.0), *map(tuple, np.eye(4)[1:].tolist())]
         curved = smooth[0].tolist()
         with np.errstate(over="ignore", invalid="ignore"):
-            made = [_before_round(method, each[0], slope, curved, row, float(j == 0))
-                    for j, row in enumerate(starts)]  # fmt: skip
-            change = np.array([row for _, row in made]) - np.diag([0.0, 1.0, 1.0, 1.0])
-            kicks = np.array([found for found, _ in made])
+            results = [_before_round(method, step_sizes[0], slope, curved, row, float(j == 0))
+                       for j, row in enumerate(starts)]  # fmt: skip
+            change = np.array([row for _, row in results]) - np.diag([0.0, 1.0, 1.0, 1.0])
+            kicks = np.array([effects for effects, _ in results])
             return saturated((kicks[0] + first_rows(change, rounds) @ kicks)[::-1])
-    one = 0.0 if method.decay else 1.0
-    found, row = np.empty((rounds, local_steps)), (1 - one, 0.0, 0.0, 0.0)
+    unit = 0.0 if method.decay else 1.0
+    effects, row = np.empty((rounds, local_steps)), (1 - unit, 0.0, 0.0, 0.0)
     for r, curved in reversed(list(enumerate(smooth.tolist()))):
-        found[r], row = _before_round(method, each[r], slope, curved, row, one)
-    return saturated(found)
+        effects[r], row = _before_round(method, step_sizes[r], slope, curved, row, unit)
+    return saturated(effects)
 
 
 def _before_round(
@@ -403,16 +403,16 @@ def _before_round(
     # In Nesterov forms t = beta m' + f g: the momentum has the factor beta, and g enters twice.
     share, twice = (method.beta, 1.0) if method.looks_ahead else (1.0, 0.0)
     shrink = min(decay, 2 - decay)  # 1 - |1 - decay|
-    found, before_d = [], 0.0
+    effects, before_d = [], 0.0
     for slope in reversed(smooth):
         moved = one + x + y  # effect of the step s, which enters the model and the move
         t = push * moved  # effect of the direction, as s = eta (1 - alpha) L t + eta alpha d
         m += share * t  # effect of the new momentum m'
         g = method.fresh * (m + twice * t)  # effect of the gradient, and so of Delta
-        found.append(g)
+        effects.append(g)
         before_d += rate * method.alignment * moved
         x, m = x - shrink * (one + x) + decay * y + slope * g, method.beta * m
-    return found[::-1], (x, 0.0 if method.afresh else m, before_v, before_d)
+    return effects[::-1], (x, 0.0 if method.afresh else m, before_v, before_d)
 
 
 def aligned_amplification(
@@ -456,8 +456,8 @@ def aligned_amplification(
     rounds, local_steps = whole("rounds", rounds), whole("local_steps", local_steps)
     entries("rounds times local_steps", rounds * local_steps)
     rates = np.full(rounds, positive("lr", lr))
-    how = Method(beta, alignment=alignment)
-    return of_rounds(method_amplification(how, rates, l_orth, l_g, local_steps))
+    method = Method(beta, alignment=alignment)
+    return of_rounds(method_amplification(method, rates, l_orth, l_g, local_steps))
 
 
 # A function (round, client, local step, n_i) that returns the rows in the batch, or None for all
@@ -489,10 +489,10 @@ def exposure(
         >>> exposure([0.2, 0.1], schedule=[[0, 1], [0, 2]], clients=4).round(3).tolist()
         [0.15, 0.1, 0.05, 0.0]
     """
-    chosen = rounds_of(schedule, clients)
-    averaged = np.full(chosen.shape, 1 / chosen.shape[1]) if shares is None else shares
-    weights = values("a", a, len(chosen))[:, None] * averaged
-    return np.bincount(chosen.reshape(-1), weights=weights.reshape(-1), minlength=clients)
+    cohorts = rounds_of(schedule, clients)
+    averaged = np.full(cohorts.shape, 1 / cohorts.shape[1]) if shares is None else shares
+    weights = values("a", a, len(cohorts))[:, None] * averaged
+    return np.bincount(cohorts.reshape(-1), weights=weights.reshape(-1), minlength=clients)
 
 
 @np.errstate(over="ignore")
@@ -531,26 +531,26 @@ def batch_exposure(
         [0.05, 0.05]
     """
     counts = sample_sizes(sizes).astype(int)
-    chosen = rounds_of(schedule, len(counts))
-    if steps.ndim != 2 or len(steps) != len(chosen):
+    cohorts = rounds_of(schedule, len(counts))
+    if steps.ndim != 2 or len(steps) != len(cohorts):
         raise InputError(
             f"steps has shape {steps.shape}, but the amplification must have one row for each of "
-            f"the {len(chosen)} rounds of the schedule, and one column for each local step."
+            f"the {len(cohorts)} rounds of the schedule, and one column for each local step."
         )
     values("a", steps.ravel())
     loads: dict[int, np.ndarray] = {}
-    averaged = np.full(chosen.shape, 1 / chosen.shape[1]) if shares is None else shares
+    averaged = np.full(cohorts.shape, 1 / cohorts.shape[1]) if shares is None else shares
     for (s, k), step in np.ndenumerate(steps):
-        for i, share in zip(chosen[s].tolist(), averaged[s].tolist(), strict=True):
+        for i, share in zip(cohorts[s].tolist(), averaged[s].tolist(), strict=True):
             size = int(counts[i])
             load, weight = loads.setdefault(i, np.zeros(size)), step * share
             drawn = rows(s, i, k, size)
-            held = (
+            fractions = (
                 np.full(size, 1 / size)
                 if drawn is None
                 else np.bincount(drawn, minlength=size) / len(drawn)
             )
-            load += weight * held if math.isfinite(weight) else product(held, weight)
+            load += weight * fractions if math.isfinite(weight) else product(fractions, weight)
     result = np.zeros(len(counts))
     for i, load in loads.items():
         result[i] = load.max()
@@ -559,8 +559,8 @@ def batch_exposure(
 
 def by_samples(schedule: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Return the server's weights for an average in proportion to n_i, as an array [R, K]."""
-    held = sizes[schedule]
-    return held / held.sum(axis=1, keepdims=True)
+    counts = sizes[schedule]
+    return counts / counts.sum(axis=1, keepdims=True)
 
 
 def psi(a: ArrayLike, clients: int, per_round: int, rho: float) -> float:

@@ -373,12 +373,12 @@ def nesterov_muon(
 
 def _falling(singular: ArrayLike) -> np.ndarray:
     """Return the positive singular values of a matrix in descending order."""
-    found = np.sort(values("singular values", singular))[::-1]
-    if not (len(found) and found[0] > 0):
+    ordered = np.sort(values("singular values", singular))[::-1]
+    if not (len(ordered) and ordered[0] > 0):
         raise InputError(
             "no singular value is above 0. Pass the singular values of a matrix that is not 0."
         )
-    return found[found > 0]
+    return ordered[ordered > 0]
 
 
 def polynomial_quality(
@@ -461,8 +461,8 @@ def _head_and_tail(s: np.ndarray, rank: int, oversample: int) -> tuple[float, fl
     return float((s[:rank] ** 2).sum()), float((s[rank:] ** 2).sum()), float(s[rank] / s[rank - 1])
 
 
-def _divisor(s: np.ndarray, given: float | None) -> float:
-    divisor = float(np.linalg.norm(s)) if given is None else at_least("divisor", given)
+def _divisor(s: np.ndarray, custom: float | None) -> float:
+    divisor = float(np.linalg.norm(s)) if custom is None else at_least("divisor", custom)
     if divisor < s[0]:
         raise InputError(f"divisor is {divisor}, but it must be at least ||M||_op = {s[0]:g}.")
     return divisor

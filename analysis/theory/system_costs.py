@@ -114,23 +114,23 @@ def message(entries: int, itemsize: int = 4, sent: int = 1, returned: int = 1) -
 
 def sizes(clients: int, fan_out: int) -> list[int]:
     """Return the number of nodes of each level, from the clients to the root."""
-    for name, value, least in (("clients", clients, 1), ("fan_out", fan_out, 2)):
-        if not math.inf > value >= least:
-            raise InputError(f"{name} is {value}, but it must be at least {least} and finite.")
-    found = [clients, -(-clients // fan_out)]
-    while found[-1] > 1:
-        found.append(-(-found[-1] // fan_out))
-    return found
+    for name, value, minimum in (("clients", clients, 1), ("fan_out", fan_out, 2)):
+        if not math.inf > value >= minimum:
+            raise InputError(f"{name} is {value}, but it must be at least {minimum} and finite.")
+    nodes = [clients, -(-clients // fan_out)]
+    while nodes[-1] > 1:
+        nodes.append(-(-nodes[-1] // fan_out))
+    return nodes
 
 
 def levels(clients: int, fan_out: int, of: Message) -> list[Level]:
     """Return the levels of aggregators, from the level above the clients to the root."""
-    nodes, found = sizes(clients, fan_out), []
-    for number, (below, here) in enumerate(pairwise(nodes)):
+    nodes, aggregators = sizes(clients, fan_out), []
+    for number, (below, above) in enumerate(pairwise(nodes)):
         up, children = of.partial if number else of.up, min(below, fan_out)
         crossing = below * of.down, below * up, children * of.down, children * up
-        found.append(Level(here, *crossing))
-    return found
+        aggregators.append(Level(above, *crossing))
+    return aggregators
 
 
 def additions(clients: int, fan_out: int) -> int:
@@ -157,7 +157,7 @@ def seconds(found: list[Level], rate: float, delay: float) -> float:
     Every aggregator sends and receives `rate` bytes per second and serves one child after the
     other. A message takes `delay` seconds in each direction.
     """
-    return sum((one.sent + one.most) / rate + 2 * delay for one in found)
+    return sum((level.sent + level.most) / rate + 2 * delay for level in found)
 
 
 @in_doubles

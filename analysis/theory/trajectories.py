@@ -135,17 +135,17 @@ def step_bounds(path: Path) -> StepBounds:
     rounds, participants, local_steps = path.curvature.shape
     smooth, radius = path.curvature.copy(), np.zeros(path.curvature.shape)
     x, m = np.zeros((2, len(path.sizes)))
-    for r, chosen in enumerate(path.schedule):
-        each, n = np.arange(participants), path.sizes[chosen]
-        here, memory = np.tile(x, (participants, 1)), np.tile(m, (participants, 1))  # [K, N]
+    for r, cohort in enumerate(path.schedule):
+        rows, n = np.arange(participants), path.sizes[cohort]
+        local, memory = np.tile(x, (participants, 1)), np.tile(m, (participants, 1))  # [K, N]
         for e in range(local_steps):
-            smooth[r, :, e] = np.minimum(smooth[r, :, e] + BEND * here.max(1) / 2, path.l_g)
-            radius[r, :, e] = here[each, chosen]
-            moved = smooth[r, :, e, None] * here  # distance of the gradients
-            moved[each, chosen] += (path.spread[r, :, e] + 2 * path.l_g * radius[r, :, e]) / n
+            smooth[r, :, e] = np.minimum(smooth[r, :, e] + BEND * local.max(1) / 2, path.l_g)
+            radius[r, :, e] = local[rows, cohort]
+            moved = smooth[r, :, e, None] * local  # distance of the gradients
+            moved[rows, cohort] += (path.spread[r, :, e] + 2 * path.l_g * radius[r, :, e]) / n
             memory = path.beta * memory + (1 - path.beta) * moved
-            here = here + path.steps[r] * path.l_orth * memory
-        x, m = here.mean(0), memory.mean(0)
+            local = local + path.steps[r] * path.l_orth * memory
+        x, m = local.mean(0), memory.mean(0)
 
     weights, after = np.empty(smooth.shape), np.array([1.0, 0.0])
     for r in reversed(range(rounds)):
@@ -165,9 +165,9 @@ def certificate(path: Path, bounds: StepBounds, client: int, distances: np.ndarr
     `distances` is an array [T, P E] of ||g_z - g_z'|| at the local steps of the client, in the
     order of the P rounds in which the client participates.
     """
-    own = path.schedule == client
-    moved = (distances + 2 * path.l_g * bounds.radius[own].ravel()) / path.sizes[client]
-    return moved @ bounds.weights[own].ravel()
+    mask = path.schedule == client
+    moved = (distances + 2 * path.l_g * bounds.radius[mask].ravel()) / path.sizes[client]
+    return moved @ bounds.weights[mask].ravel()
 
 
 # Number of cells of radii in [0, 1), and in every octave [2^k, 2^(k+1)) above. Each radius is
@@ -226,20 +226,20 @@ def reach(
         growth: The function phi of the orthogonalizer.
         local_steps: Number of local steps E.
     """
-    how = method if isinstance(method, Method) else Method(method)
-    radius, size, velocity, seen = 0.0, 0.0, 0.0, []
+    rule = method if isinstance(method, Method) else Method(method)
+    radius, size, velocity, pairs = 0.0, 0.0, 0.0, []
     for lr in steps.tolist():
         begun = radius
         for _ in range(local_steps):
-            gradient, *found = _at(start, radius)
-            seen.append(found[:2])
-            size = how.beta * size + how.fresh * gradient
-            ahead = how.beta * size + how.fresh * gradient if how.looks_ahead else size
+            gradient, *others = _at(start, radius)
+            pairs.append(others[:2])
+            size = rule.beta * size + rule.fresh * gradient
+            ahead = rule.beta * size + rule.fresh * gradient if rule.looks_ahead else size
             radius += lr * growth(ahead)
-        velocity = how.server * velocity + radius - begun
-        radius = begun + velocity if how.server else radius
+        velocity = rule.server * velocity + radius - begun
+        radius = begun + velocity if rule.server else radius
     gradient, _, smoothness, spread, deviation = _at(start, radius)
-    diameters, curved = np.array(seen).T.reshape(2, len(steps), local_steps)
+    diameters, curved = np.array(pairs).T.reshape(2, len(steps), local_steps)
     last = Constants(spread, gradient, gradient, smoothness)
     return Reach(radius, curved, diameters, last, deviation)
 
@@ -253,6 +253,6 @@ def _at(start: Start, radius: float) -> tuple[float, ...]:
 
 @lru_cache(maxsize=1 << 15)
 def _in_cell(classes: int, nonnegative: bool, radius: float) -> tuple[float, ...]:
-    found = suprema(classes, radius, nonnegative)
-    every = found.gradient, found.diameter, found.smoothness, found.spread, found.deviation
-    return tuple(float(one) for one in every)
+    sup = suprema(classes, radius, nonnegative)
+    values = sup.gradient, sup.diameter, sup.smoothness, sup.spread, sup.deviation
+    return tuple(float(value) for value in values)

@@ -90,24 +90,24 @@ def execute(
     """
     start, rng = time.monotonic(), rng or np.random.default_rng()
     config = resolve(config)
-    many = max(LEAST, _most_canaries(config)[0] // 2) if canaries is None else canaries
-    _require_auditable(config, many, sees)
+    count = max(LEAST, _most_canaries(config)[0] // 2) if canaries is None else canaries
+    _require_auditable(config, count, sees)
     with held(out):
         run = prepare(config, out, require=_require_known_law)
-        files.write_bytes(out / AUDIT, json.dumps({"canaries": many, "finished": False}).encode())
+        files.write_bytes(out / AUDIT, json.dumps({"canaries": count, "finished": False}).encode())
         kind = ClientAuditor if config.privacy.level == "client" else ExampleAuditor
-        auditor = kind.draw(run, many, rng)
+        auditor = kind.draw(run, count, rng)
         claimed = auditor.claim(run)
         settings = [claimed.settings[client] for client in auditor.clients]
         ratios = rehearse(settings, rng)
-        made = many // 8
+        guess_count = count // 8
         if sees == "releases":
-            made = audit.worthwhile(ratios, many, 1 - CONFIDENCE)
+            guess_count = audit.worthwhile(ratios, count, 1 - CONFIDENCE)
         shares: Record = {}  # the shares of a cohort's noise, only under distributed trust
         if isinstance(auditor, ClientAuditor) and auditor.level.shared:
             shares = {"shares": auditor.level.cohort, "honest": auditor.level.shares}
         raised = audit.MORE_HONEST if shares else audit.MORE_CANARIES
-        limits = audit.limits_of_guesses(many, made, claimed, raised)
+        limits = audit.limits_of_guesses(count, guess_count, claimed, raised)
         say(limits["note"])
         summary = train(*auditor.with_canaries(run), on_round_end, on_start)
         if sees == "releases":
@@ -118,10 +118,10 @@ def execute(
                 for file in ("initial.safetensors", "model.safetensors")
             )
             scores = auditor.scores_of_model(first, last)
-        guesses, part = audit.guess_coins(scores, auditor.included, made), 1.0
+        guesses, part = audit.guess_coins(scores, auditor.included, guess_count), 1.0
         if isinstance(auditor, ClientAuditor) and shares:
-            seen = shares["shares"] if sees == "model" else auditor.shares_seen
-            shares["shares_seen"], part = seen, seen / shares["shares"]
+            share_count = shares["shares"] if sees == "model" else auditor.shares_seen
+            shares["shares_seen"], part = share_count, share_count / shares["shares"]
         record = {
             **judge(guesses, out, summary["privacy"], auditor.adjacency, part),
             "sees": sees, **shares, **limits,
@@ -159,15 +159,15 @@ def _require_auditable(config: Config, canaries: int, sees: str) -> None:
             "from all training samples, and client-test removes some of them. Set [data] "
             "client-test = 0."
         )
-    most, whose = _most_canaries(config)
+    limit, whose = _most_canaries(config)
     if canaries < LEAST:
         raise InputError(
             f"the number of canaries is {canaries}, but it must be at least {LEAST}, because "
             "fewer canaries show nothing. Increase --canaries, or use more data."
         )
-    if canaries > most:
+    if canaries > limit:
         raise InputError(
-            f"the number of canaries is {canaries}, but it must be at most {most}, because "
+            f"the number of canaries is {canaries}, but it must be at most {limit}, because "
             f"canaries replace {whose}. Lower --canaries."
         )
 
@@ -204,16 +204,16 @@ def rehearse(settings: list[Setting], rng: np.random.Generator) -> np.ndarray:
     place. The number of synthetic canaries of a setting is proportional to the number of its
     entries in `settings`.
     """
-    found = []
+    ratios = []
     for setting, count in sorted(Counter(settings).items()):
-        wanted = min(REHEARSALS, NUMBERS // max(1, setting.steps))
-        share = max(1, round(wanted * count / len(settings) / 2))
+        trials = min(REHEARSALS, NUMBERS // max(1, setting.steps))
+        share = max(1, round(trials * count / len(settings) / 2))
         if not setting.steps:
-            found.append(np.zeros(2 * share))
+            ratios.append(np.zeros(2 * share))
             continue
         tried = audit.trials(setting, audit.projected(setting, rng), max(audit.FEWEST, share))
-        found += [part[:share] for part in tried]
-    return np.concatenate(found)
+        ratios += [part[:share] for part in tried]
+    return np.concatenate(ratios)
 
 
 def judge(
@@ -230,23 +230,23 @@ def judge(
     """
     delta = private["delta"]
     ledger = Ledger.read(out / "ledger.jsonl")
-    every = {}
+    events = {}
     for client in ledger.clients():  # all releases of one client have the same rate and noise
-        (every[client_name(client)],) = merge(ledger.events(client))
+        (events[client_name(client)],) = merge(ledger.events(client))
     counted = audit.bounds_by_counts(guesses, delta)
     times = audit.noise_below(
-        guesses, hardest(every.values()), private["epsilon"], delta, CONFIDENCE
+        guesses, hardest(events.values()), private["epsilon"], delta, CONFIDENCE
     )
-    worst = every[private["client"]]
+    worst = events[private["client"]]
     quieter = dataclasses.replace(worst, noise_multiplier=times * worst.noise_multiplier)
     declared = account([quieter], delta).lower if np.isfinite(times) else 0.0
-    whole = worst.noise_multiplier if private["unit"] == "client" else private["noise"]
+    noise = worst.noise_multiplier if private["unit"] == "client" else private["noise"]
     at_least = max(counted.values())
     return {
         "epsilon_at_least": at_least,
         **counted,
         "declared": declared,
-        "noise_at_most": finite(times * whole / math.sqrt(part)),
+        "noise_at_most": finite(times * noise / math.sqrt(part)),
         "epsilon": private["epsilon"],
         "epsilon_adjacency": private["adjacency"],
         "certified": private["certified"],
@@ -281,8 +281,8 @@ def _write(
 
 def read_record(folder: Path) -> Record | None:
     """Return the record of a finished audit, or None if no audit finished in this folder."""
-    there = (folder / AUDIT).exists() and (folder / "summary.json").exists()
-    if not there or AUDIT not in files.sums_of(folder):
+    finished = (folder / AUDIT).exists() and (folder / "summary.json").exists()
+    if not finished or AUDIT not in files.sums_of(folder):
         return None
     files.require_sound(folder, [AUDIT])
     return json.loads(files.read_text(folder / AUDIT))
@@ -294,8 +294,8 @@ def read_finished(folder: Path) -> Record:
     Raises:
         InputError: If the run is not finished, or had no canaries.
     """
-    if (found := read_record(folder)) is not None:
-        return found
+    if (record := read_record(folder)) is not None:
+        return record
     run = RunDirectory(folder)
     if run.summary() is None:
         raise InputError(
@@ -320,7 +320,7 @@ def table(record: Record) -> Table:
         ("certified" if record["certified"] else "accounted for", f"<= {record['epsilon']:.4f}",
          f"by the run's ledger, {record['epsilon_adjacency']}"),
     ]  # fmt: skip
-    shown = columns("audit by one run", ("epsilon", "", ""), rows, left=3)
+    printed = columns("audit by one run", ("epsilon", "", ""), rows, left=3)
     words = [
         f"The attack saw the {record['sees']}, and {record['right']} of its {record['guesses']} "
         f"guesses about {record['canaries']} canaries are right. Unit: {record['unit']}; "
@@ -329,17 +329,17 @@ def table(record: Record) -> Table:
         f"{record['seconds']:.1f} s, of which training took {record['train_seconds']:.1f} s."
     ]
     words += [*collusion(record), record.get("note", ""), "" if record["below"] else ODDS]
-    shown.caption, shown.caption_justify = " ".join(filter(None, words)), "left"
-    return shown
+    printed.caption, printed.caption_justify = " ".join(filter(None, words)), "left"
+    return printed
 
 
 def collusion(record: Record) -> list[str]:
     """Return notes about an audit under distributed trust."""
     if "shares" not in record:
         return []
-    seen, honest = record["shares_seen"], record["honest"]
-    words = f"In the audit, a sum contains up to {seen} of {record['shares']} shares of noise"
-    if seen == honest:
+    shares, honest = record["shares_seen"], record["honest"]
+    words = f"In the audit, a sum contains up to {shares} of {record['shares']} shares of noise"
+    if shares == honest:
         return [f"{words}, the same number that epsilon counts."]
     return [
         f"{words}, but epsilon counts only {honest} shares. Therefore the audit is a weaker test "

@@ -76,8 +76,8 @@ class Step:
         The result has one row per trial and one column per step. If `present` is false, lots are
         drawn in the same way, and the canary is then removed from them.
         """
-        (trials, steps), size, found = shape, self.shard.size, []
-        draws = [lambda what, block=0: self.rng] * trials
+        (trials, steps), size, components = shape, self.shard.size, []
+        draws = [lambda purpose, block=0: self.rng] * trials
         params = {name: value.repeat_interleave(trials, 0) for name, value in self.at.items()}
         for _ in range(steps):  # each trial is one client of a cohort
             lots = [self.mechanism.rows(draw, size) for draw in draws]
@@ -89,8 +89,8 @@ class Step:
                 (gradient[name] * unit).flatten(1).sum(1) for name, unit in self.directions.items()
             ])  # fmt: skip
             sums = along.double().sum(0) / math.sqrt(len(along))
-            found.append(sums.numpy() * self.mechanism.lot / self.mechanism.clipping.bound)
-        return np.stack(found, 1)
+            components.append(sums.numpy() * self.mechanism.lot / self.mechanism.clipping.bound)
+        return np.stack(components, 1)
 
     @cached_property
     def canary(self) -> Params:

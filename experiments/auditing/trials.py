@@ -77,7 +77,7 @@ def audit(
     if code == "projected":
         limits = {"note": ""}
         say("")
-        shown = both_bounds(trials(setting, projected(setting, rng), count), delta, rng)
+        bounds = both_bounds(trials(setting, projected(setting, rng), count), delta, rng)
     else:  # use counts only, because the noise is under audit; `tilted` would assume it
         limits = limits_of_trials(count, delta, joint.upper)
         say(limits["note"])
@@ -90,16 +90,16 @@ def audit(
         from fedmuon.experiments.auditing import private_step
 
         # `rng` draws the network's parameters. Lots and noise use a secret generator.
-        own = private_step.step(setting.noise_multiplier, lot, population, setting.blocks, rng)
-        shown = (counted(trials(setting, own.observe, count), delta),)
-    best = max(bound.epsilon for bound in shown)
+        step = private_step.step(setting.noise_multiplier, lot, population, setting.blocks, rng)
+        bounds = (counted(trials(setting, step.observe, count), delta),)
+    best = max(bound.epsilon for bound in bounds)
     return {
         "epsilon_at_least": best,
-        **{bound.method: bound.epsilon for bound in shown},
+        **{bound.method: bound.epsilon for bound in bounds},
         "joint": joint.upper,
         "per_release": per_release.rdp,
         "below_joint": best <= joint.upper,
-        "refutes_per_release": shown[0].epsilon > per_release.rdp,  # shown[0] uses only counts
+        "refutes_per_release": bounds[0].epsilon > per_release.rdp,  # bounds[0] uses only counts
         "adjacency": joint.adjacency,
         "sampling": joint.sampling,
         "confidence": CONFIDENCE,
@@ -118,7 +118,7 @@ def table(record: dict[str, Any]) -> Table:
         for name, (sign, meaning) in MEANINGS.items()
         if name in record
     ]
-    shown = columns("audit by canaries", ("epsilon", "", ""), rows, left=3)
+    printed = columns("audit by canaries", ("epsilon", "", ""), rows, left=3)
     hold = "lower bounds hold together" if "tilted" in record else "lower bound holds"
     words = [
         f"The audit simulated {record['trials']} trials with the canary and {record['trials']} "
@@ -132,5 +132,5 @@ def table(record: dict[str, Any]) -> Table:
         )
     if record["refutes_per_release"]:
         words.append("The per-release epsilon is refuted.")
-    shown.caption, shown.caption_justify = " ".join(words), "left"
-    return shown
+    printed.caption, printed.caption_justify = " ".join(words), "left"
+    return printed

@@ -83,7 +83,7 @@ def plan(config: Config, started: float = 0.0) -> Record:
         run = prepare(quiet, Path(folder) / "run")
         prepared = time.perf_counter() - begun
         state = begin(run.experiment.recipe, run.experiment.task, config.federation.seed)
-        look, found = evaluation(run, state), folder_seconds(run, state)
+        look, disk = evaluation(run, state), folder_seconds(run, state)
         inline = config.engine.name == "inline"
         beside = 0.0 if inline else others.cores()
         # Trial rounds use the mean size of Poisson cohorts, and ignore simulated devices.
@@ -91,7 +91,7 @@ def plan(config: Config, started: float = 0.0) -> Record:
         average = replace(run.experiment, plan=plan)
         engine = _engine(replace(run, experiment=average), state)
     spent = {"start": started, "set-up": prepared, "look": look}
-    record = _record(run, state, engine, spent, found)
+    record = _record(run, state, engine, spent, disk)
     return {**record, "others": others.cores() if inline else beside}
 
 
@@ -110,16 +110,16 @@ def _engine(run: Run, state: ServerState) -> Engine:
     def work(grid: Any) -> tuple[Engine, float]:
         up, engine = time.perf_counter() - begun, strategy.FlowerEngine(config, grid)
         trial = Trial(run.experiment, state, engine)
-        found = pace(trial, run.data.sizes, grid.workers, False, lambda: not grid.absent)
+        timed = pace(trial, run.data.sizes, grid.workers, False, lambda: not grid.absent)
         machines = ray_engine.machines()
         sent = message_sizes.on_ray(config, run.experiment, state, grid.workers, machines)
-        most = max((one["memory"] for one in grid.memory()), default=0)
+        largest = max((worker["memory"] for worker in grid.memory()), default=0)
         copies, share = (
-            -(-clients // grid.workers) for clients in (found.tried, config.federation.per_round)
+            -(-clients // grid.workers) for clients in (timed.tried, config.federation.per_round)
         )
-        more = share - copies
-        held = most + 2 * more * _model_bytes(run, state)
-        return Engine(found, up, 0.0, grid.workers, held, sent.down, sent.up), time.perf_counter()
+        extra = share - copies
+        memory = largest + 2 * extra * _model_bytes(run, state)
+        return Engine(timed, up, 0.0, grid.workers, memory, sent.down, sent.up), time.perf_counter()
 
     try:
         engine, ended = ray_engine.with_ray_grid(config, work)
@@ -130,8 +130,8 @@ def _engine(run: Run, state: ServerState) -> Engine:
 
 def _model_bytes(run: Run, state: ServerState) -> int:
     """Return the bytes of one model and of the states that a client returns with it."""
-    found = returned_like(run.experiment.recipe, state.params, state.states)
-    return sum(value.nbytes for value in named(*found).values())
+    reply = returned_like(run.experiment.recipe, state.params, state.states)
+    return sum(value.nbytes for value in named(*reply).values())
 
 
 def _untried_bytes(run: Run, state: ServerState, pace: Pace) -> int:
@@ -146,40 +146,40 @@ def _untried_bytes(run: Run, state: ServerState, pace: Pace) -> int:
     stack = max(1, run.experiment.task.stack_limit // entries)
     per_round, reply = run.config.federation.per_round, 2 * _model_bytes(run, state)
     beside = max(0, min(stack, per_round) - pace.tried)
-    each = (COPIES + 2) * sum(value.nbytes for value in state.params.values())
-    untried = round(beside * max(pace.memory, float(each)))
+    client_bytes = (COPIES + 2) * sum(value.nbytes for value in state.params.values())
+    untried = round(beside * max(pace.memory, float(client_bytes)))
     untried += reply * (per_round - pace.tried - beside)
     return untried + (reply * per_round if pace.rounds < 2 else 0)
 
 
 def _record(
-    run: Run, state: ServerState, engine: Engine, spent: dict[str, float], found: FolderSeconds
+    run: Run, state: ServerState, engine: Engine, spent: dict[str, float], disk: FolderSeconds
 ) -> Record:
     """Combine the measurements into the record of the plan."""
-    config, most = run.config, run.config.federation.rounds
-    looks = -(-most // config.output.evaluate_every) + 1  # one more for the untrained model
-    every = 1 if run.experiment.recipe.private else config.output.checkpoint_every
+    config, rounds = run.config, run.config.federation.rounds
+    looks = -(-rounds // config.output.evaluate_every) + 1  # one more for the untrained model
+    interval = 1 if run.experiment.recipe.private else config.output.checkpoint_every
     parts = {
         "start": spent["start"],
         "set-up": spent["set-up"],
         "engine": engine.start + engine.stop,
         "first round": engine.pace.extra + engine.pace.round,
-        "later rounds": (most - 1) * engine.pace.round,
+        "later rounds": (rounds - 1) * engine.pace.round,
         "evaluations": looks * spent["look"],
-        "records": most * found.record + ((most - 1) // every) * found.checkpoint + found.end,
+        "records": rounds * disk.record + ((rounds - 1) // interval) * disk.checkpoint + disk.end,
     }
-    each = {"a round": engine.pace.round, "an evaluation": spent["look"]}
+    per_unit = {"a round": engine.pace.round, "an evaluation": spent["look"]}
     sent = broadcast(run.experiment.recipe, state)
     back = returned_like(run.experiment.recipe, state.params, state.states)
     return {
         "engine": config.engine.name,
         "workers": engine.workers,
-        "rounds": most,
+        "rounds": rounds,
         "participants": config.federation.per_round,
         "tried": engine.pace.tried,
-        "seconds": {**parts, **each, "all": sum(parts.values())},
+        "seconds": {**parts, **per_unit, "all": sum(parts.values())},
         "memory": {
-            "driver": peak() + _untried_bytes(run, state, engine.pace) + found.memory,
+            "driver": peak() + _untried_bytes(run, state, engine.pace) + disk.memory,
             "worker": engine.memory,
         },
         "bytes": {
@@ -199,9 +199,9 @@ def array_bytes(tensors: dict[str, Any]) -> int:
 def tables(record: Record) -> list[Table | str]:
     """Return the cost as a table of seconds and a table of memory and bytes, with notes."""
     spent, memory, sent = record["seconds"], record["memory"], record["bytes"]
-    each = {"later rounds": "a round", "evaluations": "an evaluation"}
+    unit = {"later rounds": "a round", "evaluations": "an evaluation"}
     rows = [
-        (words, in_seconds(spent[each[name]]) if name in each else "", in_seconds(spent[name]))
+        (words, in_seconds(spent[unit[name]]) if name in unit else "", in_seconds(spent[name]))
         for name, words in ROWS.items()
     ]
     title = f"{record['rounds']} rounds of {record['participants']} clients, {record['engine']}"
@@ -212,17 +212,17 @@ def tables(record: Record) -> list[Table | str]:
             f"\nother programs used {others:.1f} cores during the trial; without them, the run "
             "is faster"
         )
-    held = [("peak memory of this process", "", "", in_bytes(memory["driver"]))]
+    size_rows = [("peak memory of this process", "", "", in_bytes(memory["driver"]))]
     if memory["worker"]:
-        held.append(("peak memory of a worker", "", "", in_bytes(memory["worker"])))
+        size_rows.append(("peak memory of a worker", "", "", in_bytes(memory["worker"])))
     for words, way in (
         ("sent to clients per round", "down"),
         ("sent to the server per round", "up"),
     ):
-        each_ = sent[f"a client {way}"]
-        all_ = in_bytes(record["participants"] * each_)
-        held.append(
-            (words, in_bytes(each_), all_, in_bytes(sent[way]) if memory["worker"] else "–")
+        size = sent[f"a client {way}"]
+        all_ = in_bytes(record["participants"] * size)
+        size_rows.append(
+            (words, in_bytes(size), all_, in_bytes(sent[way]) if memory["worker"] else "–")
         )
     notes = (
         []
@@ -244,7 +244,7 @@ def tables(record: Record) -> list[Table | str]:
         columns(
             "memory, and size of messages",
             ("", "a client's arrays", f"of {record['participants']} clients", "measured"),
-            held,
+            size_rows,
         ),
         *([" ".join(notes)] if notes else []),
     ]

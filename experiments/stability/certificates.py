@@ -121,9 +121,9 @@ def method_of(config: Config) -> Method:
     """
     local = config.local
     if local.recipe not in MUON + MAPLESS:
-        why = PRIVATELY if local.recipe in PRIVATE else WHY.get(local.recipe, OTHERS)
+        reason = PRIVATELY if local.recipe in PRIVATE else WHY.get(local.recipe, OTHERS)
         raise Uncertified(
-            f"Recipe {local.recipe} has no certificate: {why}. Use one of "
+            f"Recipe {local.recipe} has no certificate: {reason}. Use one of "
             f"{', '.join(MUON + MAPLESS)}."
         )
     if config.privacy.level == "client":
@@ -196,9 +196,9 @@ def _require_plain_steps(config: Config) -> None:
             table.products != "full" and table.name == "newton-schulz"
         ),
     }
-    for why, applies in rejected.items():
+    for reason, applies in rejected.items():
         if applies:
-            raise Uncertified(why)
+            raise Uncertified(reason)
 
 
 def size_of(table: OrthogonalizerTable) -> Growth | None:
@@ -277,9 +277,9 @@ class CertifiedSetting:
         known bound, or the recursion does not cover the recipe.
         """
         config, local = self.config, self.config.local
-        given = self.constants is not None or self.l_g is not None
+        fixed = self.constants is not None or self.l_g is not None
         size = size_of(config.orthogonalizer) if has_map(config) else float
-        if given or self.start is None or size is None or config.stability.constants != "ball":
+        if fixed or self.start is None or size is None or config.stability.constants != "ball":
             return None
         try:
             method = method_of(config)
@@ -329,9 +329,9 @@ class CertifiedSetting:
     @property
     def given(self) -> tuple[str, ...]:
         """The assumptions that are only estimated, or that a user claims without a proof."""
-        named = (("L_orth", None if self.constants else self.l_orth), ("Lg", self.l_g))
-        said = (CALLER.format(name, value) for name, value in named if value is not None)
-        return (*self.caveats, *said)
+        pairs = (("L_orth", None if self.constants else self.l_orth), ("Lg", self.l_g))
+        notes = (CALLER.format(name, value) for name, value in pairs if value is not None)
+        return (*self.caveats, *notes)
 
 
 @dataclass(frozen=True)
@@ -425,13 +425,13 @@ def map_constant(case: CertifiedSetting) -> float:
         "newton-schulz": _schulz(table),
         "gaussian-smoothed-sign": {**smoothed, "calls": calls, "shape": case.shape},
     }
-    found = lipschitz(table.name, stability.lipschitz, **parameters.get(table.name, {}))
-    if not math.isfinite(found):
+    constant = lipschitz(table.name, stability.lipschitz, **parameters.get(table.name, {}))
+    if not math.isfinite(constant):
         raise Uncertified(
             "The published constant of this orthogonalizer overflows. Set [stability] lipschitz "
             "= 'sharp'."
         )
-    return found
+    return constant
 
 
 def _theorem(case: CertifiedSetting, method: Method, l_orth: float) -> Certificate:
@@ -484,7 +484,7 @@ def _theorem(case: CertifiedSetting, method: Method, l_orth: float) -> Certifica
     assumed += [] if sound else [EXACT]
     if status == "certified" and not sound:
         status = "real-arithmetic"
-    found = analysis.bound(
+    bound = analysis.bound(
         analysis.loss_stability(proved, run.constants.lipschitz, run.constants.loss_bound),
         run.sizes,
         run.weights,
@@ -498,7 +498,7 @@ def _theorem(case: CertifiedSetting, method: Method, l_orth: float) -> Certifica
         deviations=deviations,
     )
     promised = np.where(proved > 0, proved + rounding, 0.0)
-    return Certificate(l_orth, exposures, promised, found, loss_bound=run.constants.loss_bound)
+    return Certificate(l_orth, exposures, promised, bound, loss_bound=run.constants.loss_bound)
 
 
 def _rounding(case: CertifiedSetting, method: Method) -> float:
@@ -530,9 +530,9 @@ def _in_tube(case: CertifiedSetting, method: Method) -> Certificate:
     part, run = case.participation, case.run
     if not (case.gaps and case.exact and isinstance(part, Realized)) or method.alignment:
         raise Uncertified(JUMPS)
-    each = sensitivity(run)
+    deltas = sensitivity(run)
     smooth = run.reach.smoothness if run.reach else run.constants.smoothness
-    of_run = case.gaps(), part.schedule, each, case.rates
+    of_run = case.gaps(), part.schedule, deltas, case.rates
     after = {"l_g": smooth, "local_steps": run.local_steps, "scale": says.scale_of(run)}
     if case.config.stability.lipschitz == "sharp":
         shares = by_samples(part.schedule, run.sizes) if run.by_samples else None
@@ -542,7 +542,7 @@ def _in_tube(case: CertifiedSetting, method: Method) -> Certificate:
     else:
         raise Uncertified(PRINTED)
     status = "estimated" if case.given else "realized"
-    exposures = tube.perturbation / each
+    exposures = tube.perturbation / deltas
     return Certificate(tube.l_orth, exposures, tube.perturbation, status=status, scope=tube.scope)
 
 
@@ -574,20 +574,22 @@ def from_parameters(
     The setting uses float64 unless the config sets a precision.
     """
     size, rho = whole("size", size), probability("rho", rho)
-    of = config.federation
-    plan = RandomnessPlan(of.seed, of.clients, of.per_round, of.rounds, factor=schedule_of(config))
-    sizes, part = np.full(of.clients, size), Uniform(of.per_round, rho)
+    fed = config.federation
+    plan = RandomnessPlan(
+        fed.seed, fed.clients, fed.per_round, fed.rounds, factor=schedule_of(config)
+    )
+    sizes, part = np.full(fed.clients, size), Uniform(fed.per_round, rho)
     classes = {**dict.fromkeys(IMAGES, 10), "synthetic": config.data.classes}.get(config.data.name)
-    known = classes and config.task.name == "matrix" and config.task.initial == "zero"
+    has_start = classes and config.task.name == "matrix" and config.task.initial == "zero"
     return CertifiedSetting(
         in_float64(config), sizes, part, None, l_orth, l_g, factors=plan.factors(),
-        start=Start(classes) if known else None,
+        start=Start(classes) if has_start else None,
     )  # fmt: skip
 
 
 def report(case: CertifiedSetting, certificate: Certificate) -> dict[str, Any]:
     """Return the certificate as one JSON object. If there is no bound, the numbers are null."""
-    run, stability, found = case.run, case.config.stability, certificate.bound
+    run, stability, bound = case.run, case.config.stability, certificate.bound
     top = run.constants.loss_bound
     violation = certificate.violation(case.moved)
     exposures, promised = certificate.exposures, certificate.certificates
@@ -595,24 +597,24 @@ def report(case: CertifiedSetting, certificate: Certificate) -> dict[str, Any]:
     for kind in ("paper", "sharp") if case.l_orth is None else ():
         other = certify(case.under(lipschitz=kind))
         kinds[kind] = {"l_orth": other.l_orth, "value": other.bound.value if other.bound else None}
-    status = found.status if found else certificate.status
+    status = bound.status if bound else certificate.status
     return {
-        **{name: finite(getattr(found, name, None)) for name in ("value", "h", "g", "failure")},
+        **{name: finite(getattr(bound, name, None)) for name in ("value", "h", "g", "failure")},
         "delta": stability.delta,
         "c_hp": stability.c_hp,
         "kind": stability.lipschitz if case.l_orth is None or case.constants else "given",
         "constants": "ball" if case.reach else "observed" if case.constants else "global",
         "radius": finite(case.reach.radius) if case.reach else None,
         "range": finite(top),
-        "share": finite(found.value / top) if found and top else None,
+        "share": finite(bound.value / top) if bound and top else None,
         "l_orth": certificate.l_orth,
         "kinds": kinds,
-        "n_eff": found.n_eff if found else effective_size(run.sizes, run.weights),
+        "n_eff": bound.n_eff if bound else effective_size(run.sizes, run.weights),
         "max_exposure": None if exposures is None else finite(exposures.max()),
         "max_certificate": None if promised is None else finite(promised.max()),
         "status": "violated" if violation else status,
         "violation": finite(violation),
-        "assumptions": list(found.assumptions) if found else [],
+        "assumptions": list(bound.assumptions) if bound else [],
         "note": _note(case, certificate),
         "refusal": certificate.refusal,
     }
@@ -620,27 +622,27 @@ def report(case: CertifiedSetting, certificate: Certificate) -> dict[str, Any]:
 
 def _note(case: CertifiedSetting, certificate: Certificate) -> str:
     """Return a note if the bound is vacuous, or trivial for some clients. Otherwise return ""."""
-    found, clients, top = certificate.bound, len(case.sizes), case.run.constants.loss_bound
+    bound, clients, top = certificate.bound, len(case.sizes), case.run.constants.loss_bound
     if violation := certificate.violation(case.moved):
         return (
             f"A neighbour moved the model by {number(violation)} times its certificate. The "
             "assumptions of the bound do not hold for this run, so the bound is not valid."
         )
-    if found is None or certificate.exposures is None:
+    if bound is None or certificate.exposures is None:
         return certificate.scope
-    lost = np.count_nonzero(np.isinf(certificate.exposures))
-    if lost and found.value >= top:
+    count = np.count_nonzero(np.isinf(certificate.exposures))
+    if count and bound.value >= top:
         return (
-            f"The bound is vacuous (eps_i = B for {lost} of {clients} clients), because {OVERFLOW}"
+            f"The bound is vacuous (eps_i = B for {count} of {clients} clients), because {OVERFLOW}"
         )
-    if lost:
+    if count:
         return (
-            f"For {lost} of {clients} clients, the bound uses the trivial eps_i = B, because "
+            f"For {count} of {clients} clients, the bound uses the trivial eps_i = B, because "
             f"{OVERFLOW}"
         )
     return (
         f"The bound is vacuous, because no gap can exceed B = {top:g}."
-        if found.value >= top
+        if bound.value >= top
         else ""
     )
 
@@ -652,8 +654,8 @@ def constant_of(record: dict[str, Any]) -> str:
 
 def table(record: dict[str, Any]) -> Table:
     """Return the record of `report` as a table for the terminal."""
-    named = (BOUND_NAMES | BALL_NAMES | {"status": "status"}).items()
-    rows = [(words, "-" if record[name] is None else record[name]) for name, words in named]
+    names = (BOUND_NAMES | BALL_NAMES | {"status": "status"}).items()
+    rows = [(words, "-" if record[name] is None else record[name]) for name, words in names]
     for kind, other in record["kinds"].items():
         if kind != record["kind"] and other["l_orth"] != record["l_orth"]:
             constant = "-" if other["l_orth"] is None else number(other["l_orth"], 6)

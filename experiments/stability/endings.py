@@ -63,11 +63,11 @@ def endings(
     data = build_data(config, source)
     experiment = build_experiment(config, data)
     start = begin(experiment.recipe, experiment.task, config.federation.seed)
-    ends = (done.state for done in run_rounds(experiment, start))
+    ends = (result.state for result in run_rounds(experiment, start))
     weights = [end.params["weight"] for end in ends if end.round in rounds]
     models = {"weight": torch.cat([start.params["weight"], *weights])}
-    held = experiment.shards.held_out
-    test = risk(experiment.task, models, held.inputs, held.labels)
+    held_out = experiment.shards.held_out
+    test = risk(experiment.task, models, held_out.inputs, held_out.labels)
     squares = mean_squares(experiment, data.sizes, models)
 
     plan, (first, *_) = experiment.plan, models["weight"]
@@ -85,9 +85,9 @@ def endings(
             squares=partial(np.asarray, squares[place]),
         )
         cases = {name: case.under(**changes) for name, changes in kinds.items()}
-        certificates.append({name: certify(one) for name, one in cases.items()})
-        name, least = next(iter(cases.items()))
-        tops.append(proved_range(least, certificates[-1][name]))
+        certificates.append({name: certify(case) for name, case in cases.items()})
+        name, first_case = next(iter(cases.items()))
+        tops.append(proved_range(first_case, certificates[-1][name]))
     losses = measured_losses(config, data, source.classes, experiment, models, tops)
     return [
         Ending(round, float(test.scores["accuracy"][place]), float(test.loss[place]),

@@ -77,10 +77,10 @@ def in_order(neighbours: Columns) -> tuple[np.ndarray, str]:
     """
     clients = np.unique(neighbours["client"])
     names = {"certificate": "certificate", "exposure": "exposure $Y_i(C)$"}
-    known = (name for name in names if not np.isnan(neighbours[name]).any())
-    key = next(known, "perturbation")
-    most = [neighbours[key][neighbours["client"] == i].max() for i in clients]
-    return clients[np.argsort(most, kind="stable")], names.get(key, "largest perturbation")
+    complete = (name for name in names if not np.isnan(neighbours[name]).any())
+    key = next(complete, "perturbation")
+    largest = [neighbours[key][neighbours["client"] == i].max() for i in clients]
+    return clients[np.argsort(largest, kind="stable")], names.get(key, "largest perturbation")
 
 
 def draw_strips(axes: Axes, neighbours: Columns) -> None:
@@ -88,17 +88,17 @@ def draw_strips(axes: Axes, neighbours: Columns) -> None:
     (clients, order), moved = in_order(neighbours), neighbours["perturbation"]
     rank, promised, idle = np.empty(len(moved)), np.empty(len(clients)), []
     for place, i in enumerate(clients, 1):
-        mine = np.flatnonzero(neighbours["client"] == i)
-        within = (np.arange(len(mine)) + 0.5) / len(mine) * 0.7 - 0.35  # smallest value on the left
-        rank[mine] = place + within[np.argsort(np.argsort(moved[mine], kind="stable"))]
-        promised[place - 1] = neighbours["certificate"][mine].max()
-        idle += [place] if (moved[mine] == 0).any() else []
+        rows = np.flatnonzero(neighbours["client"] == i)
+        within = (np.arange(len(rows)) + 0.5) / len(rows) * 0.7 - 0.35  # smallest value on the left
+        rank[rows] = place + within[np.argsort(np.argsort(moved[rows], kind="stable"))]
+        promised[place - 1] = neighbours["certificate"][rows].max()
+        idle += [place] if (moved[rows] == 0).any() else []
     up, size = moved > 0, 1.8 if len(moved) > 300 else 3.5
     axes.plot(rank[up], moved[up], "o", color=style.BLUE, ms=size, mew=0,
               rasterized=True, label="one neighbour")  # fmt: skip
-    places, known = np.arange(1, len(clients) + 1), (promised > 0) & np.isfinite(promised)
-    if known.any():
-        axes.hlines(promised[known], places[known] - 0.4, places[known] + 0.4, color=style.BLACK,
+    places, finite = np.arange(1, len(clients) + 1), (promised > 0) & np.isfinite(promised)
+    if finite.any():
+        axes.hlines(promised[finite], places[finite] - 0.4, places[finite] + 0.4, color=style.BLACK,
                     lw=1.6, label="certificate")  # fmt: skip
     if idle:  # a log axis has no zero, so zeros are marked at the bottom
         label = f"{(moved == 0).sum()} of {len(moved)} are 0 (not on the log axis)"

@@ -58,21 +58,21 @@ def measure_gap(run: FinishedRun, case: CertifiedSetting, certificate: Certifica
     F is computed at the clients' label shares. If no interval is available, the entries are null
     and `gap_refusal` contains the reason.
     """
-    why = why_one(case, certificate)
+    reason = why_one(case, certificate)
     try:
         gap = _gap(run, proved_range(case, certificate))
     except InputError as error:
         refused = {"gap": None, "gap_low": None, "gap_high": None, "gap_refusal": str(error)}
-        return refused | as_record([why])
-    found = {"gap": gap.gap, "gap_low": gap.low, "gap_high": gap.high}
-    if not why.changes:
-        return found | as_record([why])
+        return refused | as_record([reason])
+    entries = {"gap": gap.gap, "gap_low": gap.low, "gap_high": gap.high}
+    if not reason.changes:
+        return entries | as_record([reason])
     changed, top = after_changes(case)
     try:
         then = verdict_on(_gap(run, top), changed)
     except InputError:  # with other rounding, the losses of the model differ more than `top`
         then = INCONCLUSIVE
-    return found | as_record([why], [then])
+    return entries | as_record([reason], [then])
 
 
 def beside_start(run: FinishedRun, value: float | None) -> Record:
@@ -86,9 +86,9 @@ def beside_start(run: FinishedRun, value: float | None) -> Record:
     shares = sample_weights(sizes, weights(sizes, run.config.federation.risk_weights))
 
     def loss(model: Mapping[str, Tensor]) -> float:
-        params = {name: one[None].to(shards.inputs.device) for name, one in model.items()}
-        given = shards.inputs, shards.labels, shares.to(shards.labels.device)
-        return float(risk(experiment.task, params, *given).loss[0])
+        params = {name: tensor[None].to(shards.inputs.device) for name, tensor in model.items()}
+        samples = shards.inputs, shards.labels, shares.to(shards.labels.device)
+        return float(risk(experiment.task, params, *samples).loss[0])
 
     start, end = (read_tensors(run.out / f"{name}.safetensors")[0] for name in ("initial", "model"))
     moved = [(end[name].double() - start[name].double()).norm() for name in end]
@@ -110,9 +110,13 @@ def start_words(record: Record) -> list[tuple[str, str]]:
         return []
     better, after = certified < before, certified - record["value"]
     decrease = before - after
-    said = f"yes, by {number(before - certified, 3)}" if better else "no: the loss of X⁰ is smaller"
+    verdict = (
+        f"yes, by {number(before - certified, 3)}" if better else "no: the loss of X⁰ is smaller"
+    )
     if not better and decrease > 0:
-        said += f", because the bound is {number(record['value'] / decrease, 3)} times the decrease"
+        verdict += (
+            f", because the bound is {number(record['value'] / decrease, 3)} times the decrease"
+        )
     share = f" = {number(decrease / record['value'], 3)}" if record["value"] > 0 else ""
     quotient = f"{number(decrease, 3)} / {number(record['value'], 3)}{share}"
     return [
@@ -120,7 +124,7 @@ def start_words(record: Record) -> list[tuple[str, str]]:
         ("train loss of the final model", number(after, 6)),
         ("certified population loss: train loss + bound", number(certified, 6)),
         ("decrease of the train loss / bound", quotient),
-        ("population loss certified to be below the loss of X⁰", said),
+        ("population loss certified to be below the loss of X⁰", verdict),
     ]
 
 
@@ -205,7 +209,7 @@ def verdict_on(gap: MeasuredGap, certificate: Certificate) -> str:
     value = certificate.bound.value if certificate.bound else math.nan
     row = {"gap": gap.gap, "gap_low": gap.low, "gap_high": gap.high, "bound": value}
     row["range"] = certificate.loss_bound
-    return gap_within_bound({name: np.array([one]) for name, one in row.items()}).verdict
+    return gap_within_bound({name: np.array([entry]) for name, entry in row.items()}).verdict
 
 
 def as_record(every: Iterable[Why], then: Iterable[str] = ()) -> Record:
@@ -213,9 +217,9 @@ def as_record(every: Iterable[Why], then: Iterable[str] = ()) -> Record:
 
     `then` contains the verdicts on the gaps after the changes.
     """
-    found = list(every)
+    reasons = list(every)
     return {
-        "gap_notes": [*dict.fromkeys(one.note for one in found if one.note)],
-        "gap_changes": [*dict.fromkeys(change for one in found for change in one.changes)],
+        "gap_notes": [*dict.fromkeys(reason.note for reason in reasons if reason.note)],
+        "gap_changes": [*dict.fromkeys(change for reason in reasons for change in reason.changes)],
         "gap_then": [*dict.fromkeys(then)],
     }

@@ -91,17 +91,17 @@ def execute(
         require_measurable(config)
     with held(out):
         make_run(config, out, resume, more_files={CENSUS: HEADER.encode()})
-        given = config.given if config else NOTHING
-        run = FinishedRun.open(out, given)
+        objects = config.given if config else NOTHING
+        run = FinishedRun.open(out, objects)
         require_measurable(run.config)
-        case = from_directory(out, given=given)
+        case = from_directory(out, given=objects)
         certificate = certificates.certify(case)
         if not (out / PROGRESS).exists() and PREDICTED in files.sums_of(out):
             # Everything has finished, and ranking the worst neighbours again would take long.
             files.require_sound(out, [PREDICTED, CENSUS, "bound.json"])
             return json.loads(files.read_text(out / "bound.json"))
         with RunDirectory(out).failing():
-            compared, more = on_engine(
+            compared, extra = on_engine(
                 run.config,
                 lambda engine: _run_and_compare(run, certificate, on_round_end, on_start, engine),
             )
@@ -114,9 +114,9 @@ def execute(
             record["realized"] = realized.write_certificates(run, certificate)
         # neighbours.csv is complete now, so its checksum is written, too.
         content = (json.dumps(record, indent=2, allow_nan=False) + "\n").encode()
-        made = {"bound.json": content, **more}
-        files.announce(out, {**made, CENSUS: files.read_bytes(out / CENSUS)})
-        for name, written_there in made.items():
+        contents = {"bound.json": content, **extra}
+        files.announce(out, {**contents, CENSUS: files.read_bytes(out / CENSUS)})
+        for name, written_there in contents.items():
             files.write_bytes(out / name, written_there)
         with files.mendable(out, "write to"):
             for name in (RANKING, PROGRESS):
@@ -153,10 +153,10 @@ def _run_and_compare(
     top = read_census(run.out / CENSUS, usecols=(4,))[:, 0]
     drawn, size = ranking.rows[ranking.top :], stack_size(run)
     parts = np.split(drawn, range(size, len(drawn), size))
-    moved = np.concatenate([top, *(perturbations(run, one, engine) for one in parts)])
+    moved = np.concatenate([top, *(perturbations(run, part, engine) for part in parts)])
     index = _index(run.data, ranking.rows)
     columns = (ranking.rows[:, 0], index, ranking.rows[:, 2], ranking.predicted, moved)
-    rows = zip(*(one.tolist() for one in columns), strict=True)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
     lines = [PREDICTED_HEADER, *(",".join(map(repr, row)) + "\n" for row in rows)]
     return {"influence": calibration(ranking, moved)}, {PREDICTED: "".join(lines).encode()}
 
@@ -179,25 +179,25 @@ def measure(
     rows = zip(drawn[:, 0], _index(run.data, drawn), drawn[:, 2], strict=True)
     heads = [f"{t},{client},{old},{new}," for t, (client, old, new) in enumerate(rows)]
     file, size = run.out / CENSUS, stack_size(run)
-    done, mark = _cut_back(file, heads)
-    on_start(done, len(drawn))
+    finished, mark = _cut_back(file, heads)
+    on_start(finished, len(drawn))
     promised = certificate.exposures, certificate.certificates
-    largest = float(read_census(file, usecols=(4,)).max()) if done else 0.0
-    for start in range(done, len(drawn), size):
+    largest = float(read_census(file, usecols=(4,)).max()) if finished else 0.0
+    for start in range(finished, len(drawn), size):
         part = slice(start, start + size)
         moved = perturbations(run, drawn[part], engine)
         unknown = np.full(len(moved), np.nan)  # used without a certificate
-        each = [unknown if one is None else one[drawn[part, 0]] for one in promised]
-        numbers = np.stack([moved, *each], 1).tolist()
+        columns = [unknown if values is None else values[drawn[part, 0]] for values in promised]
+        numbers = np.stack([moved, *columns], 1).tolist()
         lines = [f"{head}{a!r},{b!r},{c!r}\n"
                  for head, (a, b, c) in zip(heads[part], numbers, strict=True)]  # fmt: skip
         require_place(run.out)
         files.append(file, lines, durable=True)
-        done, mark = done + len(lines), files.crc("".join(lines), mark)
-        noted = files.sealed({"lines": done, "crc": mark})
+        finished, mark = finished + len(lines), files.crc("".join(lines), mark)
+        noted = files.sealed({"lines": finished, "crc": mark})
         files.write_bytes(file.with_name(PROGRESS), noted.encode())
         largest = max(largest, float(moved.max()))
-        on_round_end({"done": done, "largest": largest})
+        on_round_end({"done": finished, "largest": largest})
     return ranking
 
 
@@ -274,13 +274,13 @@ def _cut_back(file: Path, heads: list[str]) -> tuple[int, int]:
         if record is None:
             raise InputError(f"{progress} is damaged: {files.AFRESH}")
         count, mark = record["lines"], record["crc"]
-    whole = lines[:count]
-    fits = [line.startswith(head) for line, head in zip(whole, heads, strict=False)]
-    if sum(fits) < count or files.crc("".join(whole), start) != mark:
+    complete = lines[:count]
+    fits = [line.startswith(head) for line, head in zip(complete, heads, strict=False)]
+    if sum(fits) < count or files.crc("".join(complete), start) != mark:
         raise InputError(
             f"{file} is damaged, or does not belong to this config and data: {files.AFRESH}"
         )
-    files.write_bytes(file, "".join([HEADER, *whole]).encode())
+    files.write_bytes(file, "".join([HEADER, *complete]).encode())
     return count, mark
 
 
@@ -329,8 +329,8 @@ def verdict_table(out: Path, record: Record) -> Table:
         rows += [] if within is None else [(f"{GAP} within the bound", within)]
     summary = RunDirectory(out).summary() or {}
     rows += [(k.replace("_", " "), summary.get(k)) for k in ("accuracy", "train_loss", "test_loss")]
-    if (found := record.get("influence")) is not None:
-        rows += [(words, found[name]) for name, words in CALIBRATION.items()]
+    if (influence := record.get("influence")) is not None:
+        rows += [(words, influence[name]) for name, words in CALIBRATION.items()]
     constants = certificates.constant_of(record)
     title = f"{len(moved)} neighbours; the bound is {record['status']} (with {constants})"
     table = facts(title + unreleased(summary), rows, 4)

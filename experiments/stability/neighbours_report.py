@@ -56,17 +56,17 @@ def findings(folder: Path) -> Findings:
     of_gap = with_range(of_gap, record)
     if of_gap.changes:  # these changes make the interval of the gap shorter
         of_gap = replace(of_gap, command=_command(name, config, "shorter", of_gap.changes))
-    about = {
+    facts = {
         "scale": "one run",
         "seed": summary.get("seed"),
         "training samples n": trained,
         "device": summary.get("device"),
         "threads": summary.get("machine", {}).get("threads"),
     }
-    what = MODES.get(mode, "{} neighbours").format(count)
+    label = MODES.get(mode, "{} neighbours").format(count)
     return Findings(
         name=name,
-        title=f"{summary['recipe']} on {summary['data']}: {what}{unreleased(summary)}",
+        title=f"{summary['recipe']} on {summary['data']}: {label}{unreleased(summary)}",
         data=str(summary["data"]),
         claims=[of_gap, *claims],
         numbers_title="The bound",
@@ -88,7 +88,7 @@ def findings(folder: Path) -> Findings:
         circumstances=circumstances(
             summary, ("recipe", "data", "rounds", "seed", "dtype", "engine", "device", "seconds")
         ),
-        about=[(words, str(value)) for words, value in about.items() if value is not None],
+        about=[(words, str(value)) for words, value in facts.items() if value is not None],
         card=card_of({"card": settings_card(config)}),
     )
 
@@ -108,10 +108,10 @@ def learned(summary: Mapping[str, Any], record: Mapping[str, Any]) -> Rows:
     """Return table rows that help to judge a bound: the bound divided by B, accuracy and losses."""
     top, value = record.get("range", 1.0), record["value"]
     share = value / top if value is not None and top else None
-    own = [] if "share" in record else [("bound over B", number(share))]
+    rows = [] if "share" in record else [("bound over B", number(share))]
     names = ("accuracy", "train_loss", "test_loss")
-    own += [(name_of(one), number(summary[one])) for one in names if one in summary]
-    return own + start_words(record)
+    rows += [(name_of(name), number(summary[name])) for name in names if name in summary]
+    return rows + start_words(record)
 
 
 def _note(record: Mapping[str, Any]) -> str:
@@ -127,9 +127,9 @@ def account(private: Mapping[str, Any] | None) -> str:
     if private is None:
         return ""
     spent = "Epsilon is infinite."
-    if (most := private["epsilon"]) is not None:
+    if (epsilon := private["epsilon"]) is not None:
         spent = (
-            f"The run spent ε = {number(most)} at δ = {number(private['delta'], 3)} "
+            f"The run spent ε = {number(epsilon)} at δ = {number(private['delta'], 3)} "
             f"({standing(private)})."
         )
     return f"{spent} {private['note']}"
@@ -142,12 +142,12 @@ def _mode(folder: Path, neighbours: Columns) -> str:
         config = tomllib.loads(read_text(folder / "config.toml"))
         mode = str(config["stability"]["neighbours"])
         with np.load(require_regular(folder / "partition.npz")) as split:
-            every = np.sort(split["train_index"])
+            indices = np.sort(split["train_index"])
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         raise InputError(
             f"{folder}: config.toml or partition.npz is damaged: {RUN_AGAIN}"
         ) from None
-    if mode == "all" and not np.array_equal(np.sort(neighbours["index"]), every):
+    if mode == "all" and not np.array_equal(np.sort(neighbours["index"]), indices):
         raise InputError(
             f"{folder} does not contain all neighbours yet. Continue with `fedmuon stability "
             f"--resume --out {folder}`."
@@ -159,8 +159,8 @@ def stands_on(record: Mapping[str, Any], lipschitz: str) -> str:
     """Return a text with the status and the constants of a bound."""
     if not record["assumptions"]:
         return f"Status: {record['status']}."
-    named = isinstance(c_hp := record["c_hp"], str)
-    constant = f"the {c_hp} form, which is proved" if named else f"{c_hp}, which is not proved"
+    proved = isinstance(c_hp := record["c_hp"], str)
+    constant = f"the {c_hp} form, which is proved" if proved else f"{c_hp}, which is not proved"
     return (
         f"Status: {record['status']}. The bound is that of the Stability note, Theorem 4.1, at δ "
         f"= {record['delta']}, with C_hp = {constant}, and the {lipschitz} Lipschitz constant of "

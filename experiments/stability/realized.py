@@ -42,17 +42,17 @@ FIRST = 8  # up to this size, all eigenvalues are computed, because Lanczos need
 def require_covered(config: Config) -> None:
     """Raise InputError if the run is not plain FedMuon, as in the Stability note."""
     plain = config.local.recipe == "fedmuon" and method_of(config) == Method(config.local.momentum)
-    wanted = {
+    requirements = {
         "[local] recipe = 'fedmuon' with momentum-form = 'ema' and weight-decay = 0": plain,
         "[federation] aggregate = 'mean'": config.federation.aggregate == "mean",
         "[local] batch = 0": not config.local.batch,
         "[engine] dtype = 'float64'": config.engine.dtype == "float64",
         "an orthogonalizer with a Lipschitz constant": config.orthogonalizer.name != "exact-sign",
     }
-    for one, there in wanted.items():
-        if not there:
+    for requirement, met in requirements.items():
+        if not met:
             raise InputError(
-                f"[stability] realized needs {one}, which this config does not have. "
+                f"[stability] realized needs {requirement}, which this config does not have. "
                 "Change the config, or leave [stability] realized out."
             )
 
@@ -81,7 +81,7 @@ def certificates(run: FinishedRun, certificate: Certificate, drawn: np.ndarray) 
             "[stability] realized needs a Lipschitz constant of the orthogonalizer, which is not "
             "known: " + (certificate.refusal or "set [task] name = 'matrix'")
         )
-    there = stack(run.source, drawn, config.data.normalize)
+    replacements = stack(run.source, drawn, config.data.normalize)
 
     def look(client: int, model: Tensor, momentum: Tensor) -> LocalStep:
         """Compute the two norms of a local step.
@@ -89,34 +89,36 @@ def certificates(run: FinishedRun, certificate: Certificate, drawn: np.ndarray) 
         Each sample forms a stack of its own, and so does its replacement.
         """
         data = experiment.shards[client].data
-        own = np.flatnonzero(there.client[1:] == client) + 1
-        position = torch.from_numpy(there.position[own])
-        inputs = torch.from_numpy(there.inputs[own]).to(model.dtype)
+        rows = np.flatnonzero(replacements.client[1:] == client) + 1
+        position = torch.from_numpy(replacements.position[rows])
+        inputs = torch.from_numpy(replacements.inputs[rows]).to(model.dtype)
         pair = (
             Batch(data.inputs[position], data.labels[position]),
-            Batch(inputs, torch.from_numpy(there.labels[own])),
+            Batch(inputs, torch.from_numpy(replacements.labels[rows])),
         )
-        s, t = (task.slopes({"weight": model[None]}, each)[0] for each in pair)
-        alone = [Batch(each.inputs[:, None], each.labels[:, None]) for each in pair]
+        s, t = (task.slopes({"weight": model[None]}, batch)[0] for batch in pair)
+        alone = [Batch(batch.inputs[:, None], batch.labels[:, None]) for batch in pair]
         apart = gradient_distances(s[:, None], alone[0], t[:, None], alone[1])[:, 0, 0]
         return LocalStep(hessian_norm(task, model, data), apart.numpy())
 
     calls = observe_momenta(experiment, look)
-    seen = [list(zip(*steps, strict=True)) for steps in calls]  # [R, K, E]
-    curvature = [[[one.curvature for one in steps] for steps in row] for row in seen]
-    spread = [[[one.distances.max(initial=0.0) for one in steps] for steps in row] for row in seen]
+    per_client = [list(zip(*steps, strict=True)) for steps in calls]  # [R, K, E]
+    curvature = [[[step.curvature for step in steps] for steps in row] for row in per_client]
+    spread = [
+        [[step.distances.max(initial=0.0) for step in steps] for steps in row] for row in per_client
+    ]
     schedule, factors = experiment.plan.schedule(), experiment.plan.factors()
     path = theory.Path(
         schedule, np.array(curvature), np.array(spread), run.data.sizes,
-        config.local.lr * (np.ones(len(seen)) if factors is None else factors),
+        config.local.lr * (np.ones(len(per_client)) if factors is None else factors),
         config.local.momentum, certificate.l_orth, constants().smoothness,
     )  # fmt: skip
-    bounds, found = theory.step_bounds(path), np.zeros(len(drawn))
+    bounds, limits = theory.step_bounds(path), np.zeros(len(drawn))
     for client in np.intersect1d(drawn[:, 0], schedule):
-        steps = [seen[r][k] for r, k in np.argwhere(schedule == client)]
-        each = np.stack([one.distances for own in steps for one in own], axis=1)
-        found[drawn[:, 0] == client] = theory.certificate(path, bounds, client, each)
-    return found
+        steps = [per_client[r][k] for r, k in np.argwhere(schedule == client)]
+        distances = np.stack([step.distances for row in steps for step in row], axis=1)
+        limits[drawn[:, 0] == client] = theory.certificate(path, bounds, client, distances)
+    return limits
 
 
 @torch.enable_grad()
@@ -138,8 +140,8 @@ def hessian_norm(task: MatrixTask, model: Tensor, data: Batch) -> float:
         return float(np.abs(np.linalg.eigvalsh(np.stack([*map(product, np.eye(size))]))).max())
     operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
     start = np.random.default_rng(0).standard_normal(size)
-    found = eigsh(operator, 1, which="LM", v0=start, tol=EXACT, return_eigenvectors=False)
-    return RAISED * float(np.abs(found[0]))
+    eigenvalues = eigsh(operator, 1, which="LM", v0=start, tol=EXACT, return_eigenvectors=False)
+    return RAISED * float(np.abs(eigenvalues[0]))
 
 
 def write_certificates(run: FinishedRun, certificate: Certificate) -> Record:
@@ -147,17 +149,19 @@ def write_certificates(run: FinishedRun, certificate: Certificate) -> Record:
 
     The file has one line for each line of neighbours.csv.
     """
-    known = read_census(run.out / CENSUS)
-    client, index, replacement = known[:, 1:4].astype(np.int64).T
+    table = read_census(run.out / CENSUS)
+    client, index, replacement = table[:, 1:4].astype(np.int64).T
     position = run.data.rows_of(index) - run.data.offsets[client]
-    drawn, moved, promised = np.stack([client, position, replacement], 1), known[:, 4], known[:, 6]
-    found = certificates(run, certificate, drawn)
-    rows = zip(drawn[:, 0].tolist(), moved.tolist(), promised.tolist(), found.tolist(), strict=True)
+    drawn, moved, promised = np.stack([client, position, replacement], 1), table[:, 4], table[:, 6]
+    certified = certificates(run, certificate, drawn)
+    rows = zip(
+        drawn[:, 0].tolist(), moved.tolist(), promised.tolist(), certified.tolist(), strict=True
+    )
     lines = [f"{t},{i},{a!r},{b!r},{c!r}\n" for t, (i, a, b, c) in enumerate(rows)]
     content = "".join([HEADER, *lines]).encode()
     files.announce(run.out, {FILE: content})
     files.write_bytes(run.out / FILE, content)
-    return summary(moved, promised, found)
+    return summary(moved, promised, certified)
 
 
 def summary(moved: np.ndarray, promised: np.ndarray, found: np.ndarray) -> Record:
@@ -165,13 +169,13 @@ def summary(moved: np.ndarray, promised: np.ndarray, found: np.ndarray) -> Recor
 
     One kind was computed before the run, and the other kind was computed after the run.
     """
-    asked = found > 0
-    share = (moved[asked] / found[asked]).max(initial=0.0)
+    positive = found > 0
+    share = (moved[positive] / found[positive]).max(initial=0.0)
     exceeded = int((moved > found).sum())
     return {
         "status": "violated" if exceeded else "realized",
         "largest": float(found.max(initial=0.0)),
         "largest_share": float(share),
         "exceeded": exceeded,
-        "certified_over_realized": float((promised[asked] / found[asked]).max(initial=0.0)),
+        "certified_over_realized": float((promised[positive] / found[positive]).max(initial=0.0)),
     }

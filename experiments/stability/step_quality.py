@@ -58,13 +58,13 @@ class Quality:
             return self
         polar = left[:, :rank] @ right[:rank]
         aligned = float((m * z).sum() / s.sum())
-        found = {
+        errors = {
             "gamma": max(self.gamma, 1 - aligned),
             "nu": max(self.nu, float(torch.linalg.matrix_norm(z, 2)) - 1),
             "delta0": max(self.delta0, 1 - float(s[rank - 1] / s.norm()) ** 2),
             "polar_error": max(self.polar_error, float(torch.linalg.matrix_norm(polar - z, 2))),
         }
-        return Quality(**found, calls=self.calls + 1)
+        return Quality(**errors, calls=self.calls + 1)
 
 
 @dataclass(frozen=True)
@@ -107,17 +107,17 @@ def of_run(folder: Path, given: UserObjects = NOTHING) -> StepFacts:
     if isinstance(task, NetworkTask):
         counts = build_recipe.matrix_counts(task.module, config.local.route, config.local.qkv)
     centred = build_recipe.is_centred(config, task)
-    found, shapes = Quality(), set()
+    quality, shapes = Quality(), set()
 
     def look(context: Context, momenta: Params, images: Params) -> None:
-        nonlocal found
+        nonlocal quality
         for momentum, image in _pairs(momenta, images, counts, config.local.adjust):
             shapes.add(tuple(momentum.shape))
-            most = min(momentum.shape[0], momentum.shape[1] - 1) if centred else None
-            found = found.with_matrix(momentum, image, most)
+            rank = min(momentum.shape[0], momentum.shape[1] - 1) if centred else None
+            quality = quality.with_matrix(momentum, image, rank)
 
     observe_orthogonalizations(run.experiment, look)
-    if not found.calls:
+    if not quality.calls:
         raise InputError(
             f"no step of the run in {folder} orthogonalizes a momentum ([local] recipe = "
             f"'{config.local.recipe}'), so there is nothing to measure. Choose a run of muon or "
@@ -125,7 +125,7 @@ def of_run(folder: Path, given: UserObjects = NOTHING) -> StepFacts:
         )
     plan = run.experiment.plan
     return StepFacts(
-        replace(found, gamma=max(0.0, found.gamma)),
+        replace(quality, gamma=max(0.0, quality.gamma)),
         config.local.lr,
         config.local.momentum,
         plan.rounds * plan.steps,
