@@ -211,7 +211,7 @@ def rank_replacements(
 def predictions(
     run: FinishedRun,
     on_round_end: OnRoundEnd = lambda record: None,
-    on_start: OnStart = lambda counter, total: None,
+    on_start: OnStart = lambda done, total: None,
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Yield, for each participant, its candidates and the estimate of ||D||_F for every pair.
 
