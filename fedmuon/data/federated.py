@@ -88,9 +88,9 @@ class FederatedData:
 
         The train samples are given as indices in the source.
         """
-        there = self.train_index[self.order]
-        sorted_by = np.argsort(there)
-        return sorted_by[np.searchsorted(there, index, sorter=sorted_by)]
+        index_of_row = self.train_index[self.order]
+        sorted_by = np.argsort(index_of_row)
+        return sorted_by[np.searchsorted(index_of_row, index, sorter=sorted_by)]
 
     def samples(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the inputs and the labels of one client, without copying them."""
@@ -232,20 +232,20 @@ def split(
         raise InputError(
             f"[data] train = {train} and test = {test} must not be negative: set both to 0 or more"
         )
-    everything = np.arange(n)
+    indices = np.arange(n)
     if official_test is not None and train <= official_test and test <= n - official_test:
-        before, after = everything[:official_test], everything[official_test:]
+        before, after = indices[:official_test], indices[official_test:]
     elif train or test:
-        before = after = everything  # train and test samples both come from the whole source
+        before = after = indices  # train and test samples both come from the whole source
     else:
         raise InputError(
             "[data] train and test are both 0, so both would use all samples, because the source "
             "has no official test part. Set train or test to a number above 0."
         )
     shared = before is after
-    taken = train or len(before) - (test if shared else 0) - validation
-    held = test or len(after) - (train + validation if shared else 0)
-    if min(taken, held) < 1 or (shared and taken + held > n):
+    n_train = train or len(before) - (test if shared else 0) - validation
+    n_test = test or len(after) - (train + validation if shared else 0)
+    if min(n_train, n_test) < 1 or (shared and n_train + n_test > n):
         less = min(test, n // 5)
         fits = n - less - validation
         raise InputError(
@@ -259,8 +259,8 @@ def split(
         )
     first = generator(seed, Draw.SPLIT).permutation(before)
     last = first[::-1] if shared else generator(seed, Draw.SPLIT, block=1).permutation(after)
-    rest = first[taken : n - held if shared else None]
-    return first[:taken].copy(), last[:held].copy(), first_of(rest, validation, taken)
+    remaining = first[n_train : n - n_test if shared else None]
+    return first[:n_train].copy(), last[:n_test].copy(), first_of(remaining, validation, n_train)
 
 
 def first_of(rest: np.ndarray, validation: int, train: int = 0) -> np.ndarray:

@@ -59,9 +59,9 @@ def glue(name: str, folder: str | Path, context: int = 64, tokenizer: str = "") 
     rows = [*parts[0], *parts[1]]
     inputs = np.full((len(rows), context + 1), tokens.end, np.uint32)
     for window, (sentences, _) in zip(inputs, rows, strict=True):
-        whole = cut([tokens.encode(one) for one in sentences], context)
-        found = [token for one in whole for token in (*one, tokens.end)]
-        window[: len(found)] = found
+        encoded = cut([tokens.encode(sentence) for sentence in sentences], context)
+        ids = [token for sentence in encoded for token in (*sentence, tokens.end)]
+        window[: len(ids)] = ids
     labels = np.array([label for _, label in rows], np.int64)
     classes = len(FORMS[name].labels)
     return Source(name, inputs, labels, classes, len(parts[0]), str(place), tokens.vocabulary)
@@ -69,7 +69,7 @@ def glue(name: str, folder: str | Path, context: int = 64, tokenizer: str = "") 
 
 def cut(sentences: Sequence[list[int]], context: int) -> list[list[int]]:
     """Shorten the sentences of one sample so that they fit into T tokens, with END after each."""
-    sizes, room = [len(one) for one in sentences], context - len(sentences)
+    sizes, room = [len(sentence) for sentence in sentences], context - len(sentences)
     if room < len(sentences):
         raise InputError(
             f"[data] context = {context} is too short for the {len(sentences)} sentences of one "
@@ -77,7 +77,7 @@ def cut(sentences: Sequence[list[int]], context: int) -> list[list[int]]:
         )
     while sum(sizes) > room:
         sizes[sizes.index(max(sizes))] -= 1
-    return [one[:size] for one, size in zip(sentences, sizes, strict=True)]
+    return [sentence[:size] for sentence, size in zip(sentences, sizes, strict=True)]
 
 
 def read_rows(name: str, file: Path) -> Iterator[Row]:
@@ -95,19 +95,19 @@ def read_rows(name: str, file: Path) -> Iterator[Row]:
             f"the files train.tsv and {form.held_out} of {name}."
         ) from None
     head = lines[0].rstrip("\r").split("\t")
-    wanted = (*form.sentences, form.label)
-    if missing := [one for one in wanted if one not in head]:
+    columns = (*form.sentences, form.label)
+    if missing := [column for column in columns if column not in head]:
         raise InputError(
             f"{file} has no column {', '.join(missing)} in its first line, so the file does not "
             f"belong to the task {name}. Check [data] folder and name."
         )
-    places = [head.index(one) for one in wanted]
+    places = [head.index(column) for column in columns]
     for number, line in enumerate(lines[1:], 2):
         cells = line.rstrip("\r").split("\t")
         if cells == [""]:
             continue
-        held = [cells[place].strip() if place < len(cells) else "" for place in places]
-        *sentences, label = held
+        values = [cells[place].strip() if place < len(cells) else "" for place in places]
+        *sentences, label = values
         if name == "mnli" and label == "-":
             continue
         if name == "qqp" and not (label and all(sentences)):

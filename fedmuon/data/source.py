@@ -65,12 +65,12 @@ class Source:
         Raises:
             InputError: If the official test part is missing or has too few samples.
         """
-        held = 0 if self.official_test is None else len(self.labels) - self.official_test
-        if count >= held:
+        n_test = 0 if self.official_test is None else len(self.labels) - self.official_test
+        if count >= n_test:
             raise InputError(
                 f"[data] center = 'public' needs {count} samples from the official test part of "
-                f"{self.name}, but this part has {held} samples, and some must remain for testing"
-                + (": lower center-samples" if held > 1 else ": set center = 'none'")
+                f"{self.name}, but this part has {n_test} samples, and some must remain for "
+                "testing" + (": lower center-samples" if n_test > 1 else ": set center = 'none'")
             )
         public = self.inputs[-count:].reshape(count, -1)
         mean = public.mean(0, dtype=np.float64) / (255 if public.dtype == np.uint8 else 1)
@@ -86,15 +86,19 @@ class Source:
             raise InputError(f"{'data' if same else f'{self.name} ({self.where})'} {problem}")
 
     def _problem(self) -> str:
-        held, labels = self.inputs, self.labels
-        if held.ndim < 2 or (labels.ndim != 1 and self.classes) or len(held) != labels.shape[:1][0]:
+        inputs, labels = self.inputs, self.labels
+        if (
+            inputs.ndim < 2
+            or (labels.ndim != 1 and self.classes)
+            or len(inputs) != labels.shape[:1][0]
+        ):
             return (
-                f"has inputs of shape {held.shape} but labels of shape {labels.shape}: pass one "
+                f"has inputs of shape {inputs.shape} but labels of shape {labels.shape}: pass one "
                 "label for each sample"
             )
-        if 0 in held.shape:
+        if 0 in inputs.shape:
             return (
-                f"contains no values, because its inputs have shape {held.shape}: pass at least "
+                f"contains no values, because its inputs have shape {inputs.shape}: pass at least "
                 "one sample"
             )
         if self.classes:
@@ -117,12 +121,12 @@ class Source:
                 f"has a label that is NaN or infinite in sample {place}: correct or remove this "
                 "sample"
             )
-        if held.dtype.kind not in "uif":
-            return f"contains values of type {type_of(held)}: convert them to real numbers"
-        if held.dtype.kind == "f":
+        if inputs.dtype.kind not in "uif":
+            return f"contains values of type {type_of(inputs)}: convert them to real numbers"
+        if inputs.dtype.kind == "f":
             with np.errstate(over="ignore"):  # wider floats are rounded to doubles
-                held = held.astype(np.float64) if held.itemsize > 8 else held
-            finite = np.isfinite(held).all(axis=tuple(range(1, held.ndim)))
+                inputs = inputs.astype(np.float64) if inputs.itemsize > 8 else inputs
+            finite = np.isfinite(inputs).all(axis=tuple(range(1, inputs.ndim)))
             if not finite.all():
                 place = int(finite.argmin())
                 return f"contains NaN or infinity in sample {place}: correct or remove this sample"
@@ -145,11 +149,11 @@ def joined(train: np.ndarray, test: np.ndarray) -> np.ndarray:
     pixels, other = sorted(kinds, key=lambda name: kinds[name].dtype != np.uint8)
     values = kinds[other]
     low, high = (values.min(), values.max()) if values.size else (0, 0)
-    whole = values.dtype.kind in "iu" or bool(np.all(values == np.floor(values)))
+    ints = values.dtype.kind in "iu" or bool(np.all(values == np.floor(values)))
     if other == "data" and not (low >= 0 and high <= 1):
-        if whole and low >= 0 and high <= 255:  # data are not divided, so test must not be either
+        if ints and low >= 0 and high <= 255:  # data are not divided, so test must not be either
             return np.concatenate([train, test.astype(train.dtype)])
-    elif low >= 0 and high <= 255 and (values.dtype.kind in "iu" or (whole and high > 1)):
+    elif low >= 0 and high <= 255 and (values.dtype.kind in "iu" or (ints and high > 1)):
         return np.concatenate([train.astype(np.uint8), test.astype(np.uint8)])
     elif low >= 0 and high <= 1:
         scaled = {pixels: np.divide(kinds[pixels], 255, dtype=np.float32), other: values}
@@ -221,8 +225,8 @@ def unit_rows(
     mapped = np.empty((len(rows) if chosen is None else len(chosen), rows.shape[1]))
     for start in range(0, len(mapped), CHUNK):
         part = slice(start, start + CHUNK)
-        some = rows[part if chosen is None else chosen[part]]
-        mapped[part] = _into_ball(some, normalize, center)
+        chunk = rows[part if chosen is None else chosen[part]]
+        mapped[part] = _into_ball(chunk, normalize, center)
     return mapped
 
 

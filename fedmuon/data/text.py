@@ -36,10 +36,10 @@ def pydoc(context: int = 64) -> Source:
     # Imported here: these are 500 kB of text, which only this source needs.
     from pydoc_data import topics
 
-    held: list[list[bytes]] = [[] for _ in range(GROUPS)]
+    buckets: list[list[bytes]] = [[] for _ in range(GROUPS)]
     for topic in _once(topics.topics):
-        min(held, key=lambda group: sum(map(len, group))).append(topic)
-    groups = [b"\n\n".join(group) for group in held]
+        min(buckets, key=lambda bucket: sum(map(len, bucket))).append(topic)
+    groups = [b"\n\n".join(bucket) for bucket in buckets]
     return _source("pydoc", groups, context, str(topics.__file__))
 
 
@@ -70,8 +70,8 @@ def text_files(folder: str | Path) -> list[Path]:
     place = Path(folder).expanduser()
     if place.is_file():
         return [place]
-    found = place.iterdir() if place.is_dir() else ()
-    return sorted(file for file in found if file.is_file() and file.name[0] != ".")
+    paths = place.iterdir() if place.is_dir() else ()
+    return sorted(path for path in paths if path.is_file() and path.name[0] != ".")
 
 
 def windows(tokens: np.ndarray, context: int) -> np.ndarray:
@@ -86,13 +86,13 @@ def windows(tokens: np.ndarray, context: int) -> np.ndarray:
 
 def _once(topics: Mapping[str, str]) -> Iterator[bytes]:
     """Yield topics from the longest to the shortest, without paragraphs of earlier topics."""
-    known: set[str] = set()
+    earlier: set[str] = set()
     for _, topic in sorted(topics.items(), key=lambda item: (-len(item[1]), item[0])):
         fresh = []
         for paragraph in topic.split("\n\n"):
             words = " ".join(paragraph.split())
-            if words not in known:
-                known.add(words)
+            if words not in earlier:
+                earlier.add(words)
                 fresh.append(paragraph)
         yield "\n\n".join(fresh).encode()
 
@@ -162,10 +162,10 @@ class Tokens:
 
         Bytes that are not valid UTF-8 become replacement characters.
         """
-        kept = [token for token in tokens if token < self.vocabulary]
-        kept = kept[: kept.index(self.end)] if self.end in kept else kept
-        text = bytes(kept).decode(errors="replace") if self.pieces is None else (
-            self.pieces.decode(kept)
+        valid = [token for token in tokens if token < self.vocabulary]
+        valid = valid[: valid.index(self.end)] if self.end in valid else valid
+        text = bytes(valid).decode(errors="replace") if self.pieces is None else (
+            self.pieces.decode(valid)
         )  # fmt: skip
         return text.strip()
 
@@ -190,9 +190,9 @@ def tokens_of(folder: str) -> Tokens:
         place = Path(folder).expanduser()
         pieces = AutoTokenizer.from_pretrained(str(place), local_files_only=True)
     except Exception as error:  # damaged files fail in any way, in several libraries
-        why = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise InputError(
-            f"[data] tokenizer = '{folder}' contains no tokenizer ({why}). Set tokenizer to a "
+            f"[data] tokenizer = '{folder}' contains no tokenizer ({reason}). Set tokenizer to a "
             "folder that contains tokenizer.json, or leave tokenizer out to use bytes."
         ) from None
     if pieces.eos_token_id != len(pieces) - 1:
@@ -253,9 +253,9 @@ def table_text(
             f"context = {context} tokens. The shortest pair has {shortest} tokens. Set context "
             f"to at least {shortest}."
         )
-    kinds, labels = np.unique([one.fields for one in compress(pairs, fit)], return_inverse=True)
-    lost = len(pairs) - len(rows)
-    where = f"{folder}; {lost} longer pairs left out" if lost else str(folder)
+    kinds, labels = np.unique([pair.fields for pair in compress(pairs, fit)], return_inverse=True)
+    omitted = len(pairs) - len(rows)
+    where = f"{folder}; {omitted} longer pairs left out" if omitted else str(folder)
     test = official if official < len(rows) else None
     return Source(name, rows, labels, len(kinds), test, where, tokens.vocabulary + pad_token)
 
@@ -296,17 +296,17 @@ def table_files(name: str, folder: str | Path) -> dict[str, Path]:
     If several files match, the first by name is used.
     """
     place = Path(folder).expanduser()
-    found = sorted(place.glob(f"*{SUFFIXES[name]}")) if place.is_dir() else []
-    parts = {part: [file for file in found if part in file.stem.lower()] for part in PARTS}
+    paths = sorted(place.glob(f"*{SUFFIXES[name]}")) if place.is_dir() else []
+    parts = {part: [path for path in paths if part in path.stem.lower()] for part in PARTS}
     return {part: files[0] for part, files in parts.items() if files}
 
 
 def prompts(pairs: Sequence[Pair]) -> dict[str, list[str]]:
     """Return a dictionary from each table to its sentences, in the order of the file."""
-    found: dict[str, list[str]] = {}
+    sentences: dict[str, list[str]] = {}
     for pair in pairs:
-        found.setdefault(pair.table, []).append(pair.sentence)
-    return found
+        sentences.setdefault(pair.table, []).append(pair.sentence)
+    return sentences
 
 
 def read_e2e(file: Path) -> Iterator[Pair]:
@@ -356,7 +356,9 @@ def read_dart(file: Path) -> Iterator[Pair]:
                 " : ".join((subject.strip(), relation.strip().lower(), value.strip()))
                 for subject, relation, value in entry["tripleset"]
             ]
-            sentences = [" ".join(one["text"].split()) for one in entry["annotations"]]
+            sentences = [
+                " ".join(annotation["text"].split()) for annotation in entry["annotations"]
+            ]
             if not all(sentences) or (sentences and not triples):
                 raise ValueError
         except (AttributeError, TypeError, KeyError, ValueError):
@@ -465,19 +467,19 @@ def _entries(tables: int, domain: str, seed: int) -> list[Entry]:
     def pick(choices: Sequence[str]) -> str:
         return choices[int(rng.integers(len(choices)))]
 
-    known, found = DOMAINS[domain], dict[str, Entry]()
-    while len(found) < tables:
+    domain_fields, entries = DOMAINS[domain], dict[str, Entry]()
+    while len(entries) < tables:
         # Draw a name, the first field, and each other field with probability 1/2.
         name = "".join(pick(SYLLABLES) for _ in range(2)).capitalize()
-        _, first, *others = known
-        chosen = [first, *(field for field in others if rng.random() < 0.5)]
-        fields = {"name": name, **{field: pick(known[field][0]) for field in chosen}}
+        _, first, *others = domain_fields
+        drawn = [first, *(field for field in others if rng.random() < 0.5)]
+        fields = {"name": name, **{field: pick(domain_fields[field][0]) for field in drawn}}
         sentences = set()
         for _ in range(2):
-            words = (pick(known[field][1]).format(value) for field, value in fields.items())
+            words = (pick(domain_fields[field][1]).format(value) for field, value in fields.items())
             sentences.add("".join(words) + ".")
-        found.setdefault(str(fields), (fields, sorted(sentences)))
-    return list(found.values())
+        entries.setdefault(str(fields), (fields, sorted(sentences)))
+    return list(entries.values())
 
 
 def _content(form: str, entries: list[Entry]) -> str:
@@ -490,10 +492,10 @@ def _content(form: str, entries: list[Entry]) -> str:
             table = ", ".join(f"{field}[{value}]" for field, value in fields.items())
             writer.writerows((table, sentence) for sentence in sentences)
         return text.getvalue()
-    held = []
+    records = []
     for fields, sentences in entries:
         name, *others = fields.items()
         triples = [[name[1], field.upper(), value] for field, value in others]
         annotations = [{"source": "made-up", "text": sentence} for sentence in sentences]
-        held.append({"tripleset": triples, "annotations": annotations})
-    return json.dumps(held, indent=1) + "\n"
+        records.append({"tripleset": triples, "annotations": annotations})
+    return json.dumps(records, indent=1) + "\n"

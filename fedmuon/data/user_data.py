@@ -59,26 +59,29 @@ def pair_of(
         inputs = _stacked(columns, f"the inputs of {name}")
     if _has_columns(labels) and len(columns := _columns(labels)) == 1:
         labels = _values(columns[0][1])  # a column of words is no table of numbers
-    if isinstance(labels, list | tuple) and any(isinstance(one, str) for one in labels):
+    if isinstance(labels, list | tuple) and any(isinstance(label, str) for label in labels):
         labels = np.array(labels, object)  # numpy would convert numbers among words to words
     return as_array(inputs, f"the inputs of {name}"), as_array(labels, f"the labels of {name}")
 
 
-def _in_order(named: Mapping[str, Any], like: Sequence[str], name: str) -> list[tuple[str, Any]]:
+def _in_order(values: Mapping[str, Any], like: Sequence[str], name: str) -> list[tuple[str, Any]]:
     """Return the named values in the order of `like`, and reject other names."""
-    if named.keys() != {*like}:
-        lost = [one for one in like if one not in named]
-        more = [one for one in named if one not in like]
+    if values.keys() != {*like}:
+        missing = [key for key in like if key not in values]
+        extra = [key for key in values if key not in like]
         raise InputError(
             f"the samples of {name} "
             + " and ".join(
                 f"{word} {listed(names)}"
-                for word, names in (("lack the input", lost), ("have the unexpected input", more))
+                for word, names in (
+                    ("lack the input", missing),
+                    ("have the unexpected input", extra),
+                )
                 if names
             )
             + ": use the same names in data and test"
         )
-    return [(one, named[one]) for one in like]
+    return [(key, values[key]) for key in like]
 
 
 def _names_of(data: Any, target: str, client: str = "") -> list[str]:
@@ -91,7 +94,7 @@ def _names_of(data: Any, target: str, client: str = "") -> list[str]:
     if _is_sequence(data):
         first = data[0]
         return (
-            [str(one) for one in _entries(first, "data", target, client)[0]]
+            [str(key) for key in _entries(first, "data", target, client)[0]]
             if isinstance(first, Mapping)
             else []
         )
@@ -121,8 +124,8 @@ def _parts(data: Any, name: str) -> tuple[Any, Any]:
     return data[0], data[1]
 
 
-def _is_pair(found: Any) -> bool:
-    return isinstance(found, tuple | list) and len(found) == 2
+def _is_pair(item: Any) -> bool:
+    return isinstance(item, tuple | list) and len(item) == 2
 
 
 def _is_sequence(data: Any) -> bool:
@@ -131,12 +134,12 @@ def _is_sequence(data: Any) -> bool:
     A list with two arrays is not a sequence of samples, because it may be (inputs, labels).
     """
     if isinstance(data, tuple | list):
-        shown = data[:2] if len(data) == 2 else data[:1]
-        dicts = bool(shown) and all(isinstance(one, Mapping) for one in shown)
+        first_items = data[:2] if len(data) == 2 else data[:1]
+        dicts = bool(first_items) and all(isinstance(item, Mapping) for item in first_items)
         return dicts or (len(data) > 2 and _is_pair(data[0]))
-    whole = _is_tensor(data) or _is_sparse(data) or hasattr(data, "__array__")
+    array_like = _is_tensor(data) or _is_sparse(data) or hasattr(data, "__array__")
     return (
-        not (whole or isinstance(data, Mapping | str))
+        not (array_like or isinstance(data, Mapping | str))
         and hasattr(data, "__getitem__")
         and hasattr(data, "__len__")
     )
@@ -156,23 +159,23 @@ def _parts_of_items(
     keys, label = _entries(items[0], name, target, client) if dicts else ([], "")
     if dicts and like:
         keys = [key for _, key in _in_order({str(key): key for key in keys}, like, name)]
-    for number, one in enumerate(items):
+    for number, item in enumerate(items):
         if dicts:
-            sound = isinstance(one, Mapping) and {*keys, label} <= one.keys()
-            wanted = f"a dict with the entries {listed([*keys, label])}, like sample 0"
+            sound = isinstance(item, Mapping) and {*keys, label} <= item.keys()
+            expected = f"a dict with the entries {listed([*keys, label])}, like sample 0"
         else:
-            sound = _is_pair(one)
-            wanted = "a pair: let the dataset return (input, label), or a dict"
+            sound = _is_pair(item)
+            expected = "a pair: let the dataset return (input, label), or a dict"
         if not sound:
-            many = f" of {len(one)} values" if isinstance(one, tuple | list | Mapping) else ""
+            size = f" of {len(item)} values" if isinstance(item, tuple | list | Mapping) else ""
             raise InputError(
-                f"sample {number} of {name} is a {type(one).__name__}{many}, but it must be "
-                f"{wanted}"
+                f"sample {number} of {name} is a {type(item).__name__}{size}, but it must be "
+                f"{expected}"
             )
     if not dicts:
-        return [one[0] for one in items], [one[1] for one in items]
-    inputs = [one[keys[0]] if len(keys) == 1 else [one[key] for key in keys] for one in items]
-    return inputs, [one[label] for one in items]
+        return [item[0] for item in items], [item[1] for item in items]
+    inputs = [item[keys[0]] if len(keys) == 1 else [item[key] for key in keys] for item in items]
+    return inputs, [item[label] for item in items]
 
 
 def _entries(
@@ -180,28 +183,28 @@ def _entries(
 ) -> tuple[list[Any], Any]:
     """Return the keys of the inputs and the key of the label in a sample that is a dict."""
     item = {key: value for key, value in item.items() if not client or key != client}
-    usual = [target] if target else [one for one in LABELS if one in item]
+    label_keys = [target] if target else [key for key in LABELS if key in item]
     if target and target not in item:
         raise InputError(
             f"[data] target = '{target}' does not exist, because the samples of {name} contain "
             f"only {listed(item)}. Set target to the key of the label."
         )
-    if len(usual) != 1:
+    if len(label_keys) != 1:
         raise InputError(
             f"the samples of {name} have the entries {listed(item)}, and it is unclear which "
             "entry is the label: set [data] target to the name of the label entry"
         )
-    others = [one for one in item if one != usual[0]]
+    others = [key for key in item if key != label_keys[0]]
     numbers = all(
-        isinstance(item[one], Real) or getattr(item[one], "ndim", 1) == 0 for one in others
+        isinstance(item[key], Real) or getattr(item[key], "ndim", 1) == 0 for key in others
     )
     if len(others) != 1 and not (others and numbers):
         raise InputError(
-            f"besides the label '{usual[0]}', the samples of {name} have the entries "
+            f"besides the label '{label_keys[0]}', the samples of {name} have the entries "
             f"{listed(others) or 'none'}. Keep one entry as the input, or several entries that "
             "are single numbers."
         )
-    return others, usual[0]
+    return others, label_keys[0]
 
 
 def as_array(part: Any, what: str) -> np.ndarray:
@@ -214,15 +217,19 @@ def as_array(part: Any, what: str) -> np.ndarray:
         return _stacked(_columns(part), what)
     if isinstance(part, Iterable) and not hasattr(part, "__array__"):
         part = [  # numpy would read wrong values, or fail
-            as_array(one, what) if _is_tensor(one) or _is_image(one) or _problem(one) else one
-            for one in part
+            as_array(sample, what)
+            if _is_tensor(sample) or _is_image(sample) or _problem(sample)
+            else sample
+            for sample in part
         ]
     try:
-        found = _of_image(part) if _is_image(part) else np.asarray(part)
+        array = _of_image(part) if _is_image(part) else np.asarray(part)
     except Exception as error:  # raised by an object of any library
-        why = str(error) or type(error).__name__
-        raise InputError(f"{what} {_unlike(part) or f'cannot be read ({why}): {MEND}'}") from None
-    return found.astype(np.float32) if found.dtype.name == "bfloat16" else found
+        reason = str(error) or type(error).__name__
+        raise InputError(
+            f"{what} {_unlike(part) or f'cannot be read ({reason}): {MEND}'}"
+        ) from None
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
 def _unlike(part: Any) -> str:
@@ -231,7 +238,7 @@ def _unlike(part: Any) -> str:
     Return an empty text if all shapes agree.
     """
     with contextlib.suppress(Exception):  # errors of any library, also for ragged input
-        shapes = [np.shape(one) for one in part]
+        shapes = [np.shape(sample) for sample in part]
         for number, shape in enumerate(shapes):
             if shape != shapes[0]:
                 return (
@@ -329,29 +336,29 @@ def _has_columns(part: Any) -> bool:
 def _columns(frame: Any) -> list[tuple[str, Any]]:
     """Return the name and the values of each column of a table from any library."""
     if hasattr(frame, "items"):  # pandas
-        named = frame.items()
+        columns = frame.items()
     elif hasattr(frame, "iter_columns"):  # polars
-        named = ((one.name, one) for one in frame.iter_columns())
+        columns = ((column.name, column) for column in frame.iter_columns())
     elif hasattr(frame, "itercolumns"):  # pyarrow
-        named = zip(frame.column_names, frame.itercolumns(), strict=True)
+        columns = zip(frame.column_names, frame.itercolumns(), strict=True)
     else:
         raise InputError(
             f"a table of type {type(frame).__name__} is not supported: convert the table to a "
             "numpy array or a pandas DataFrame"
         )
-    return [(str(name), column) for name, column in named]
+    return [(str(name), column) for name, column in columns]
 
 
 def _stacked(columns: list[tuple[str, Any]], what: str) -> np.ndarray:
     """Join numeric columns to one array [rows, columns]."""
     if not columns:
         raise InputError(f"{what} are a table without columns: pass at least one column")
-    found = []
+    arrays = []
     for name, column in columns:
         values = _values(column)
         if values.dtype == object and values.ndim == 1:
-            gaps = [number for number, one in enumerate(values) if is_missing(one)]
-            if all(isinstance(one, Real) or is_missing(one) for one in values):
+            gaps = [number for number, value in enumerate(values) if is_missing(value)]
+            if all(isinstance(value, Real) or is_missing(value) for value in values):
                 if gaps:
                     raise InputError(
                         f"{what} have no value in column {name!r} of sample {gaps[0]}: fill in a "
@@ -359,16 +366,16 @@ def _stacked(columns: list[tuple[str, Any]], what: str) -> np.ndarray:
                     )
                 values = values.astype(np.float64)
         if values.dtype.kind not in "iufb" or values.ndim != 1:
-            held = getattr(column, "dtype", values.dtype)
+            dtype = getattr(column, "dtype", values.dtype)
             texts = [pair for pair in enumerate(values) if isinstance(pair[1], str)]
             words = [pair for pair in texts if not is_number(pair[1])] or texts
-            told = f" (such as {words[0][1]!r} in sample {words[0][0]})" if words else ""
+            example = f" (such as {words[0][1]!r} in sample {words[0][0]})" if words else ""
             raise InputError(
-                f"{what} have a column {name!r} of type {held}{told}, which is not numeric: encode "
-                "this column as numbers, or drop it"
+                f"{what} have a column {name!r} of type {dtype}{example}, which is not numeric: "
+                "encode this column as numbers, or drop it"
             )
-        found.append(values)
-    return np.stack(found, axis=1)
+        arrays.append(values)
+    return np.stack(arrays, axis=1)
 
 
 def _values(column: Any) -> np.ndarray:
@@ -389,9 +396,9 @@ def owners_of(data: Any, client: str) -> np.ndarray:
         names: Iterable[Any] = (name for name, _ in _columns(data))
     elif _is_sequence(data) and isinstance(data[0], Mapping):
         items = [data[number] for number in range(len(data))]
-        if all(client in one for one in items):
-            return np.array([one[client] for one in items], object)
-        number = next(at for at, one in enumerate(items) if client not in one)
+        if all(client in item for item in items):
+            return np.array([item[client] for item in items], object)
+        number = next(at for at, item in enumerate(items) if client not in item)
         raise InputError(
             f"[data] client = '{client}' is not an entry of sample {number} of data, which has "
             f"{listed(items[number])}: add the entry to this sample, or set client to an entry of "
@@ -414,7 +421,7 @@ def _parts_of_table(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the inputs and the label column of a table."""
     columns = _columns(frame)
-    names = [one for one, _ in columns]
+    names = [column_name for column_name, _ in columns]
     if not target:
         raise InputError(
             f"{name} is a {type(frame).__name__} with the columns {listed(names)}, and it is "
@@ -422,13 +429,13 @@ def _parts_of_table(
             f"column, or pass {name}=(inputs, labels)"
         )
     if names.count(target) != 1:
-        many = "several columns" if target in names else "no column"
+        matches = "several columns" if target in names else "no column"
         raise InputError(
-            f"[data] target = '{target}' matches {many} of {name}, which has {listed(names)}: "
+            f"[data] target = '{target}' matches {matches} of {name}, which has {listed(names)}: "
             "set target to the column of labels"
         )
-    others = [one for one in columns if one[0] not in (target, client)]
-    labels = next(column for one, column in columns if one == target)
+    others = [column for column in columns if column[0] not in (target, client)]
+    labels = next(column for column_name, column in columns if column_name == target)
     others = _in_order(dict(others), like, name) if like else others
     return _stacked(others, f"the inputs of {name}"), _values(labels)
 
@@ -483,16 +490,16 @@ def as_source(
     if test is not None:
         names = _names_of(data, target, client)
         like = names if len({*names}) == len(names) else []  # a name may occur twice
-        more, answers, _ = _arrays(
+        test_inputs, test_labels, _ = _arrays(
             test, "test", target, like, client, "the label of test", known=words
         )
-        if more.shape[1:] != inputs.shape[1:] or answers.shape[1:] != labels.shape[1:]:
+        if test_inputs.shape[1:] != inputs.shape[1:] or test_labels.shape[1:] != labels.shape[1:]:
             raise InputError(
-                f"test samples have shape {more.shape[1:]}, but the samples of data have shape "
-                f"{inputs.shape[1:]}: pass samples of the same shape"
+                f"test samples have shape {test_inputs.shape[1:]}, but the samples of data have "
+                f"shape {inputs.shape[1:]}: pass samples of the same shape"
             )
         official = len(labels)
-        inputs, labels = joined(inputs, more), np.concatenate([labels, answers])
+        inputs, labels = joined(inputs, test_inputs), np.concatenate([labels, test_labels])
     classes = 0 if labels.dtype.kind == "f" else int(labels.max(initial=0)) + 1
     return Source(
         "given", inputs, labels, classes, official, where,
@@ -526,9 +533,9 @@ def _arrays(
             f"such as '{known[0]}': use the same labels in data and test"
         )
     if labels.dtype.kind in "iub":
-        if labels.dtype.kind == "u" and (most := int(labels.max(initial=0))) > LARGEST_LABEL:
+        if labels.dtype.kind == "u" and (largest := int(labels.max(initial=0))) > LARGEST_LABEL:
             where = place(int(labels.reshape(len(labels), -1).max(1).argmax()))
-            raise InputError(too_large(what, most, where))
+            raise InputError(too_large(what, largest, where))
         labels = labels.astype(np.int64)
     elif labels.dtype.kind == "f":
         labels = labels.astype(np.float64)
@@ -555,7 +562,7 @@ def too_large(what: str, value: int | str, where: str) -> str:
 def _of_objects(labels: np.ndarray, what: str, place: Place) -> np.ndarray:
     """Return labels that are Python objects as numbers if all of them are numbers."""
     values = labels.reshape(-1).tolist()
-    if not all(isinstance(one, Real) or is_missing(one) for one in values):
+    if not all(isinstance(value, Real) or is_missing(value) for value in values):
         return labels
     for number, value in enumerate(values):
         if is_missing(value):
@@ -570,8 +577,8 @@ def digest(source: Source) -> str:
 
     A resumed run compares this hash to check that its data are unchanged.
     """
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for array in (source.inputs, source.labels):
-        found.update(f"{array.dtype} {array.shape}".encode())
-        found.update(np.ascontiguousarray(array).data)
-    return found.hexdigest()[:16]
+        hasher.update(f"{array.dtype} {array.shape}".encode())
+        hasher.update(np.ascontiguousarray(array).data)
+    return hasher.hexdigest()[:16]

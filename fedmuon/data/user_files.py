@@ -40,15 +40,15 @@ def npz(
     """
     path = _file(folder, "npz")
     try:
-        with np.load(require_regular(path), allow_pickle=False) as held:
-            arrays = {name: held[name] for name in held.files}
+        with np.load(require_regular(path), allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
     except Exception as error:  # numpy and zipfile raise many kinds of errors
         # Only the system's reasons are shown, because numpy's errors advise to unpickle the file.
         cause = getattr(error, "strerror", None)
-        why = f" ({cause})" if cause else ""
+        reason = f" ({cause})" if cause else ""
         raise InputError(
-            f"{path} is not a readable .npz file{why}: check that [data] folder is the path of a "
-            "file that numpy.savez wrote, and that its arrays contain numbers or text"
+            f"{path} is not a readable .npz file{reason}: check that [data] folder is the path of "
+            "a file that numpy.savez wrote, and that its arrays contain numbers or text"
         ) from None
     _require_names(path, arrays, "array", label=label, inputs=inputs, client=client)
     return _source(path, arrays[inputs], arrays, label, client, sample_place)
@@ -70,14 +70,16 @@ def comma_separated(folder: str = "", label: str = "label", client: str = "") ->
             f"{path} is not a readable CSV table ({error}): check [data] folder"
         ) from None
     if len(rows) < 2:
-        many = "is empty" if not rows else "has a header, but no samples"
+        problem = "is empty" if not rows else "has a header, but no samples"
         raise InputError(
-            f"{path} {many}: write the names of the columns in the first line, and one sample in "
-            "each further line"
+            f"{path} {problem}: write the names of the columns in the first line, and one sample "
+            "in each further line"
         )
     (_, head), *body = rows
     names = [name.strip() for name in head]
-    if len(names) == 1 and (mark := next((one for one in ";\t|" if one in names[0]), "")):
+    if len(names) == 1 and (
+        mark := next((separator for separator in ";\t|" if separator in names[0]), "")
+    ):
         raise InputError(
             f"the first line of {path} has no comma, but {mark!r}: separate the columns by commas"
         )
@@ -89,10 +91,10 @@ def comma_separated(folder: str = "", label: str = "label", client: str = "") ->
                 "write one value for each column"
             )
     _require_distinct(path, names)
-    found = zip(names, zip(*(row for _, row in body), strict=True), strict=True)
+    named_columns = zip(names, zip(*(row for _, row in body), strict=True), strict=True)
     columns = {
         name: _owners(column) if name == client.strip() else _numbers(column)
-        for name, column in found
+        for name, column in named_columns
     }
     if (name := label.strip()) in columns and columns[name].dtype.kind == "f":
         place = names.index(name)
@@ -103,7 +105,7 @@ def comma_separated(folder: str = "", label: str = "label", client: str = "") ->
 def _require_small(path: Path, name: str, cells: Sequence[tuple[int, str]]) -> None:
     """Check that labels which became floats are not whole numbers that need more than 64 bits."""
     if all(re.fullmatch(r"[+-]?\d+", cell) for _, cell in cells):
-        line, cell = next(each for each in cells if _numbers([each[1]]).dtype.kind == "f")
+        line, cell = next(pair for pair in cells if _numbers([pair[1]]).dtype.kind == "f")
         raise InputError(too_large(f"the label {name!r}", cell, f"line {line} of {path}"))
 
 
@@ -120,7 +122,7 @@ def parquet(folder: str = "", label: str = "label", client: str = "") -> Source:
     try:
         table = reader.read_table(require_regular(path))
         names = list(table.column_names)
-        arrays = [np.asarray(one.to_numpy()) for one in table.itercolumns()]
+        arrays = [np.asarray(column.to_numpy()) for column in table.itercolumns()]
     except Exception as error:  # pyarrow raises its own errors
         raise InputError(
             f"{path} is not a readable Parquet file ({error}): check [data] folder"
@@ -132,7 +134,7 @@ def parquet(folder: str = "", label: str = "label", client: str = "") -> Source:
 
 def _require_distinct(path: Path, names: list[str]) -> None:
     """Raise an error if two columns have the same name."""
-    name, count = max(Counter(names).items(), key=lambda one: one[1], default=("", 0))
+    name, count = max(Counter(names).items(), key=lambda item: item[1], default=("", 0))
     if count > 1:
         called = f"are named {name!r}" if name else "have no name"
         raise InputError(
@@ -235,11 +237,12 @@ def _source(
 def _file(folder: str, suffix: str) -> Path:
     path = Path(folder).expanduser()
     if not folder or not path.is_file():
-        why = f"is not a .{suffix} file" if path.exists() else "does not exist"
+        problem = f"is not a .{suffix} file" if path.exists() else "does not exist"
         if not folder:
-            why = f"is empty, but [data] name = '{suffix}' needs a file"
+            problem = f"is empty, but [data] name = '{suffix}' needs a file"
         raise InputError(
-            f"[data] folder = '{folder}' {why}: set [data] folder to the path of a .{suffix} file"
+            f"[data] folder = '{folder}' {problem}: set [data] folder to the path of a "
+            f".{suffix} file"
         )
     return path
 

@@ -56,41 +56,41 @@ def numbered(
         for number, value in enumerate(values.tolist()):
             if is_missing(value):
                 _reject_missing(what, place(number))
-        found, codes = np.unique(values, return_inverse=True)
-        return codes.astype(np.int64), tuple(_of_number(one) for one in found.tolist())
+        unique, codes = np.unique(values, return_inverse=True)
+        return codes.astype(np.int64), tuple(_of_number(value) for value in unique.tolist())
     words = _words(values, what, place)
     if known:
         return _known_codes(words, what, place, known), known
     names, codes = np.unique(np.array(words), return_inverse=True)
-    return codes.astype(np.int64), tuple(_of_number(one) for one in names.tolist())
+    return codes.astype(np.int64), tuple(_of_number(name) for name in names.tolist())
 
 
-def _words(values: np.ndarray, what: str, place: Place) -> list[Any]:
+def _words(values: np.ndarray, subject: str, place: Place) -> list[Any]:
     """Return the values without surrounding spaces, or raise an error if one is missing."""
     words, kinds = [], set()
     for number, value in enumerate(values.tolist()):
         word = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
         word = word.strip() if isinstance(word, str) else word
         if is_missing(word) or (isinstance(word, str) and not word):
-            _reject_missing(what, place(number))
+            _reject_missing(subject, place(number))
         kinds.add(kind := _kind(word))
         if not kind or len(kinds) > 1:
             raise InputError(
-                f"{what} is {value!r}, of type {type(value).__name__}, in {place(number)}, but "
+                f"{subject} is {value!r}, of type {type(value).__name__}, in {place(number)}, but "
                 "all values must be words, or all must be numbers: convert this value"
             )
         words.append(word)
     if kinds == {"word"}:
-        _require_no_marker(words, what, place)
+        _require_no_marker(words, subject, place)
     return words
 
 
-def _known_codes(words: list[Any], what: str, place: Place, known: Names) -> np.ndarray:
-    order = {name: number for number, name in enumerate(known)}
+def _known_codes(words: list[Any], subject: str, place: Place, names: Names) -> np.ndarray:
+    order = {name: number for number, name in enumerate(names)}
     for number, word in enumerate(words):
         if word not in order:
             raise InputError(
-                f"{what} is '{word}' in {place(number)}, but the classes are {listed(known)}: "
+                f"{subject} is '{word}' in {place(number)}, but the classes are {listed(names)}: "
                 "correct this value, or add samples of this class to data"
             )
     return np.array([order[word] for word in words], np.int64)
@@ -107,11 +107,11 @@ def _of_number(value: Any) -> str:
     return f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _reject_missing(what: str, where: str) -> None:
-    raise InputError(f"{what} is empty in {where}: fill it in, or remove this sample")
+def _reject_missing(subject: str, where: str) -> None:
+    raise InputError(f"{subject} is empty in {where}: fill it in, or remove this sample")
 
 
-def _require_no_marker(words: list[str], what: str, place: Place) -> None:
+def _require_no_marker(words: list[str], subject: str, place: Place) -> None:
     """Raise an error if words such as NA stand among numbers: they are missing values."""
     marked = [number for number, word in enumerate(words) if word.lower() in MISSING]
     if (
@@ -120,7 +120,7 @@ def _require_no_marker(words: list[str], what: str, place: Place) -> None:
         and all(is_number(word) for word in words if word.lower() not in MISSING)
     ):
         raise InputError(
-            f"{what} is '{words[marked[0]]}' in {place(marked[0])}, but all other values are "
+            f"{subject} is '{words[marked[0]]}' in {place(marked[0])}, but all other values are "
             "numbers: fill it in, or remove this sample"
         )
 
@@ -144,6 +144,6 @@ def is_plain(text: str) -> bool:
 
 def listed(names: Iterable[Any], most: int = 10) -> str:
     """Format names for a message: the first ten names, and the number of further names."""
-    every = [str(one) for one in names]
-    more = f" and {len(every) - most} more" if len(every) > most else ""
-    return f"{', '.join(every[:most])}{more}"
+    texts = [str(name) for name in names]
+    suffix = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return f"{', '.join(texts[:most])}{suffix}"
