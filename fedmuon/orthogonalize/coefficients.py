@@ -166,7 +166,7 @@ def schedule(coefficients: Coefficients, steps: int) -> Schedule:
         if coefficients not in COEFFICIENTS:
             mend = instead(coefficients, COEFFICIENTS)
             raise InputError(f"The coefficient set {coefficients!r} is unknown: {mend}")
-        given = COEFFICIENTS[coefficients].steps
+        polynomials = COEFFICIENTS[coefficients].steps
     else:
         single = bool(coefficients) and not isinstance(coefficients[0], Sequence)
         rows = cast("Sequence[Sequence[float]]", [coefficients] if single else coefficients)
@@ -184,8 +184,8 @@ def schedule(coefficients: Coefficients, steps: int) -> Schedule:
             raise InputError(
                 f"The coefficients {coefficients!r} contain NaN or infinity. Pass finite numbers."
             )
-        given = tuple(tuple(float(c) for c in row) + (0.0,) * (3 - len(row)) for row in rows)
-    return tuple(given[min(t, len(given) - 1)] for t in range(steps))
+        polynomials = tuple(tuple(float(c) for c in row) + (0.0,) * (3 - len(row)) for row in rows)
+    return tuple(polynomials[min(t, len(polynomials) - 1)] for t in range(steps))
 
 
 def with_safety(coefficients: Coefficients, factor: float = 1.01) -> Coefficients:
@@ -219,10 +219,10 @@ def with_safety(coefficients: Coefficients, factor: float = 1.01) -> Coefficient
         )
     if factor == 1:
         return coefficients
-    named = COEFFICIENTS.get(coefficients) if isinstance(coefficients, str) else None
-    single = named is None and not isinstance(coefficients, str) and bool(coefficients)
+    preset = COEFFICIENTS.get(coefficients) if isinstance(coefficients, str) else None
+    single = preset is None and not isinstance(coefficients, str) and bool(coefficients)
     single = single and not isinstance(coefficients[0], Sequence)
-    count = len(named.steps) if named else 1 if single else len(coefficients)
+    count = len(preset.steps) if preset else 1 if single else len(coefficients)
     *first, last = schedule(coefficients, count)
     if not first:
         raise InputError(

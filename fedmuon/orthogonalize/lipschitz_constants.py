@@ -81,9 +81,9 @@ def growth(
     table, slope = running_maxima(polynomials), max_slope(polynomials)
 
     def running_maximum(s: float) -> float:
-        seen = s / (s + floor) if normalization == "plus" else min(s / floor, 1.0)
-        top = float(table[min(math.floor(seen * BOXES), BOXES - 1)])
-        return top if slope is None else min(top, slope * seen)
+        normalized = s / (s + floor) if normalization == "plus" else min(s / floor, 1.0)
+        top = float(table[min(math.floor(normalized * BOXES), BOXES - 1)])
+        return top if slope is None else min(top, slope * normalized)
 
     return running_maximum
 
@@ -406,13 +406,13 @@ def newton_schulz_error(coefficients: Coefficients, steps: int, tau: float, rank
             "most 1. Pass a tau in this range."
         )
     top = math.sqrt(max(1 - (rank - 1) * tau**2, tau**2))
-    found = max_deviation(schedule(coefficients, steps), tau, min(math.nextafter(top, 2), 1.0))
-    if found is None:
+    deviation = max_deviation(schedule(coefficients, steps), tau, min(math.nextafter(top, 2), 1.0))
+    if deviation is None:
         raise Uncertified(
             "The error of these Newton-Schulz steps cannot be bounded in double precision. Use "
             "fewer steps."
         )
-    return math.sqrt(rank) * found
+    return math.sqrt(rank) * deviation
 
 
 def printed_cubic_error(steps: int, tau: float, rank: int = 1) -> float:
@@ -527,9 +527,9 @@ def sign_change(polynomials: Schedule) -> float | None:
             low, high = low[open_], high[open_]
             middle = low + (high - low) / 2
             _, upper = _horner(list(step), (middle, middle))
-            lost = ~(upper > 0) | (high - low < _NARROW * np.spacing(high))
-            if lost.any():
-                return float(np.sqrt(low[lost].min()))
+            failed = ~(upper > 0) | (high - low < _NARROW * np.spacing(high))
+            if failed.any():
+                return float(np.sqrt(low[failed].min()))
             cuts = low[:, None] + (high - low)[:, None] * np.linspace(0.0, 1.0, _SPLIT + 1)
             cuts[:, -1] = high
             low, high = cuts[:, :-1].ravel(), cuts[:, 1:].ravel()
@@ -555,9 +555,9 @@ def require_positive(coefficients: Coefficients, steps: int) -> None:
     """
     at = sign_change(schedule(coefficients, steps))
     if at is not None:
-        named = f"{coefficients!r} " if isinstance(coefficients, str) else ""
+        name = f"{coefficients!r} " if isinstance(coefficients, str) else ""
         raise InputError(
-            f"The coefficients {named}with {steps} steps reverse singular values above {at:.4g}, "
+            f"The coefficients {name}with {steps} steps reverse singular values above {at:.4g}, "
             "because their polynomial is negative there, but a normalized matrix has singular "
             "values up to 1. Use 'turbo-scaled', 'you' or another set whose polynomial is "
             "positive on (0, 1]."
@@ -610,10 +610,10 @@ def _enclose(
     middle). The error of this form is proportional to the square of the width, so that few boxes
     are needed near extrema.
     """
-    one = np.ones_like(low)
+    ones = np.ones_like(low)
     around = _outward(low - middle, high - middle)
-    at, at_slope = (middle, middle), (one, one)
-    x, slope, bend = (low, high), (one, one), (0 * one, 0 * one)
+    at, at_slope = (middle, middle), (ones, ones)
+    x, slope, bend = (low, high), (ones, ones), (0 * ones, 0 * ones)
     for step in polynomials:
         # f(x)/x, f'(x) and f''(x)/x of the step f = a x + b x^3 + ..., as polynomials in x^2
         powers = [2 * k + 1 for k in range(len(step))]
@@ -663,8 +663,8 @@ def _times(a: Interval, b: Interval) -> Interval:
 
 def _square(a: Interval) -> Interval:
     size = np.maximum(np.abs(a[0]), np.abs(a[1]))
-    least = np.maximum(np.maximum(a[0], -a[1]), 0.0)
-    low, high = _outward(least * least, size * size)
+    smallest = np.maximum(np.maximum(a[0], -a[1]), 0.0)
+    low, high = _outward(smallest * smallest, size * size)
     return np.maximum(low, 0.0), high
 
 

@@ -95,8 +95,8 @@ def newton_schulz(
     floor = divisor_floor(eps, normalization)
     if normalization == AOL:
         started = precondition(matrix, floor)
-        one = torch.ones_like
-        return _iterate(started, polynomials, lambda size, scale: one(size) / scale, products)
+        ones_like = torch.ones_like
+        return _iterate(started, polynomials, lambda size, scale: ones_like(size) / scale, products)
     rule = NORMALIZATIONS[normalization]
     return _iterate(matrix, polynomials, lambda size, scale: rule(size, floor / scale), products)
 
@@ -127,8 +127,8 @@ def precondition(matrix: Tensor, floor: float) -> Tensor:
     largest = torch.where(largest > 0, largest, 1.0)
     rows = view.to(work) / largest
     sums = (rows @ rows.mT).abs().sum(-1, keepdim=True)
-    least = (floor / largest).clamp_min(torch.finfo(work).tiny)
-    out = (rows / torch.maximum(sums.sqrt(), least)).to(view.dtype)
+    scaled_floor = (floor / largest).clamp_min(torch.finfo(work).tiny)
+    out = (rows / torch.maximum(sums.sqrt(), scaled_floor)).to(view.dtype)
     return out.mT if flipped else out
 
 
@@ -149,9 +149,9 @@ def scaled_newton_schulz(
     Returns:
         p_T(M / divisor) [..., m, n].
     """
-    given = divisor.expand(matrix.shape[:-2]).reshape(-1)
+    divisors = divisor.expand(matrix.shape[:-2]).reshape(-1)
     polynomials = schedule(coefficients, steps)
-    return _iterate(matrix, polynomials, lambda size, scale: (given / scale).to(size))
+    return _iterate(matrix, polynomials, lambda size, scale: (divisors / scale).to(size))
 
 
 def _iterate(
@@ -292,12 +292,12 @@ def gram_dtypes(
         return ()
     steps, aspect = len(polynomials), long / short
     allowed = _tolerance(dtype) / _gain(polynomials) ** 2
-    found = tuple(work for work in WORK_DTYPES[dtype] if torch.finfo(work).eps <= allowed)
-    if not found or short < _SMALL:
-        return found if aspect >= 2 else ()
-    price = _WIDER if found[0] != dtype else 1
+    dtypes = tuple(work for work in WORK_DTYPES[dtype] if torch.finfo(work).eps <= allowed)
+    if not dtypes or short < _SMALL:
+        return dtypes if aspect >= 2 else ()
+    price = _WIDER if dtypes[0] != dtype else 1
     faster = price * (2 * aspect + 4 * steps - 3) < steps * (2 * aspect + 1)
-    return found if faster else ()
+    return dtypes if faster else ()
 
 
 def _gain(polynomials: Schedule) -> float:

@@ -90,16 +90,16 @@ def randomized_polar(
     if axis not in ("columns", "rows"):
         raise InputError(f"axis is {axis!r}, but it must be 'columns' or 'rows'.")
     if axis == "rows":
-        given = (rank, oversample, power, steps, coefficients, sketch, generator)
-        return randomized_polar(M.mT, *given, delta=delta).mT
-    width, most = rank + oversample, min(M.shape[-2:])
-    for name, value, least in (("rank", rank, 1), ("oversample", oversample, 0)):
-        if value < least:
-            raise InputError(f"{name} is {value}, but it must be an integer of {least} or more.")
-    if width > most:
+        arguments = (rank, oversample, power, steps, coefficients, sketch, generator)
+        return randomized_polar(M.mT, *arguments, delta=delta).mT
+    width, max_width = rank + oversample, min(M.shape[-2:])
+    for name, value, minimum in (("rank", rank, 1), ("oversample", oversample, 0)):
+        if value < minimum:
+            raise InputError(f"{name} is {value}, but it must be an integer of {minimum} or more.")
+    if width > max_width:
         raise InputError(
-            f"rank + oversample is {width}, but it must be at most {most} for matrices of shape "
-            f"{tuple(M.shape[-2:])}. Lower rank or oversample."
+            f"rank + oversample is {width}, but it must be at most {max_width} for matrices of "
+            f"shape {tuple(M.shape[-2:])}. Lower rank or oversample."
         )
     if power < 0 or power != int(power):
         raise InputError(f"power is {power!r}, but it must be an integer of 0 or more.")
@@ -146,8 +146,8 @@ def _divisor(
             size = norm(stack)
         return torch.where(size > 0, size, 1.0)
     advice = "delta must be positive and finite. Use the largest singular value of M, or more."
-    given = per_matrix("delta", delta, M, advice)
-    return given.expand(M.shape[:-2]).reshape(-1) / scale
+    divisors = per_matrix("delta", delta, M, advice)
+    return divisors.expand(M.shape[:-2]).reshape(-1) / scale
 
 
 def orthonormal(samples: Tensor) -> Tensor:
@@ -175,14 +175,14 @@ def _condition(samples: Tensor) -> Tensor:
     product.diagonal(dim1=-2, dim2=-1).add_(empty)  # a zero column stays zero
     factor, failed = torch.linalg.cholesky_ex(product)
     pivots = factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
-    lost = (failed != 0) | ~(pivots >= _LEAST_PIVOT)
-    kept = holds(~lost.any())
-    if not kept and bool(lost.all()):
+    ill_conditioned = (failed != 0) | ~(pivots >= _LEAST_PIVOT)
+    well_conditioned = holds(~ill_conditioned.any())
+    if not well_conditioned and bool(ill_conditioned.all()):
         return _rank_revealing(samples, size)
     inverse = torch.linalg.solve_triangular(factor, torch.diag_embed(1 / size), upper=False)
     out = multiply(samples, inverse.mT.to(samples.dtype))
-    if not kept:
-        out[lost] = _rank_revealing(samples[lost], size[lost])
+    if not well_conditioned:
+        out[ill_conditioned] = _rank_revealing(samples[ill_conditioned], size[ill_conditioned])
     return out
 
 
@@ -194,8 +194,8 @@ def _rank_revealing(samples: Tensor, size: Tensor) -> Tensor:
     q, r = torch.linalg.qr(samples.double() / size.unsqueeze(-2))
     u, s, _ = torch.linalg.svd(r)
     cut = 10 * samples.shape[-2] * torch.finfo(torch.float64).eps
-    kept = (s > cut * s.amax(-1, keepdim=True)).unsqueeze(-2)
-    return (q @ (u * kept)).to(samples.dtype)
+    significant = (s > cut * s.amax(-1, keepdim=True)).unsqueeze(-2)
+    return (q @ (u * significant)).to(samples.dtype)
 
 
 def _numpy_generators(generator: Generators, count: int) -> list[np.random.Generator]:
@@ -206,21 +206,21 @@ def _numpy_generators(generator: Generators, count: int) -> list[np.random.Gener
     matrices. All matrices of a group, such as replicas of one matrix, use the same sketch.
     """
     alone = generator is None or isinstance(generator, Generator)
-    asked: list[Generator | None] = [generator] if alone else list(generator)  # pyright: ignore
-    found = []
-    for one in asked:
-        if not isinstance(one, np.random.Generator):
-            place = "cpu" if one is None else one.device
-            seed = torch.randint(2**63 - 1, (), generator=one, device=place)
-            one = np.random.default_rng(int(seed))
-        found.append(one)
-    if not found or count % len(found):
+    sources: list[Generator | None] = [generator] if alone else list(generator)  # pyright: ignore
+    generators = []
+    for source in sources:
+        if not isinstance(source, np.random.Generator):
+            place = "cpu" if source is None else source.device
+            seed = torch.randint(2**63 - 1, (), generator=source, device=place)
+            source = np.random.default_rng(int(seed))
+        generators.append(source)
+    if not generators or count % len(generators):
         raise InputError(
-            f"generator contains {len(found)} generators, but {count} matrices cannot be divided "
-            f"into {len(found)} groups of equal size. Pass one generator, or a number of "
-            f"generators that divides {count}."
+            f"generator contains {len(generators)} generators, but {count} matrices cannot be "
+            f"divided into {len(generators)} groups of equal size. Pass one generator, or a number "
+            f"of generators that divides {count}."
         )
-    return found
+    return generators
 
 
 def _gaussian(stack: Tensor, width: int, generators: list[np.random.Generator]) -> Tensor:
@@ -246,9 +246,9 @@ def _kaczmarz(stack: Tensor, width: int, generators: list[np.random.Generator]) 
     uniforms = torch.from_numpy(np.stack([draw.random(width) for draw in generators]))
     uniforms = to_device(uniforms, stack.device).repeat_interleave(len(stack) // len(generators), 0)
     points = (uniforms * edges[..., -1:]).sort(-1).values
-    chosen = torch.searchsorted(edges, points, right=True).clamp_max(stack.shape[-1] - 1)
-    columns = stack.gather(-1, chosen.unsqueeze(-2).expand(*stack.shape[:-1], width))
-    repeated = chosen[..., 1:] == chosen[..., :-1]
+    indices = torch.searchsorted(edges, points, right=True).clamp_max(stack.shape[-1] - 1)
+    columns = stack.gather(-1, indices.unsqueeze(-2).expand(*stack.shape[:-1], width))
+    repeated = indices[..., 1:] == indices[..., :-1]
     columns[..., 1:].masked_fill_(repeated.unsqueeze(-2), 0.0)
     return columns
 

@@ -104,8 +104,8 @@ def _pieces(view: Tensor, work: torch.dtype) -> tuple[Tensor, ...]:
     A converted copy of the whole M would take more time than the arithmetic.
     """
     flat = view.view(-1, *view.shape[-2:])
-    whole = view.dtype == work or view.device.type != "cpu"
-    return flat.split(len(flat) if whole else max(1, 2**17 // flat[0].numel()))
+    unsplit = view.dtype == work or view.device.type != "cpu"
+    return flat.split(len(flat) if unsplit else max(1, 2**17 // flat[0].numel()))
 
 
 def norm(stack: Tensor) -> Tensor:
@@ -132,17 +132,17 @@ def per_matrix(
         sound = (value >= 0 if zero else value > 0) and value < math.inf
     else:
         parameter = to_device(torch.as_tensor(value, dtype=torch.float64), matrix.device)
-        least, most = parameter.detach().aminmax()
-        sound = holds((least >= 0 if zero else least > 0) & (most < math.inf))
+        smallest, largest = parameter.detach().aminmax()
+        sound = holds((smallest >= 0 if zero else smallest > 0) & (largest < math.inf))
     if not sound:
         raise InputError(f"{name} is {value}, but {mend}")
-    lead, own = matrix.shape[:-2], parameter.shape
-    fits = len(own) <= len(lead) and all(
-        a in (1, b) for a, b in zip(reversed(own), reversed(lead), strict=False)
+    lead, shape = matrix.shape[:-2], parameter.shape
+    fits = len(shape) <= len(lead) and all(
+        a in (1, b) for a, b in zip(reversed(shape), reversed(lead), strict=False)
     )
     if not fits:
         raise InputError(
-            f"{name} has shape {tuple(own)}, which does not match matrices of shape "
+            f"{name} has shape {tuple(shape)}, which does not match matrices of shape "
             f"{tuple(matrix.shape)}. Pass one number, or a tensor of shape {tuple(lead)} with one "
             "number per matrix."
         )
@@ -296,18 +296,18 @@ def factors(matrix: Tensor, root: Tensor, divisor: Divisor) -> tuple[Tensor, ...
     u, s, vh = torch.linalg.svd(matrix.detach().double(), full_matrices=False)
     h = divisor(s, root.detach().double().unsqueeze(-1))
     w = h.reciprocal()
-    one, other = s.unsqueeze(-1), s.unsqueeze(-2)
+    s_i, s_j = s.unsqueeze(-1), s.unsqueeze(-2)
     if divisor is torch.hypot:  # (h_i - h_j) / (s_i - s_j)
-        slope = (one + other) / (h.unsqueeze(-1) + h.unsqueeze(-2))
+        slope = (s_i + s_j) / (h.unsqueeze(-1) + h.unsqueeze(-2))
     else:  # h is piecewise linear
-        gap = one - other
+        gap = s_i - s_j
         above = (s > root.double().unsqueeze(-1)).double().unsqueeze(-1)
         slope = torch.where(gap == 0, above, (h.unsqueeze(-1) - h.unsqueeze(-2)) / gap)
-    total, weights = one + other, w.unsqueeze(-1) + w.unsqueeze(-2)
+    total, weights = s_i + s_j, w.unsqueeze(-1) + w.unsqueeze(-2)
     bent = total * w.unsqueeze(-1) * w.unsqueeze(-2) * slope
     turned = ((s * w).unsqueeze(-1) + (s * w).unsqueeze(-2)) / total
     turned = torch.where(total > 0, turned, weights / 2)
-    return tuple(one.to(matrix.dtype) for one in (u, vh, w, (weights - bent) / 2, turned))
+    return tuple(factor.to(matrix.dtype) for factor in (u, vh, w, (weights - bent) / 2, turned))
 
 
 def derivative(found: tuple[Tensor, ...], towards: Tensor) -> Tensor:

@@ -150,9 +150,9 @@ def projected(setting: Setting, rng: np.random.Generator) -> Observe:
     """Return a function that simulates the released sums along the canary without training."""
 
     def observe(shape: tuple[int, int], present: bool) -> np.ndarray:
-        held = present * (rng.random(shape) < setting.sampling_probability)
+        included = present * (rng.random(shape) < setting.sampling_probability)
         noise = setting.noise_multiplier * rng.standard_normal(shape)
-        return math.sqrt(setting.blocks) * held + noise
+        return math.sqrt(setting.blocks) * included + noise
 
     return observe
 
@@ -185,8 +185,8 @@ def trials(setting: Setting, observe: Observe, count: int) -> Statistics:
     size = max(1, CHUNK // setting.steps)
     ratios = [
         [
-            likelihood_ratio(setting, observe((rows, setting.steps), there))
-            for there in (True, False)
+            likelihood_ratio(setting, observe((rows, setting.steps), present))
+            for present in (True, False)
         ]
         for rows in (min(size, count - start) for start in range(0, count, size))
     ]
@@ -224,19 +224,21 @@ def counted(found: Statistics, delta: float, confidence: float = CONFIDENCE) -> 
     return LowerBound(value, "counted", delta, confidence, len(second.present))
 
 
-def _bound(found: Statistics, threshold: float, up: bool, delta: float, failure: float) -> float:
+def _bound(
+    statistics: Statistics, threshold: float, up: bool, delta: float, failure: float
+) -> float:
     """Return ln((P(A) - delta) / P'(A)), from a lower bound on P(A) and an upper bound on P'(A).
 
     A is the event that the statistic is above the threshold, and P is the distribution with the
     canary. If `up` is false, A is the event below the threshold, and P is without the canary.
     """
     if up:
-        hits, false = (int((part > threshold).sum()) for part in found)
+        hits, false = (int((part > threshold).sum()) for part in statistics)
     else:
-        false, hits = (int((part <= threshold).sum()) for part in found)
-    of = len(found.present)
-    least = at_least(hits, of, failure) - delta
-    return math.log(least / at_most(false, of, failure)) if least > 0 else -math.inf
+        false, hits = (int((part <= threshold).sum()) for part in statistics)
+    count = len(statistics.present)
+    lower = at_least(hits, count, failure) - delta
+    return math.log(lower / at_most(false, count, failure)) if lower > 0 else -math.inf
 
 
 def tilted(
@@ -250,17 +252,17 @@ def tilted(
     delta)-private. The result is wrong only if the test at this level fails. All tests together
     therefore have the confidence of one test.
     """
-    coins, of = rng.random(len(found.present)), len(found.present)
+    coins, count = rng.random(len(found.present)), len(found.present)
 
     def exceeded(level: int) -> bool:
         bias = -np.expm1(np.minimum(0.0, level * LEVEL - found.present))
-        return at_least(int((coins < bias).sum()), of, 1 - confidence) > delta
+        return at_least(int((coins < bias).sum()), count, 1 - confidence) > delta
 
     low, high = 0, max(1, math.ceil(found.present.max() / LEVEL))  # heads decrease with the level
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if exceeded(middle) else (low, middle - 1)
-    return LowerBound(low * LEVEL, "tilted", delta, confidence, of)
+    return LowerBound(low * LEVEL, "tilted", delta, confidence, count)
 
 
 def both_bounds(
@@ -270,8 +272,8 @@ def both_bounds(
 
     With probability `confidence`, both bounds are valid, and therefore also the larger bound.
     """
-    each = (1 + confidence) / 2
-    return counted(found, delta, each), tilted(found, delta, rng, each)
+    per_bound = (1 + confidence) / 2
+    return counted(found, delta, per_bound), tilted(found, delta, rng, per_bound)
 
 
 class Guesses(NamedTuple):
@@ -301,8 +303,8 @@ def guess_coins(scores: np.ndarray, included: np.ndarray, made: int) -> Guesses:
         included: The true coin of each canary.
         made: Number of guesses to make.
     """
-    chosen = np.argsort(-np.abs(scores), kind="stable")[:made]
-    right = int(((scores > 0) == included)[chosen].sum())
+    guessed = np.argsort(-np.abs(scores), kind="stable")[:made]
+    right = int(((scores > 0) == included)[guessed].sum())
     return Guesses(len(scores), made, right)
 
 
@@ -317,9 +319,9 @@ def worthwhile(ratios: np.ndarray, canaries: int, failure: float) -> int:
     """
     share = canaries / len(ratios)
     wrong = np.cumsum(1 / (1 + np.exp(np.sort(np.abs(ratios))[::-1]))) * share
-    made = np.arange(1, len(ratios) + 1) * share
-    right = betaincinv(made - wrong, wrong + 1, failure)
-    return max(1, round(float(made[np.argmax(right)])))
+    guesses = np.arange(1, len(ratios) + 1) * share
+    right = betaincinv(guesses - wrong, wrong + 1, failure)
+    return max(1, round(float(guesses[np.argmax(right)])))
 
 
 def binomial_tail(guesses: Guesses, epsilon: float, delta: float) -> float:
@@ -327,28 +329,28 @@ def binomial_tail(guesses: Guesses, epsilon: float, delta: float) -> float:
 
     The bound applies to every (epsilon, delta)-private run.
     """
-    canaries, made, right = guesses
+    canaries, guessed, right = guesses
     if right == 0:
         return 1.0
     reached = np.ones(right + 1)  # P[W >= right - i]
-    least = np.arange(right, 0, -1)
-    reached[:right] = betainc(least, made - least + 1, 1 / (1 + math.exp(-epsilon)))
-    most = ((reached[1:] - reached[0]) / np.arange(1, right + 1)).max()
-    return min(1.0, float(reached[0] + 2 * canaries * delta * most))
+    thresholds = np.arange(right, 0, -1)
+    reached[:right] = betainc(thresholds, guessed - thresholds + 1, 1 / (1 + math.exp(-epsilon)))
+    max_increase = ((reached[1:] - reached[0]) / np.arange(1, right + 1)).max()
+    return min(1.0, float(reached[0] + 2 * canaries * delta * max_increase))
 
 
 def refuted(guesses: Guesses, claims: Claims, failure: float) -> bool:
     """Return whether the number of right guesses refutes the claims at confidence 1 - `failure`."""
-    canaries, made, right = guesses
+    canaries, guessed, right = guesses
     shrink = np.exp(-claims.epsilons)
-    hit, miss = failure * right, failure * (made - right)  # H_j and R_j
+    hit, miss = failure * right, failure * (guessed - right)  # H_j and R_j
     for place in range(right, 0, -1):
-        least = canaries * float(((hit / canaries - claims.deltas) * shrink).max())
-        if least <= miss:  # the same holds for all smaller places
+        next_miss = canaries * float(((hit / canaries - claims.deltas) * shrink).max())
+        if next_miss <= miss:  # the same holds for all smaller places
             return False
-        hit += (place - 1) / (made - place + 1) * (least - miss)
-        miss = least
-        if hit + miss > made:
+        hit += (place - 1) / (guessed - place + 1) * (next_miss - miss)
+        miss = next_miss
+        if hit + miss > guessed:
             return True
     return False
 
@@ -391,10 +393,10 @@ def claims_of(spent: Sequence[Event], most: float, delta: float) -> Claims:
     """
     epsilons = most * np.linspace(0, 1, POINTS) ** 3
     deltas, tail = np.zeros(len(epsilons)), 1e-6 * delta
-    for one in spent:
-        grid = pld.grid_for([one], delta, epsilons[-1], coarsest=True)
-        for part in pld.estimates(one, grid):
-            parts = [(part, one.count)]
+    for release in spent:
+        grid = pld.grid_for([release], delta, epsilons[-1], coarsest=True)
+        for part in pld.estimates(release, grid):
+            parts = [(part, release.count)]
             composed = pld.compose(parts, grid, tail)
             losses = (composed.start + np.arange(len(composed.masses))) * grid
             beyond = composed.infinite + pld.slack(parts, composed, tail)
@@ -422,7 +424,8 @@ def noise_below(
 
     def beyond(times: float) -> bool:
         louder = [
-            dataclasses.replace(one, noise_multiplier=times * one.noise_multiplier) for one in spent
+            dataclasses.replace(release, noise_multiplier=times * release.noise_multiplier)
+            for release in spent
         ]
         return refuted(guesses, claims_of(louder, most, delta), 1 - confidence)
 
@@ -460,8 +463,8 @@ def log_ratio(y: np.ndarray, s: np.ndarray, rate: float | np.ndarray) -> np.ndar
         One log-likelihood ratio per canary.
     """
     steps, mean, share = len(y), float(s.mean()), float(np.mean(rate))
-    ours = (share * mean) ** 2 / 4 + share * (1 - share) * mean**2 / steps / 2
-    shared = float(np.var(y.mean(0))) - mean / steps - ours
+    sampling_variance = (share * mean) ** 2 / 4 + share * (1 - share) * mean**2 / steps / 2
+    shared = float(np.var(y.mean(0))) - mean / steps - sampling_variance
     if shared <= SLIGHT * mean / steps:
         return _ratio(y - s[:, None] / 2, rate)
     precision = float((1 / s).sum()) + 1 / shared
@@ -501,12 +504,12 @@ def limits_of_trials(count: int, delta: float, claimed: float) -> dict[str, Any]
     The note is empty unless the claim is larger than this epsilon. An audit shows this epsilon if
     the statistic separates all trials with the canary from all trials without the canary.
     """
-    of, failure = count - count // 2, (1 - CONFIDENCE) / 2
-    least = at_least(of, of, failure) - delta
-    most = max(0.0, math.log(least / at_most(0, of, failure))) if least > 0 else 0.0
+    half, failure = count - count // 2, (1 - CONFIDENCE) / 2
+    lower = at_least(half, half, failure) - delta
+    largest = max(0.0, math.log(lower / at_most(0, half, failure))) if lower > 0 else 0.0
     head = TRIALS.format(count)
-    note = "" if most > claimed else FEW.format(head, most, claimed, MORE_TRIALS)
-    return {"most_by_counts": most, "note": note}
+    note = "" if largest > claimed else FEW.format(head, largest, claimed, MORE_TRIALS)
+    return {"most_by_counts": largest, "note": note}
 
 
 def limits_of_guesses(canaries: int, made: int, claimed: Claimed, more: str) -> dict[str, Any]:
@@ -516,11 +519,19 @@ def limits_of_guesses(canaries: int, made: int, claimed: Claimed, more: str) -> 
     refute the claim.
     """
     best, delta = Guesses(canaries, made, made), claimed.delta
-    most = max(bounds_by_counts(best, delta).values())
-    spent = hardest(event(one.noise_multiplier, *one[1:]) for one in claimed.settings if one.steps)
-    total = max(
-        (account([one], delta, adjacency=claimed.adjacency).upper for one in spent), default=0.0
+    largest = max(bounds_by_counts(best, delta).values())
+    spent = hardest(
+        event(setting.noise_multiplier, *setting[1:])
+        for setting in claimed.settings
+        if setting.steps
     )
-    enough = most > total or refuted(best, claims_of(spent, total, delta), 1 - CONFIDENCE)
+    total = max(
+        (account([release], delta, adjacency=claimed.adjacency).upper for release in spent),
+        default=0.0,
+    )
+    enough = largest > total or refuted(best, claims_of(spent, total, delta), 1 - CONFIDENCE)
     head = GUESSES.format(made, canaries)
-    return {"most_by_counts": most, "note": "" if enough else FEW.format(head, most, total, more)}
+    return {
+        "most_by_counts": largest,
+        "note": "" if enough else FEW.format(head, largest, total, more),
+    }

@@ -112,16 +112,16 @@ class Ledger:
         written_heads = _heads_of(path)
         with mendable(path, "read"):
             content = read_bytes(path) if path.exists() else b""
-        whole = _whole(content)
-        ledger = cls(path)._replayed(whole, first)
+        complete = _whole(content)
+        ledger = cls(path)._replayed(complete, first)
         ledger.require(done, head)
         ledger._require_complete(written_heads, opened)
-        if len(whole) > len(content):
+        if len(complete) > len(content):
             append(path, ["\n"], durable=True)
-        elif len(whole) < len(content):
+        elif len(complete) < len(content):
             with mendable(path, "write"):
-                os.truncate(path, len(whole))
-        if not whole:
+                os.truncate(path, len(complete))
+        if not complete:
             ledger._append({**first, SECOND_FILE: True})
             ledger.about = first
         else:
@@ -142,12 +142,12 @@ class Ledger:
         ledger._require_complete(written_heads, opened, _heads_of(path))  # now with later hashes
         return ledger
 
-    def _replayed(self, whole: bytes, first: dict[str, Any] | None = None) -> "Ledger":
+    def _replayed(self, content: bytes, first: dict[str, Any] | None = None) -> "Ledger":
         """Read all lines of the ledger.
 
         `first` is the expected first line. With None, any first line is accepted.
         """
-        for number, line in enumerate(whole.splitlines()):
+        for number, line in enumerate(content.splitlines()):
             try:
                 record = json.loads(line)
                 head = str(record.pop("head"))
@@ -206,7 +206,7 @@ class Ledger:
                 f"{len(shares)} sampling rates. Pass one sampling rate per client."
             )
         if len(set(clients)) != len(clients):
-            twice = next(one for one in clients if clients.count(one) > 1)
+            twice = next(client for client in clients if clients.count(client) > 1)
             raise InputError(
                 f"participants of round {round} contains client {twice} more than once. Pass each "
                 "client only once."
@@ -261,10 +261,10 @@ class Ledger:
         # A kill can only leave the last line without its hash. The first line had its hash before
         # the run could begin.
         certain = len(self.heads) - 1 if self.entries else int(opened)
-        named = len(written_heads if later_heads is None else later_heads)
-        if self.has_second_file and named < certain:
+        recorded = len(written_heads if later_heads is None else later_heads)
+        if self.has_second_file and recorded < certain:
             raise InputError(
-                f"{file} names {named} of the {len(self.heads)} lines of the privacy "
+                f"{file} names {recorded} of the {len(self.heads)} lines of the privacy "
                 f"ledger, so lines may be missing there too and the spent epsilon is unknown: "
                 f"{AFRESH}"
             )
@@ -296,18 +296,18 @@ class Ledger:
             return [
                 event(entry.noise_multiplier, rate, entry.steps, entry.blocks)
                 for entry in self.entries
-                for held, rate in zip(entry.participants, entry.rates, strict=True)
-                if held == client
+                for participant, rate in zip(entry.participants, entry.rates, strict=True)
+                if participant == client
             ]
         # Lots in a fixed order are one release, with the smallest noise and the shortest epochs.
-        own = [one for one in self.entries if client in one.participants]
-        share = max(one.rates[one.participants.index(client)] for one in own)
+        own_entries = [entry for entry in self.entries if client in entry.participants]
+        share = max(entry.rates[entry.participants.index(client)] for entry in own_entries)
         spent = FixedOrderSampling.of_ledger(self.about).spent(
-            min(one.noise_multiplier for one in own),
-            max(one.blocks for one in own),
+            min(entry.noise_multiplier for entry in own_entries),
+            max(entry.blocks for entry in own_entries),
             round(1 / share),
-            [one.round for one in own],
-            max(one.steps for one in own),
+            [entry.round for entry in own_entries],
+            max(entry.steps for entry in own_entries),
         )
         return [spent]
 
@@ -316,12 +316,12 @@ class Ledger:
 
         A lot is cut if its size exceeds max-lot.
         """
-        most, total = self.about.get("max_lot", 0), 0.0
-        for entry in self.entries if most else ():
-            for held, rate in zip(entry.participants, entry.rates, strict=True):
-                if held == client and rate < 1:  # the rate is lot over the client's samples
+        max_lot, total = self.about.get("max_lot", 0), 0.0
+        for entry in self.entries if max_lot else ():
+            for participant, rate in zip(entry.participants, entry.rates, strict=True):
+                if participant == client and rate < 1:  # the rate is lot over the client's samples
                     size = round(self.about["lot"] / rate)
-                    total += entry.steps * cut_probability(size, rate, most)
+                    total += entry.steps * cut_probability(size, rate, max_lot)
         return total
 
     @property

@@ -65,9 +65,9 @@ class KeyStream:
         if self._home != KeyStream._forks:
             self._begin()
         words = np.empty(count, np.uint64)
-        whole = memoryview(words).cast("B") if count else memoryview(b"")
-        for start in range(0, len(whole), len(ZEROS)):
-            part = whole[start : start + len(ZEROS)]
+        buffer = memoryview(words).cast("B") if count else memoryview(b"")
+        for start in range(0, len(buffer), len(ZEROS)):
+            part = buffer[start : start + len(ZEROS)]
             self._cipher.update_into(memoryview(ZEROS)[: len(part)], part)
         return words
 
@@ -76,9 +76,9 @@ class KeyStream:
 
         An entry is 2^-52 times the discrete Gaussian with a standard deviation of 2^52.
         """
-        found = gaussian(self.random_raw, math.prod(shape), MOST_BITS, np.float64)
-        found *= 1 / (STRIPS << MOST_BITS)
-        return found.reshape(shape)
+        draws = gaussian(self.random_raw, math.prod(shape), MOST_BITS, np.float64)
+        draws *= 1 / (STRIPS << MOST_BITS)
+        return draws.reshape(shape)
 
 
 if hasattr(os, "register_at_fork"):  # missing on systems without fork

@@ -102,14 +102,15 @@ def epsilon_of_bins(
             f"delta is {delta}, but it must be between 0 and 1. Use a small value, such as 1e-5."
         )
     trials = -(-trials // bins) * bins
-    least = math.log(3 / (1 - confidence)) / trials  # smallest KL, for all three bounds
-    if -math.log1p(-delta) < least:
+    min_divergence = math.log(3 / (1 - confidence)) / trials  # smallest KL, for all three bounds
+    if -math.log1p(-delta) < min_divergence:
         raise InputError(
-            f"{trials:,} trials are too few for an epsilon at delta = {delta:g} with confidence "
-            f"{confidence:g}. Use at least {math.ceil(4 * trials * least / delta):,} trials."
+            f"{trials:,} trials are too few for an epsilon at delta = {delta:g} with "
+            f"confidence {confidence:g}. Use at least "
+            f"{math.ceil(4 * trials * min_divergence / delta):,} trials."
         )
     forth, back = drawn_losses(coefficients, steps, bins, noise, trials, seed)
-    low, high = _deviation(delta, least, -1), _deviation(delta, least, 1)
+    low, high = _deviation(delta, min_divergence, -1), _deviation(delta, min_divergence, 1)
     upper = max(_crossing(losses, trials, low)[1] for losses in (forth, back))
     return Estimate(upper, _crossing(forth, trials, high)[0], trials)
 
@@ -134,16 +135,16 @@ def drawn_losses(
     gram = moved.T @ moved / noise**2
     values, vectors = np.linalg.eigh(gram)
     root = vectors * np.sqrt(np.clip(values, 0, None))
-    rng, found = np.random.default_rng(seed), ([], [])
+    rng, losses = np.random.default_rng(seed), ([], [])
     rows = max(1, CHUNK // bins)
     for side, of_bins in enumerate((True, False)):
         for start in range(0, trials, rows):
-            mine = np.arange(start, min(start + rows, trials)) % bins
-            along = rng.standard_normal((len(mine), bins)) @ root.T
+            bin_index = np.arange(start, min(start + rows, trials)) % bins
+            along = rng.standard_normal((len(bin_index), bins)) @ root.T
             if of_bins:
-                along += gram[mine]
-            found[side].append(log_ratio(along, gram) * (1 if of_bins else -1))
-    return np.concatenate(found[0]), np.concatenate(found[1])
+                along += gram[bin_index]
+            losses[side].append(log_ratio(along, gram) * (1 if of_bins else -1))
+    return np.concatenate(losses[0]), np.concatenate(losses[1])
 
 
 def means_of(coefficients: np.ndarray, steps: int, bins: int) -> np.ndarray:

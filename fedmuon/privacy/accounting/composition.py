@@ -273,8 +273,8 @@ def ends_by_library(
             ).self_compose(event.count)
             for event in events
         ]
-        whole = reduce(lambda first, other: first.compose(other), parts)
-        return float(whole.get_epsilon_for_delta(delta))
+        composed = reduce(lambda first, other: first.compose(other), parts)
+        return float(composed.get_epsilon_for_delta(delta))
 
     before = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)  # no messages about the orders that are left out
@@ -329,9 +329,9 @@ def noise_for(
         losses.
         """
         events = releases(noise)
-        about = renyi.epsilon(events, delta)
-        grid = pld.grid_for(events, delta, about, coarsest)
-        return min(about, pld.bound(events, delta, grid))
+        by_renyi = renyi.epsilon(events, delta)
+        grid = pld.grid_for(events, delta, by_renyi, coarsest)
+        return min(by_renyi, pld.bound(events, delta, grid))
 
     noise, per_release = math.sqrt(blocks), mode == "per-release"
     rough = precision if per_release else 0.01
@@ -342,9 +342,9 @@ def noise_for(
     if not per_release:
         noise = least_noise(partial(spent, coarsest=True), epsilon, noise, 1.15, 10 * precision)
         noise = least_noise(partial(spent, coarsest=False), epsilon, noise, 1.01, precision)
-    while (found := account(releases(noise), delta, mode, adjacency=adjacency)).upper > epsilon:
+    while (answer := account(releases(noise), delta, mode, adjacency=adjacency)).upper > epsilon:
         noise *= 1 + precision  # the last bits of a sum may differ between runs
-    return noise, found
+    return noise, answer
 
 
 def least_noise(
@@ -380,11 +380,12 @@ def least_noise(
     while high > low * (1 + precision):
         share = above / (above - below) if math.isfinite(above) else 0.5
         middle = low * (high / low) ** min(max(share, 0.05), 0.95)
-        found = excess(middle)
-        again = 0.5 if found * last > 0 else 1.0  # an end that is kept twice gets half the weight
-        if found > 0:
-            low, above, below = middle, found, below * again
+        residual = excess(middle)
+        # An end that is kept twice gets half the weight.
+        weight = 0.5 if residual * last > 0 else 1.0
+        if residual > 0:
+            low, above, below = middle, residual, below * weight
         else:
-            high, below, above = middle, found, above * again
-        last = found
+            high, below, above = middle, residual, above * weight
+        last = residual
     return high

@@ -75,18 +75,18 @@ def hardest(spent: Iterable[Event]) -> list[Event]:
     rate q and the pair (N(0), N(0)). H_a is jointly convex, and minimal for equal distributions.
     Additional noise is post-processing.
     """
-    every, found = set(spent), []
-    for one in every:
+    events, undominated = set(spent), []
+    for event in events:
         exceeded = any(
-            other.sampling_probability >= one.sampling_probability
-            and other.noise_multiplier <= one.noise_multiplier
-            and other.count >= one.count
-            and other.replaced >= one.replaced
-            for other in every - {one}
+            other.sampling_probability >= event.sampling_probability
+            and other.noise_multiplier <= event.noise_multiplier
+            and other.count >= event.count
+            and other.replaced >= event.replaced
+            for other in events - {event}
         )
         if not exceeded:
-            found.append(one)
-    return sorted(found)
+            undominated.append(event)
+    return sorted(undominated)
 
 
 def _log_mixed(q: float, exponent: float) -> float:

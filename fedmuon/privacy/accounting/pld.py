@@ -98,8 +98,8 @@ def window(parts: Parts, grid: float, tail: float) -> tuple[int, int]:
     high = sum((part.start + len(part.masses) - 1) * count for part, count in parts)
     logs = []  # for each part: positions of its losses, logarithms of their masses, and the count
     for part, count in parts:
-        some = part.masses > 0
-        logs.append((part.start + np.flatnonzero(some), np.log(part.masses[some]), count))
+        positive = part.masses > 0
+        logs.append((part.start + np.flatnonzero(positive), np.log(part.masses[positive]), count))
     for order in np.geomspace(0.05, 300, 18) * grid:
         log_moments = []  # ln E exp(+-order * loss / grid) of the sum
         for sign in (1, -1):
@@ -117,9 +117,9 @@ def window(parts: Parts, grid: float, tail: float) -> tuple[int, int]:
 def compose(parts: Parts, grid: float, tail: float) -> Losses:
     """Return the distribution of the summed loss. Mass outside of the window wraps around."""
     low, high = window(parts, grid, tail)
-    least = max(high - low + 1, *(len(part.masses) for part, _ in parts))
+    min_length = max(high - low + 1, *(len(part.masses) for part, _ in parts))
     # The next length 2^a, 3 * 2^a or 5 * 2^a, for which FFTs are fast.
-    length = min(odd << max(0, (-(-least // odd) - 1).bit_length()) for odd in (1, 3, 5))
+    length = min(odd << max(0, (-(-min_length // odd) - 1).bit_length()) for odd in (1, 3, 5))
     spectrum = np.ones(length // 2 + 1, dtype=complex)
     for part, count in parts:
         spectrum *= np.fft.rfft(part.masses, length) ** count
@@ -160,15 +160,15 @@ def bound(events: Sequence[Event], delta: float, grid: float, up: bool = True) -
     The upper bound is the larger one of the bounds for (P, Q) and (Q, P). The lower bound uses only
     (P, Q).
     """
-    each = [(estimates(event, grid, up), event.count) for event in events]
-    tail, found = 1e-6 * delta, []
+    estimated = [(estimates(event, grid, up), event.count) for event in events]
+    tail, epsilons = 1e-6 * delta, []
     for side in (0, 1) if up else (0,):
-        parts = [(both[side], count) for both, count in each]
+        parts = [(losses[side], count) for losses, count in estimated]
         composed = compose(parts, grid, tail)
         error = slack(parts, composed, tail)
         allowed = delta - error if up else delta + error
-        found.append(epsilon_at(composed, allowed, grid) if allowed > 0 else math.inf)
-    return max(found)
+        epsilons.append(epsilon_at(composed, allowed, grid) if allowed > 0 else math.inf)
+    return max(epsilons)
 
 
 def grid_for(events: Sequence[Event], delta: float, about: float, coarsest: bool = False) -> float:
@@ -195,7 +195,7 @@ def grid_for(events: Sequence[Event], delta: float, about: float, coarsest: bool
     coarse = max(GRID, finest)
     if about >= LARGE:
         coarse = max(coarse, width(coarse) / COMPOSED)
-    wanted = 0.02 * max(min(about, 1e3), 0.05) / sum(event.count for event in events)
-    if coarsest or wanted >= coarse:
+    target = 0.02 * max(min(about, 1e3), 0.05) / sum(event.count for event in events)
+    if coarsest or target >= coarse:
         return coarse
-    return min(coarse, max(wanted, finest, width(coarse) / COMPOSED))
+    return min(coarse, max(target, finest, width(coarse) / COMPOSED))

@@ -49,7 +49,9 @@ def _log_mixed(q: float, exponent: np.ndarray) -> np.ndarray:
 
 def epsilon(events: Sequence[Event], delta: float) -> float:
     """Return the epsilon of all given releases, the smallest epsilon over all orders."""
-    spent = ((order, sum(one.count * divergence(one, order) for one in events)) for order in ORDERS)
+    spent = (
+        (order, sum(event.count * divergence(event, order) for event in events)) for order in ORDERS
+    )
     return max(0.0, min(converted(total, order, delta) for order, total in spent))
 
 

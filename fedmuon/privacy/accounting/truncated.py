@@ -72,22 +72,22 @@ def account_cut(answer_at: Callable[[float], Answer], delta: float, cut: float) 
         delta: The delta of (epsilon, delta).
         cut: p, the probability that a lot of the run is cut.
     """
-    found = answer_at(delta)
+    answer = answer_at(delta)
     if not cut:
-        return found
-    claimed = found.upper
+        return answer
+    claimed = answer.upper
     for _ in range(100):
         left = delta_left(delta, cut, claimed)
         if left < LEAST_DELTA or math.isinf(claimed):
             break
-        found = answer_at(left)
-        if found.upper <= claimed:
+        answer = answer_at(left)
+        if answer.upper <= claimed:
             # Cutting lowers delta by at most the amount by which it raises delta.
-            most = min(delta + cut * (1 + math.exp(min(claimed, 700.0))), 1 - 1e-9)
-            lower = min(answer_at(most).lower, claimed)
+            raised_delta = min(delta + cut * (1 + math.exp(min(claimed, 700.0))), 1 - 1e-9)
+            lower = min(answer_at(raised_delta).lower, claimed)
             ends = {"epsilon": claimed, "upper": claimed, "lower": lower}
-            return dataclasses.replace(found, **ends, rdp=max(found.rdp, claimed))
-        claimed = found.upper * (1 + 1e-9)
+            return dataclasses.replace(answer, **ends, rdp=max(answer.rdp, claimed))
+        claimed = answer.upper * (1 + 1e-9)
     ends = dict.fromkeys(("epsilon", "upper", "rdp"), math.inf)
-    note = f"{TOO_OFTEN} {found.note}".strip()
-    return dataclasses.replace(found, **ends, lower=0.0, certified=False, note=note)
+    note = f"{TOO_OFTEN} {answer.note}".strip()
+    return dataclasses.replace(answer, **ends, lower=0.0, certified=False, note=note)

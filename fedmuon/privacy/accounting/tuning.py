@@ -64,12 +64,12 @@ def gamma_for(shape: str, runs: float) -> float:
 
 def divergence(single: Divergence, order: float, shape: str, gamma: float) -> float:
     """Return the bound e' on the Rényi divergence of the best of K runs, minimized over b."""
-    eta, lost = SHAPES[shape], math.log(mean_runs(shape, gamma)) / (order - 1)
-    chosen = min(
+    eta, penalty = SHAPES[shape], math.log(mean_runs(shape, gamma)) / (order - 1)
+    minimum = min(
         ((1 - 1 / b) * single(b) if b > 1 else 0.0) - math.log(gamma) / b
         for b in (1.0, *renyi.ORDERS)
     )
-    return single(order) + (1 + eta) * chosen + lost
+    return single(order) + (1 + eta) * minimum + penalty
 
 
 def epsilon(
@@ -107,15 +107,17 @@ def answer(
     number of runs.
     """
     gamma_for(shape, runs)
-    given = noise_multiplier, sampling_probability
-    single = composition.epsilon(*given, steps, delta, blocks, adjacency=adjacency)
-    every = composition.epsilon(*given, steps * math.ceil(runs), delta, blocks, adjacency=adjacency)
-    spent = composition.event(*given, steps, blocks)
+    setting = noise_multiplier, sampling_probability
+    single = composition.epsilon(*setting, steps, delta, blocks, adjacency=adjacency)
+    all_runs = composition.epsilon(
+        *setting, steps * math.ceil(runs), delta, blocks, adjacency=adjacency
+    )
+    spent = composition.event(*setting, steps, blocks)
     spent = dataclasses.replace(spent, replaced=adjacency == "replace-one")
     return {
         "epsilon": epsilon([spent], delta, runs, shape),
         "of_one_run": single.upper,
-        "of_all_published": every.upper,
+        "of_all_published": all_runs.upper,
         "runs_expected": runs,
         "runs": shape,
         "adjacency": single.adjacency,

@@ -93,10 +93,10 @@ class Buffers:
 
     def coefficients(self, count: int) -> np.ndarray:
         """Return the first `count` coefficients c_0 = 1, c_1, c_2, ... of the correlated noise."""
-        decays, found = np.array(self.decays), np.ones(count)
+        decays, coefficients = np.array(self.decays), np.ones(count)
         if count > 1:
-            found[1:] = (decays ** np.arange(count - 1)[:, None]) @ np.array(self.scales)
-        return np.minimum.accumulate(found)  # ensures that rounding does not increase them
+            coefficients[1:] = (decays ** np.arange(count - 1)[:, None]) @ np.array(self.scales)
+        return np.minimum.accumulate(coefficients)  # ensures that rounding does not increase them
 
 
 def require_momentum(memory: float, ahead: bool) -> None:
@@ -232,11 +232,11 @@ def least_possible(steps: int, apart: int, memory: float, ahead: bool = False) -
     from scipy.linalg import svdvals, toeplitz  # takes longer to load than everything else here
 
     _require_steps(steps, apart)
-    whole = toeplitz(weights_of(steps, memory, ahead), np.zeros(steps))
+    matrix = toeplitz(weights_of(steps, memory, ahead), np.zeros(steps))
     places = np.zeros((steps, min(apart, steps)))
     places[np.arange(steps), np.arange(steps) % apart] = 1
-    most = max(np.sum(svdvals(whole)), np.sum(svdvals(whole @ places)))
-    return float(most) / math.sqrt(steps * min(apart, steps))
+    largest_norm = max(np.sum(svdvals(matrix)), np.sum(svdvals(matrix @ places)))
+    return float(largest_norm) / math.sqrt(steps * min(apart, steps))
 
 
 def _require_steps(steps: int, apart: int) -> None:
@@ -306,13 +306,13 @@ def _of_buffers(comb: np.ndarray, a: np.ndarray, weights: np.ndarray, count: int
         by_decay, by_scale = np.zeros(count), np.zeros(count)
         for b in range(count):
             # The derivative of c by w_b is x / (1 - theta_b x); by theta_b, w_b times its square.
-            one, late = np.array([1.0, -decays[b]]), np.array([0.0, 1.0])
-            for found, factor, times in ((by_scale, 1.0, 1), (by_decay, scales[b], 2)):
+            pole, lag = np.array([1.0, -decays[b]]), np.array([0.0, 1.0])
+            for gradient, factor, times in ((by_scale, 1.0, 1), (by_decay, scales[b], 2)):
                 first, second = comb, over
                 for _ in range(times):
-                    first, second = _filter(first, late, one), _filter(second, late, one)
-                found[b] = factor * 2 * (moved @ first) / square
-                found[b] -= factor * 2 * ((weights * noise) @ second) / error
+                    first, second = _filter(first, lag, pole), _filter(second, lag, pole)
+                gradient[b] = factor * 2 * (moved @ first) / square
+                gradient[b] -= factor * 2 * ((weights * noise) @ second) / error
         by_logits = by_decay * decays * (1 - decays)
         by_logs = scales * (by_scale - by_scale @ scales)
         return math.log(square) + math.log(error), np.concatenate([by_logits, by_logs])
@@ -328,7 +328,7 @@ def _least(objective: Objective, starts: list[np.ndarray]) -> np.ndarray:
     if len(starts[0]) <= 2 * MOST_BUFFERS:
         method, options = "BFGS", {"maxiter": 1000, "gtol": 1e-8}
     with np.errstate(all="ignore"):  # a line search may try extreme points
-        found = [
+        results = [
             minimize(objective, start, jac=True, method=method, options=options) for start in starts
         ]
-    return min(found, key=lambda one: one.fun).x
+    return min(results, key=lambda result: result.fun).x

@@ -125,8 +125,8 @@ class ClientLevel:
     @property
     def on_grid(self) -> bool:
         """Whether the noise is exact noise on a lattice (`lattice.py`)."""
-        chosen = self.arithmetic == "grid" or (self.arithmetic == "auto" and self.seed is None)
-        return chosen or self.shared
+        requested = self.arithmetic == "grid" or (self.arithmetic == "auto" and self.seed is None)
+        return requested or self.shared
 
     @property
     def secrecy(self) -> str:
@@ -187,13 +187,13 @@ class ClientLevel:
         """Return a client's clipped update v_k of eq. (1), separately for each replica."""
         moved = self._weighted(_apart(returned, held), self.weight)
         squares = torch.stack(
-            [one.square().reshape(len(one), -1).sum(1) for one in leaves(moved)]
+            [value.square().reshape(len(value), -1).sum(1) for value in leaves(moved)]
         ).sum(0)
-        room = self.bound * (1 - (sum(one[0].numel() for one in leaves(moved)) + 8) * ROUNDING)
+        room = self.bound * (1 - (sum(value[0].numel() for value in leaves(moved)) + 8) * ROUNDING)
         factor = torch.where(squares.isfinite(), (room / squares.sqrt()).clamp(max=1.0), 0.0)
 
-        def short(one: Tensor) -> Tensor:
-            shrunk = one.nan_to_num(0.0, 0.0, 0.0) * factor.view(-1, *[1] * (one.ndim - 1))
+        def short(value: Tensor) -> Tensor:
+            shrunk = value.nan_to_num(0.0, 0.0, 0.0) * factor.view(-1, *[1] * (value.ndim - 1))
             return (shrunk / self.spacing).trunc() * self.spacing
 
         return mapped(short, moved)
@@ -204,11 +204,11 @@ class ClientLevel:
         With distributed trust, the message consists of integers that contain the client's share of
         the noise. This method does not add the client's mask.
         """
-        own = self.clipped(held, returned)
+        update = self.clipped(held, returned)
         if self.shared:
             step = distributed.spacing(self.bound, self.noise, self.cohort)
-            return distributed.share(own, step, self._streams(round, client))
-        noisy = self._with_noise(own, round, client)
+            return distributed.share(update, step, self._streams(round, client))
+        noisy = self._with_noise(update, round, client)
         return _moved(held, self._weighted(noisy, 1 / self.weight), 1.0)
 
     def released(self, held: Tree, returned: Sequence[Tree], round: int) -> dict[str, Params]:
@@ -220,13 +220,13 @@ class ClientLevel:
         if self.shared:
             step = distributed.spacing(self.bound, self.noise, self.cohort)
             integers = distributed.total(returned, self.noise, self.cohort)
-            sums = mapped(lambda like, one: one.to(like.device) * step, held, integers)
+            sums = mapped(lambda like, value: value.to(like.device) * step, held, integers)
             return _moved(held, self._weighted(sums, 1 / self.weight), 1 / self.cohort)
-        total = mapped(lambda one: torch.zeros_like(one, dtype=torch.float64), held)
+        total = mapped(lambda value: torch.zeros_like(value, dtype=torch.float64), held)
         local = self.trust == "local"
-        for one in returned:
+        for reply in returned:
             total = mapped(
-                torch.add, total, _apart(one, held) if local else self.clipped(held, one)
+                torch.add, total, _apart(reply, held) if local else self.clipped(held, reply)
             )
         if not local:
             total = self._weighted(self._with_noise(total, round), 1 / self.weight)
@@ -234,27 +234,33 @@ class ClientLevel:
 
     def _weighted(self, trees: Tree, weight: float) -> dict[str, Params]:
         return {
-            tree: {name: one if tree == "model" else one * weight for name, one in held.items()}
-            for tree, held in trees.items()
+            tree: {
+                name: value if tree == "model" else value * weight for name, value in params.items()
+            }
+            for tree, params in trees.items()
         }
 
     def _with_noise(self, sums: Tree, round: int, client: int = 0) -> Tree:
         if not self.noise:
             return sums
         stream = self._streams(round, client)
-        flat = {(tree, name): one for tree, held in sums.items() for name, one in held.items()}
+        flat = {
+            (tree, name): value for tree, params in sums.items() for name, value in params.items()
+        }
         if self.on_grid:
-            named = {str(block): one for block, one in enumerate(flat.values())}
-            step, found = lattice.noisy(
-                named, self.bound, self.noise, lambda block: [words_of(stream(block))]
+            by_block = {str(block): value for block, value in enumerate(flat.values())}
+            step, integers = lattice.noisy(
+                by_block, self.bound, self.noise, lambda block: [words_of(stream(block))]
             )
-            noisy = dict(zip(flat, (one * step for one in found.values()), strict=True))
+            noisy = dict(zip(flat, (value * step for value in integers.values()), strict=True))
         else:
             noisy = {}
-            for block, (key, one) in enumerate(flat.items()):
-                drawn = normal([stream(block)], tuple(one.shape))
-                noisy[key] = one + self.noise * self.bound * to_device(drawn, one.device, one.dtype)
-        return {tree: {name: noisy[tree, name] for name in held} for tree, held in sums.items()}
+            for block, (key, value) in enumerate(flat.items()):
+                drawn = normal([stream(block)], tuple(value.shape))
+                noisy[key] = value + self.noise * self.bound * to_device(
+                    drawn, value.device, value.dtype
+                )
+        return {tree: {name: noisy[tree, name] for name in params} for tree, params in sums.items()}
 
     def _streams(self, round: int, client: int) -> Callable[[int], Stream]:
         """Return a function that maps a block's number to the random stream of its noise."""
@@ -266,20 +272,22 @@ class ClientLevel:
 
 def leaves(trees: Tree) -> list[Tensor]:
     """Return all tensors of the trees."""
-    return [one for tree in trees.values() for one in tree.values()]
+    return [value for tree in trees.values() for value in tree.values()]
 
 
 def mapped(function: Callable[..., Tensor], *trees: Tree) -> dict[str, Params]:
     """Apply a function to the tensors of the trees that have the same name."""
     return {
-        tree: {name: function(*(one[tree][name] for one in trees)) for name in held}
-        for tree, held in trees[0].items()
+        tree: {name: function(*(operand[tree][name] for operand in trees)) for name in params}
+        for tree, params in trees[0].items()
     }
 
 
-def _apart(one: Tree, other: Tree) -> dict[str, Params]:
-    return mapped(lambda b, a: a.double() - b.double(), other, one)
+def _apart(tree: Tree, other: Tree) -> dict[str, Params]:
+    return mapped(lambda b, a: a.double() - b.double(), other, tree)
 
 
-def _moved(held: Tree, by: Tree, share: float) -> dict[str, Params]:
-    return mapped(lambda one, more: (one.double() + share * more).to(one.dtype), held, by)
+def _moved(start: Tree, by: Tree, share: float) -> dict[str, Params]:
+    return mapped(
+        lambda value, change: (value.double() + share * change).to(value.dtype), start, by
+    )

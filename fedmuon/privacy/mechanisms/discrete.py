@@ -54,12 +54,12 @@ def gaussian(words: Words, count: int, bits: int, dtype: type = np.int64) -> np.
 
     If the dtype cannot represent an integer, the nearest representable number is returned.
     """
-    found, have = np.empty(count, dtype), 0
-    while have < count:
-        part = _accepted(words, min(PART, (count - have) * 21 // 20 + 8), bits)[: count - have]
-        found[have : have + len(part)] = part
-        have += len(part)
-    return found
+    integers, filled = np.empty(count, dtype), 0
+    while filled < count:
+        part = _accepted(words, min(PART, (count - filled) * 21 // 20 + 8), bits)[: count - filled]
+        integers[filled : filled + len(part)] = part
+        filled += len(part)
+    return integers
 
 
 def _accepted(words: Words, proposals: int, bits: int) -> np.ndarray:
@@ -70,18 +70,20 @@ def _accepted(words: Words, proposals: int, bits: int) -> np.ndarray:
     strip = slots[first >> np.uint64(48)]
     size = (first & np.uint64(2**bits - 1)).view(np.int64) | strip << bits
     sign = -(first >> np.uint64(47) & np.uint64(1)).view(np.int64)
-    kept = uniform < sure[strip]
-    rest = np.flatnonzero(~kept)
-    kept[rest] = _looked_at(words, strip[rest], size, rest, uniform[rest], bits)
-    kept &= (size != 0) | (sign == 0)
-    return ((size ^ sign) - sign)[kept]
+    accepted = uniform < sure[strip]
+    undecided = np.flatnonzero(~accepted)
+    accepted[undecided] = _looked_at(
+        words, strip[undecided], size, undecided, uniform[undecided], bits
+    )
+    accepted &= (size != 0) | (sign == 0)
+    return ((size ^ sign) - sign)[accepted]
 
 
 def _looked_at(
     words: Words,
     strip: np.ndarray,
     size: np.ndarray,
-    rest: np.ndarray,
+    undecided: np.ndarray,
     uniform: np.ndarray,
     bits: int,
 ) -> np.ndarray:
@@ -89,14 +91,14 @@ def _looked_at(
 
     The result says which of these proposals are accepted.
     """
-    ratio = size[rest] * 2.0**-bits
+    ratio = size[undecided] * 2.0**-bits
     goal = 2.0**64 * SCALE / _table()[2][strip] * np.exp(ratio * ratio / -(2 * STRIPS**2))
     beyond = strip == LAST
     answer = (uniform < goal) & ~beyond
     twice = 2 * (STRIPS << bits) ** 2  # -ln rho(a) is a^2 / (2 sigma^2)
     for k in np.flatnonzero(~beyond & (np.abs(uniform - goal) <= DOUBT * goal + 1)):
         weight = Fraction(SCALE, int(_table()[2][strip[k]]))
-        exponent = Fraction(int(size[rest[k]]) ** 2, twice)
+        exponent = Fraction(int(size[undecided[k]]) ** 2, twice)
         answer[k] = less(int(uniform[k]), weight, exponent, words)
     for k in np.flatnonzero(beyond & (uniform < 2**36)):
         steps = 0  # draw a size beyond 8 sigma, and compute the factor of rho in (2)
@@ -105,7 +107,7 @@ def _looked_at(
         far = (LAST + STRIPS * steps << bits) + (word >> 1) % (STRIPS << bits)
         weight = Fraction(SCALE * STRIPS << steps + 1)
         answer[k] = less(int(uniform[k]), weight, Fraction(far * far, twice), words)
-        size[rest[k]] = far if answer[k] else 0
+        size[undecided[k]] = far if answer[k] else 0
     return answer
 
 
@@ -149,6 +151,6 @@ def _table() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     slots = [-(-high.numerator // high.denominator) for _, high in around[:-1]]
     slots[0] += SLOTS - 1 - sum(slots)
     below = [2**64 * low / c for (low, _), c in zip(around[1:], slots, strict=True)]
-    sure = [*(one.numerator // one.denominator for one in below), 0]
+    sure = [*(fraction.numerator // fraction.denominator for fraction in below), 0]
     counts = np.array([*slots, 1])
     return np.repeat(np.arange(LAST + 1), counts), np.array(sure, np.uint64), counts

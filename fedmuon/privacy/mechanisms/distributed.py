@@ -108,26 +108,26 @@ def spacing(bound: float, noise: float, cohort: int) -> float:
 
 def reach(noise: float, cohort: int) -> float:
     """Return the largest valid entry W of a sum of messages, eq. (5)."""
-    found = DEVIATION * math.sqrt(cohort) * (cohort / noise + TAIL) if noise else math.inf
-    if found > MOST:
-        least = cohort / (MOST / DEVIATION / math.sqrt(cohort) - TAIL)
+    largest = DEVIATION * math.sqrt(cohort) * (cohort / noise + TAIL) if noise else math.inf
+    if largest > MOST:
+        min_noise = cohort / (MOST / DEVIATION / math.sqrt(cohort) - TAIL)
         raise InputError(
             f"[privacy] noise = {noise:g} is too small for distributed trust with {cohort} "
             f"clients per round, because the sum of their messages modulo {MODULUS} could wrap "
-            f"around. Set noise = {rounded_up(least)} or more, or lower [federation] per-round."
+            f"around. Set noise = {rounded_up(min_noise)} or more, or lower [federation] per-round."
         )
-    return found
+    return largest
 
 
 def share(clipped: Tree, step: float, streams: Callable[[int], Stream]) -> dict[str, Params]:
     """Return a client's update plus the client's share of the noise, as int64 tensors."""
-    found: dict[str, Params] = {tree: {} for tree in clipped}
-    named = [(tree, name) for tree, held in clipped.items() for name in held]
-    for block, (tree, name) in enumerate(named):
-        whole = (clipped[tree][name] / step).trunc().to("cpu", torch.int64).numpy()
-        noise = gaussian(words_of(streams(block)), whole[0].size, BITS)
-        found[tree][name] = torch.from_numpy(whole + noise.reshape(whole.shape[1:]))
-    return found
+    message: dict[str, Params] = {tree: {} for tree in clipped}
+    keys = [(tree, name) for tree, params in clipped.items() for name in params]
+    for block, (tree, name) in enumerate(keys):
+        integers = (clipped[tree][name] / step).trunc().to("cpu", torch.int64).numpy()
+        noise = gaussian(words_of(streams(block)), integers[0].size, BITS)
+        message[tree][name] = torch.from_numpy(integers + noise.reshape(integers.shape[1:]))
+    return message
 
 
 def total(sent: Sequence[Tree], noise: float, cohort: int) -> dict[str, Params]:
@@ -138,29 +138,34 @@ def total(sent: Sequence[Tree], noise: float, cohort: int) -> dict[str, Params]:
             "only in the sum of all updates. Find out why the other clients did not reply, then "
             "continue with --resume."
         )
-    most, found = reach(noise, cohort), dict[str, Params]()
-    for tree, held in sent[0].items():
-        sums = {name: reduce(np.add, (one[tree][name].numpy() for one in sent)) for name in held}
-        if any((np.abs(one.astype(np.float64)) > most).any() for one in sums.values()):
+    limit, totals = reach(noise, cohort), dict[str, Params]()
+    for tree, params in sent[0].items():
+        sums = {
+            name: reduce(np.add, (message[tree][name].numpy() for message in sent))
+            for name in params
+        }
+        if any((np.abs(value.astype(np.float64)) > limit).any() for value in sums.values()):
             raise InputError(
                 "the sum of the masked updates is larger than any sum of clipped updates and "
                 "noise. A mask is missing, or a client sent a wrong message. Repeat the round "
                 "with --resume."
             )
-        found[tree] = {name: torch.from_numpy(one.astype(np.float64)) for name, one in sums.items()}
-    return found
+        totals[tree] = {
+            name: torch.from_numpy(value.astype(np.float64)) for name, value in sums.items()
+        }
+    return totals
 
 
 def masked(vectors: Tree, mask: np.ndarray) -> dict[str, Params]:
     """Return the integers of a message plus the mask M_k, modulo 2^64."""
-    found: dict[str, Params] = {tree: {} for tree in vectors}
+    message: dict[str, Params] = {tree: {} for tree in vectors}
     start = 0
-    for tree, held in vectors.items():
-        for name, one in held.items():
-            part = mask[start : start + one.numel()].reshape(one.shape)
-            found[tree][name] = torch.from_numpy(one.numpy() + part)
-            start += one.numel()
-    return found
+    for tree, params in vectors.items():
+        for name, value in params.items():
+            part = mask[start : start + value.numel()].reshape(value.shape)
+            message[tree][name] = torch.from_numpy(value.numpy() + part)
+            start += value.numel()
+    return message
 
 
 def key_pair() -> tuple[bytes, bytes]:
@@ -180,12 +185,12 @@ def mask(private: bytes, client: int, keys: Mapping[int, bytes], count: int) -> 
     Raises:
         ValueError: If a public key is not valid for a key agreement.
     """
-    own, found = X25519PrivateKey.from_private_bytes(private), np.zeros(count, np.uint64)
+    private_key, combined = X25519PrivateKey.from_private_bytes(private), np.zeros(count, np.uint64)
     for other, public in keys.items():
         if other != client:
             low, high = sorted((client, other))
-            secret = own.exchange(X25519PublicKey.from_public_bytes(public))
+            secret = private_key.exchange(X25519PublicKey.from_public_bytes(public))
             key = HKDF(SHA256(), 32, None, INFO + keys[low] + keys[high]).derive(secret)
             part = np.frombuffer(counter_mode(key).update(bytes(8 * count)), "<u8")
-            found = found + part if client == low else found - part
-    return found.view(np.int64)
+            combined = combined + part if client == low else combined - part
+    return combined.view(np.int64)

@@ -109,13 +109,13 @@ def square_root(count: int, memory: float = 1.0, ahead: bool = False) -> np.ndar
         ahead: Whether the momentum has Nesterov's look-ahead.
     """
     shift = memory / (1 + memory) if ahead else 0.0
-    found = np.zeros(count)
-    found[0], before = 1.0, 0.0
+    coefficients = np.zeros(count)
+    coefficients[0], before = 1.0, 0.0
     for j in range(count - 1):
-        ahead_of = ((memory - shift) / 2 + (memory + shift) * j) * found[j]
-        found[j + 1] = (ahead_of - memory * shift * (j - 1) * before) / (j + 1)
-        before = found[j]
-    return found
+        ahead_of = ((memory - shift) / 2 + (memory + shift) * j) * coefficients[j]
+        coefficients[j + 1] = (ahead_of - memory * shift * (j - 1) * before) / (j + 1)
+        before = coefficients[j]
+    return coefficients
 
 
 def sensitivity(coefficients: np.ndarray, steps: int, apart: int) -> float:
@@ -143,8 +143,8 @@ def sensitivity(coefficients: np.ndarray, steps: int, apart: int) -> float:
         )
     column = np.zeros(steps)
     for start in range(0, steps, apart):
-        held = coefficients[: steps - start]
-        column[start : start + len(held)] += held
+        part = coefficients[: steps - start]
+        column[start : start + len(part)] += part
     return float(np.linalg.norm(column))
 
 
@@ -167,8 +167,8 @@ def noise_of_momentum(
     a = weights_of(steps, memory, ahead)
     q = np.zeros(steps)  # weights of the independent noise in the momentum: q * c = a
     for t in range(steps):
-        held = coefficients[1 : t + 1]
-        q[t] = a[t] - held @ q[t - len(held) : t][::-1]
+        lagged = coefficients[1 : t + 1]
+        q[t] = a[t] - lagged @ q[t - len(lagged) : t][::-1]
     variance = float(np.cumsum(q * q).mean())
     return sensitivity(coefficients, steps, apart) * math.sqrt(variance)
 
@@ -213,20 +213,20 @@ class Past:
         self._next = step + 1
 
         def row(shape: tuple[int, ...], block: int) -> "Tensor":
-            found, buffers = fresh(shape, block), self.correlation
+            noise, buffers = fresh(shape, block), self.correlation
             if isinstance(buffers, Buffers):
                 sums = self._rows.setdefault(block, deque())
-                for scale, one in zip(buffers.scales, sums, strict=False):
-                    found = found - scale * one
-                begun = sums or [found * 0] * len(buffers.decays)
+                for scale, past in zip(buffers.scales, sums, strict=False):
+                    noise = noise - scale * past
+                begun = sums or [noise * 0] * len(buffers.decays)
                 decayed = zip(buffers.decays, begun, strict=True)
-                self._rows[block] = deque(decay * one + found for decay, one in decayed)
-                return found
+                self._rows[block] = deque(decay * past + noise for decay, past in decayed)
+                return noise
             earlier = self._rows.setdefault(block, deque(maxlen=len(buffers) - 1))
-            for weight, one in zip(buffers[1:], earlier, strict=False):
-                found = found - float(weight) * one
-            earlier.appendleft(found)
-            return found
+            for weight, past in zip(buffers[1:], earlier, strict=False):
+                noise = noise - float(weight) * past
+            earlier.appendleft(noise)
+            return noise
 
         return row
 
@@ -254,14 +254,14 @@ class FixedOrderSampling:
     buffers: Buffers | None = None
 
     def __post_init__(self) -> None:
-        least = 1 if self.buffers is None else 0
+        floor = 1 if self.buffers is None else 0
         if self.sampling not in get_args(Sampling)[1:]:
             raise InputError(
                 f"sampling is '{self.sampling}', but lots in a fixed order need sampling = "
                 "'shuffle' or 'cyclic'. Set one of these values."
             )
-        if self.band < least:
-            raise InputError(f"band is {self.band}, but it must be an integer of {least} or more.")
+        if self.band < floor:
+            raise InputError(f"band is {self.band}, but it must be an integer of {floor} or more.")
         if self.buffers is not None and self.band:
             raise InputError(
                 f"band is {self.band} and buffers are set, but noise can be correlated either by "
@@ -282,16 +282,16 @@ class FixedOrderSampling:
 
         The method `of_ledger` converts the table back to an object.
         """
-        known = {"sampling": self.sampling, "noise_correlation": "none", "band": self.band}
+        settings = {"sampling": self.sampling, "noise_correlation": "none", "band": self.band}
         if not self.correlated:
-            return known
+            return settings
         name, momentum = ("sqrt-toeplitz", "momentum"), self.memory != 1
         if self.buffers is not None:
             name = "blt", "blt-momentum"
             pairs = zip(self.buffers.decays, self.buffers.scales, strict=True)
-            known |= {"buffers": [list(pair) for pair in pairs]}
-        known["noise_correlation"] = name[momentum]
-        return known | ({"memory": self.memory, "ahead": int(self.ahead)} if momentum else {})
+            settings |= {"buffers": [list(pair) for pair in pairs]}
+        settings["noise_correlation"] = name[momentum]
+        return settings | ({"memory": self.memory, "ahead": int(self.ahead)} if momentum else {})
 
     @classmethod
     def of_ledger(cls, about: Mapping[str, Any]) -> "FixedOrderSampling":
@@ -344,17 +344,17 @@ class FixedOrderSampling:
         self, noise: float, blocks: int, lots: int, rounds: Sequence[int], steps: int
     ) -> Event:
         """Return one event with the privacy cost of all releases of a client in `rounds`."""
-        done = Counter(rounds)
+        attempts = Counter(rounds)
         if not self.correlated:
-            whole = math.sqrt(participations(list(done.values()), steps, lots))
-        elif len(done) == len(rounds):
-            whole = self.sensitivity(len(rounds) * steps, lots)
+            total_sensitivity = math.sqrt(participations(list(attempts.values()), steps, lots))
+        elif len(attempts) == len(rounds):
+            total_sensitivity = self.sensitivity(len(rounds) * steps, lots)
         else:
             raise InputError(
                 "the ledger contains two attempts at the same round with correlated noise, and "
                 "no privacy account covers repeated rounds. Start a new run."
             )
-        return Event(1.0, noise / (whole * math.sqrt(blocks)), 1)
+        return Event(1.0, noise / (total_sensitivity * math.sqrt(blocks)), 1)
 
 
 def lots_of(size: int, lot: float) -> int:
@@ -379,8 +379,8 @@ def participations(attempts: Sequence[int], steps: int, lots: int) -> int:
         steps: Number of steps per round.
         lots: Number of lots per epoch.
     """
-    again = sum(
-        (many - 1) * ((first + steps - 1) // lots - first // lots + 1)
-        for many, first in zip(attempts, range(0, len(attempts) * steps, steps), strict=True)
+    repeated = sum(
+        (count - 1) * ((first + steps - 1) // lots - first // lots + 1)
+        for count, first in zip(attempts, range(0, len(attempts) * steps, steps), strict=True)
     )
-    return -(-len(attempts) * steps // lots) + again
+    return -(-len(attempts) * steps // lots) + repeated

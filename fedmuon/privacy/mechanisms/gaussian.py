@@ -104,11 +104,11 @@ def release(
     _require_sound(clipping, noise_multiplier, expected_lot)
     if noise_multiplier == 0:
         return Released({name: value / expected_lot for name, value in sums.items()})
-    scale, found = noise_multiplier * clipping.bound, Params()
+    scale, gradient = noise_multiplier * clipping.bound, Params()
     for block, (name, value) in enumerate(sums.items()):
         entries = to_device(drawn(tuple(value.shape), block), value.device, value.dtype)
-        found[name] = (value + scale * (1 + slack(value.dtype)) * entries) / expected_lot
-    return Released(found)
+        gradient[name] = (value + scale * (1 + slack(value.dtype)) * entries) / expected_lot
+    return Released(gradient)
 
 
 def release_on_grid(
@@ -117,11 +117,11 @@ def release_on_grid(
     """Make the same release as `release`, but with exact noise on a lattice (`lattice.py`)."""
     _require_sound(clipping, noise_multiplier, expected_lot)
     reach = max(clipping.bound * (1 + slack(value.dtype)) for value in sums.values())
-    step, found = lattice.noisy(
-        sums, reach, noise_multiplier, lambda block: [words_of(one) for one in streams(block)]
+    step, integers = lattice.noisy(
+        sums, reach, noise_multiplier, lambda block: [words_of(stream) for stream in streams(block)]
     )
     per = step / expected_lot
-    return Released({name: (found[name].mul_(per)).to(sums[name].dtype) for name in sums})
+    return Released({name: (integers[name].mul_(per)).to(sums[name].dtype) for name in sums})
 
 
 def _require_sound(clipping: Clipping, noise: float, lot: float) -> None:
@@ -188,14 +188,14 @@ class Counting(Clipping):
 
     def factors(self, squares: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the clipping factors, and count the factors that are 1."""
-        found = super().factors(squares)
-        kept = [(found[names[0]] == 1).double() for names in self._groups(squares)]
-        self.counted.append((torch.stack(kept).mean(0) - 0.5).sum())
-        return found
+        factors = super().factors(squares)
+        unclipped = [(factors[names[0]] == 1).double() for names in self._groups(squares)]
+        self.counted.append((torch.stack(unclipped).mean(0) - 0.5).sum())
+        return factors
 
     def total(self) -> float:
         """Return the count, which is the sum of b_i - 1/2 over all examples so far."""
-        return math.fsum(float(one) for one in self.counted)
+        return math.fsum(float(term) for term in self.counted)
 
 
 def counted_sums(
@@ -261,20 +261,22 @@ class Mechanism:
             )
         if self.adjacency == "add-remove" and not self.public_rate and self.fixed_order is None:
             raise InputError(UNTRUE)
-        for what, known in (("source", NoiseSource), ("arithmetic", Arithmetic)):
-            if (value := getattr(self, what)) not in get_args(known):
+        for name, choices in (("source", NoiseSource), ("arithmetic", Arithmetic)):
+            if (value := getattr(self, name)) not in get_args(choices):
                 raise InputError(
-                    f"{what} '{value}' is unknown. Use {' or '.join(get_args(known))}."
+                    f"{name} '{value}' is unknown. Use {' or '.join(get_args(choices))}."
                 )
         if self.fixed_order is not None and (
-            why := in_turns(self.lot, self.public_rate, self.adjacency)
+            problem := in_turns(self.lot, self.public_rate, self.adjacency)
         ):
-            raise InputError(why)
+            raise InputError(problem)
         if self.arithmetic == "grid" and self._needs_reals:
-            named = "quantile" if self.quantile is not None else "fixed_order with correlated noise"
+            option = (
+                "quantile" if self.quantile is not None else "fixed_order with correlated noise"
+            )
             raise InputError(
-                f"arithmetic is 'grid', but {named} needs continuous noise. Set arithmetic = "
-                f"'auto', or leave {named} out."
+                f"arithmetic is 'grid', but {option} needs continuous noise. Set arithmetic = "
+                f"'auto', or leave {option} out."
             )
 
     @property
@@ -347,8 +349,8 @@ class Mechanism:
         rng = draw(Draw.LOT) if self.repeatable else secret_streams(1, self.source)(0)[0]
         rows = poisson_rows(rng, size, self.rate(size))
         if 0 < self.max_lot < len(rows):  # the choice is as random and as secret as the lot
-            kept = np.argsort(words_of(rng)(len(rows)), kind="stable")[: self.max_lot]
-            rows = rows[np.sort(kept)]
+            selected = np.argsort(words_of(rng)(len(rows)), kind="stable")[: self.max_lot]
+            rows = rows[np.sort(selected)]
         return rows
 
     def releases(
@@ -370,16 +372,16 @@ class Mechanism:
                 function also receives the clients' clipping bounds.
         """
         streams = self._streams(draws)
-        asked: list[bool] = []
+        calls: list[bool] = []
 
         def released(points: Points, bounds: Tensor | None = None) -> Released:
-            if asked:
+            if calls:
                 raise InputError(
                     "a private step requests a second release, but the privacy account counts "
                     "one release per step. Call context.released in only one link of the chain, "
                     "and pass the result to the other links."
                 )
-            asked.append(True)
+            calls.append(True)
             if self.quantile is not None:
                 if bounds is None:
                     raise InputError(
@@ -389,21 +391,21 @@ class Mechanism:
                         "bounds = torch.ones(len(batches))."
                     )
                 drawn = [normals(self._streams([draw])) for draw in draws]
-                found = self._at_quantile(self.quantile, task, points, batches, bounds, drawn)
+                result = self._at_quantile(self.quantile, task, points, batches, bounds, drawn)
             else:
                 # Clipping may be repeated. A release may not, even if its result is discarded.
                 sums = with_deferred_checks(
                     task.device, lambda: clipped_sums(task, points, batches, self.clipping)
                 )
                 if self.on_grid and self.noise:
-                    found = release_on_grid(sums, self.clipping, self.noise, self.lot, streams)
+                    result = release_on_grid(sums, self.clipping, self.noise, self.lot, streams)
                 else:
                     entries = normals(streams)
                     if self._past is not None:
                         entries = self._past.at(step, entries)
-                    found = release(sums, self.clipping, self.noise, self.lot, entries)
-            require_finite(found.gradient, "the released gradient is")
-            return found
+                    result = release(sums, self.clipping, self.noise, self.lot, entries)
+            require_finite(result.gradient, "the released gradient is")
+            return result
 
         return released
 
@@ -426,18 +428,21 @@ class Mechanism:
                 f"own clipping bound, but {len(bounds) // len(batches)} models run together. Run "
                 "one model at a time, or set quantile = 0."
             )
-        each = [(c, blocks(params, len(batches))) for c, params in points]
+        split_points = [(c, blocks(params, len(batches))) for c, params in points]
         gradients, shares = [], []
         for k, bound in enumerate(bounds):
-            at = Counting(self.clipping.rule, float(bound), self.clipping.joint_block)
-            own = [(c, stack[k]) for c, stack in each]
+            counting = Counting(self.clipping.rule, float(bound), self.clipping.joint_block)
+            client_points = [(c, stack[k]) for c, stack in split_points]
             # Clipping may be repeated, but the release may not: see `releases`.
             total, count = with_deferred_checks(
-                task.device, partial(counted_sums, task, own, batches[k], at)
+                task.device, partial(counted_sums, task, client_points, batches[k], counting)
             )
-            noise = quantile.of_sums(self.noise, at.blocks(total))
-            gradients.append(release(total, at, noise, self.lot, drawn[k]).gradient)
+            noise = quantile.of_sums(self.noise, counting.blocks(total))
+            gradients.append(release(total, counting, noise, self.lot, drawn[k]).gradient)
             last = float(drawn[k]((1, 1), len(total))) if self.noise else 0.0
             shares.append((count + quantile.noise * last) / self.lot + 0.5)
-        gradient = {name: torch.cat([one[name] for one in gradients]) for name in gradients[0]}
+        gradient = {
+            name: torch.cat([client_gradient[name] for client_gradient in gradients])
+            for name in gradients[0]
+        }
         return Released(gradient, torch.tensor(shares, dtype=torch.float64))

@@ -68,14 +68,14 @@ Streams = Callable[[int], Sequence[Words]]  # function from a block to one sourc
 
 def spacing(reach: float, noise: float, entries: int) -> float:
     """Return the lattice spacing g, which solves eq. (1) of this module."""
-    more = noise * (1 + 2.0**-40)
-    share = 2 * more * math.sqrt(entries) / DEVIATION
+    raised_noise = noise * (1 + 2.0**-40)
+    share = 2 * raised_noise * math.sqrt(entries) / DEVIATION
     if share > 0.5:
         raise InputError(
             f"noise = {noise:g} is too large for exact noise on a lattice with {entries:,} "
             "entries. Lower noise, or set [privacy] arithmetic = 'continuous'."
         )
-    return more * reach / (1 - share) / DEVIATION
+    return raised_noise * reach / (1 - share) / DEVIATION
 
 
 def noisy(sums: Params, reach: float, noise: float, streams: Streams) -> tuple[float, Params]:
@@ -84,14 +84,14 @@ def noisy(sums: Params, reach: float, noise: float, streams: Streams) -> tuple[f
     The replicas of a client get the same noise Y. NaN stays NaN.
     """
     entries = sum(value[0].numel() for value in sums.values())
-    step, found = spacing(reach, noise, entries), Params()
+    step, integers = spacing(reach, noise, entries), Params()
     for block, (name, value) in enumerate(sums.items()):
         words, shape = streams(block), tuple(value.shape)
-        each = [gaussian(source, math.prod(shape[1:]), BITS, np.float64) for source in words]
-        drawn = torch.from_numpy(np.stack(each)).reshape(-1, *shape[1:])
+        draws = [gaussian(source, math.prod(shape[1:]), BITS, np.float64) for source in words]
+        drawn = torch.from_numpy(np.stack(draws)).reshape(-1, *shape[1:])
         drawn = drawn.repeat_interleave(shape[0] // len(words), 0)
-        found[name] = rounded(value, step).add_(to_device(drawn, value.device))
-    return step, found
+        integers[name] = rounded(value, step).add_(to_device(drawn, value.device))
+    return step, integers
 
 
 def rounded(value: Tensor, step: float) -> Tensor:
