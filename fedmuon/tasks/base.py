@@ -81,8 +81,8 @@ def is_statistic(name: str) -> bool:
 
 def split_statistics(params: Params) -> tuple[Params, Params]:
     """Split a model into parameters with gradients and running statistics of norm layers."""
-    learned = {name: one for name, one in params.items() if not is_statistic(name)}
-    return learned, {name: one for name, one in params.items() if is_statistic(name)}
+    learned = {name: value for name, value in params.items() if not is_statistic(name)}
+    return learned, {name: value for name, value in params.items() if is_statistic(name)}
 
 
 def concatenate(found: Sequence[Any], axis: int = 0) -> Any:
@@ -95,16 +95,18 @@ def concatenate(found: Sequence[Any], axis: int = 0) -> Any:
 
 def stack_results(found: Sequence[Any]) -> Any:
     """Stack tensors, or tuples or dictionaries of tensors, along a new first axis."""
-    return _combine(found, lambda each: each[0][None] if len(each) == 1 else torch.stack(each))
+    return _combine(
+        found, lambda tensors: tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
+    )
 
 
-def _combine(found: Sequence[Any], combine: Callable[[list[Tensor]], Tensor]) -> Any:
-    first = found[0]
+def _combine(results: Sequence[Any], combine: Callable[[list[Tensor]], Tensor]) -> Any:
+    first = results[0]
     if isinstance(first, Tensor):
-        return combine(list(found))
+        return combine(list(results))
     if isinstance(first, dict):
-        return {name: _combine([one[name] for one in found], combine) for name in first}
-    return tuple(_combine(each, combine) for each in zip(*found, strict=True))
+        return {name: _combine([result[name] for result in results], combine) for name in first}
+    return tuple(_combine(parts, combine) for parts in zip(*results, strict=True))
 
 
 def blocks(tree: Params, count: int) -> list[Params]:
@@ -190,14 +192,14 @@ def cross_entropy(outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> T
     label smoothing s, the loss of one target is -(1 - s) log p_y - s times the mean of log p_k over
     all classes k.
     """
-    each = functional.cross_entropy(
+    losses = functional.cross_entropy(
         outputs.movedim(-1, 1),
         targets,
         reduction="none",
         ignore_index=IGNORED,
         label_smoothing=smoothing,
     )
-    return mean_of(each, targets) if each.ndim > 1 else each
+    return mean_of(losses, targets) if losses.ndim > 1 else losses
 
 
 def one_at_a_time(loss: Loss) -> Loss:
@@ -209,7 +211,7 @@ def one_at_a_time(loss: Loss) -> Loss:
     if loss is cross_entropy:  # it already treats each row separately
         return loss
 
-    def one(output: Tensor, target: Tensor) -> Tensor:
+    def sample_loss(output: Tensor, target: Tensor) -> Tensor:
         value = loss(output[None], target[None])
         if value.shape != (1,):
             raise InputError(
@@ -218,13 +220,13 @@ def one_at_a_time(loss: Loss) -> Loss:
             )
         return value[0]
 
-    def each(outputs: Tensor, targets: Tensor) -> Tensor:
+    def sample_losses(outputs: Tensor, targets: Tensor) -> Tensor:
         try:
-            return vmap(one)(outputs, targets)
+            return vmap(sample_loss)(outputs, targets)
         except RuntimeError:  # vmap cannot trace it, for example an `if` on a value
-            return torch.stack([one(*pair) for pair in zip(outputs, targets, strict=True)])
+            return torch.stack([sample_loss(*pair) for pair in zip(outputs, targets, strict=True)])
 
-    return each
+    return sample_losses
 
 
 def mean_of(values: Tensor, targets: Tensor) -> Tensor:

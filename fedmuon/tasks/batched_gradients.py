@@ -50,10 +50,10 @@ def slope_sums(
         is False and no array is changed.
     """
     replicas, classes, dimension = weight.shape
-    least, most = 0, 0
+    smallest, largest = 0, 0
     for label in labels:
-        least, most = min(least, label), max(most, label)
-    if least < 0 or most >= classes:
+        smallest, largest = min(smallest, label), max(largest, label)
+    if smallest < 0 or largest >= classes:
         return False
     logits = np.empty((replicas, classes, BLOCK), inputs.dtype)
     flat = logits.reshape(replicas * classes, BLOCK)
@@ -114,10 +114,10 @@ def _products(rows: np.ndarray, weights: np.ndarray, out: np.ndarray) -> None:
     for k in range(len(weights)):
         w = weights[k]
         for i in range(fours if k < fives else 0, n):
-            u, found = rows[i], zero
+            u, product = rows[i], zero
             for j in range(dimension):
-                found += u[j] * w[j]
-            out[k, i] = found
+                product += u[j] * w[j]
+            out[k, i] = product
 
 
 @_compiled
@@ -130,29 +130,29 @@ def _slopes(
     and y is the label. The slope of the sample skip[s] in replica s is 0.
     """
     n = len(labels)
-    peak, sums, chosen = np.empty((3, n), logits.dtype)
+    peak, sums, p_label = np.empty((3, n), logits.dtype)
     for s in range(len(logits)):
-        here = logits[s]
-        _exponentials(here, peak, sums)
+        slopes = logits[s]
+        _exponentials(slopes, peak, sums)
         for i in range(n):
-            chosen[i] = here[labels[i], i] / sums[i]
+            p_label[i] = slopes[labels[i], i] / sums[i]
         if 0 <= skip[s] < n:
-            chosen[skip[s]] *= 0  # NaN stays NaN, because the mean has included it
+            p_label[skip[s]] *= 0  # NaN stays NaN, because the mean has included it
         for i in range(n):
-            right[s] += chosen[i]
-            sums[i] = chosen[i] * share / sums[i]
-        for k in range(here.shape[0]):
+            right[s] += p_label[i]
+            sums[i] = p_label[i] * share / sums[i]
+        for k in range(slopes.shape[0]):
             for i in range(n):
-                here[k, i] *= sums[i]
-        _subtract(here, labels, chosen, share)
+                slopes[k, i] *= sums[i]
+        _subtract(slopes, labels, p_label, share)
         if 0 <= skip[s] < n:
-            here[:, skip[s]] = 0
+            slopes[:, skip[s]] = 0
 
 
 @_compiled
-def _subtract(slopes: np.ndarray, labels: np.ndarray, chosen: np.ndarray, share: float) -> None:
+def _subtract(slopes: np.ndarray, labels: np.ndarray, p_label: np.ndarray, share: float) -> None:
     for i in range(len(labels)):
-        slopes[labels[i], i] -= chosen[i] * share
+        slopes[labels[i], i] -= p_label[i] * share
 
 
 @_compiled

@@ -136,19 +136,19 @@ def suprema(classes: int, radius: ArrayLike, nonnegative: bool = False) -> Supre
     r, m, top = np.asarray(radius, dtype=float), classes - 1, constants()
     edges = np.linspace(0, np.pi / 2, PIECES + 1)
     cos, t = np.cos(edges[:-1]), r[..., None] * np.sin(edges[1:])
-    q, rest = _likeliest(classes, r[..., None] * cos), _likeliest(m, t)
-    parts = np.minimum(rest, _total(m, 2 * t) / m**2)
+    q, pi_max = _likeliest(classes, r[..., None] * cos), _likeliest(m, t)
+    parts = np.minimum(pi_max, _total(m, 2 * t) / m**2)
     with np.errstate(over="ignore"):
         unlikely = np.exp(r[..., None] * np.sqrt(classes / m) * cos) * _total(m, t)
     ends = 1 / (1 + unlikely.max(-1)), q[..., 0]
     half = np.minimum(q, 0.5)
     gradient = (half * (1 - half) * np.sqrt(1 + parts)).max(-1)
     gradient = np.minimum(gradient * ROUNDING, top.gradient_bound)
-    # Bound ||H||: p_y is in [ends[0], q], ||pi||^2 <= parts, and max pi <= rest if m > 1.
+    # Bound ||H||: p_y is in [ends[0], q], ||pi||^2 <= parts, and max pi <= pi_max if m > 1.
     low, high = np.clip(PEAK, ends[0][..., None], q), np.clip(q, 0.5, 1 - PEAK)
     down = low * (1 - low) * (1 - 2 * low) * (1 + parts)
     up = high * (1 - high) * (2 * high - 1) * (1 + parts)
-    variance = np.minimum(rest if m > 1 else 0 * rest, 0.5)
+    variance = np.minimum(pi_max if m > 1 else 0 * pi_max, 0.5)
     curved = np.maximum(down, up + half * (1 - half) * variance).max(-1)
     far = np.maximum(ends[1] - 1 / classes, 1 / classes - ends[0])
     return Suprema(
@@ -177,10 +177,10 @@ def _diameter(
 ) -> np.ndarray:
     """Return the diameter of the set of all gradients if samples have no negative entries."""
     others = classes - 2
-    both = (2 + others * np.exp(-r * np.sqrt(classes / (2 * max(others, 1))))) ** -2.0
+    product_bound = (2 + others * np.exp(-r * np.sqrt(classes / (2 * max(others, 1))))) ** -2.0
     with np.errstate(over="ignore"):
         common = classes / _total(classes, r) ** 2
     low, high = ends
-    corners = [both * (a + b) - common * a * b for a in (low, high) for b in (low, high)]
+    corners = [product_bound * (a + b) - common * a * b for a in (low, high) for b in (low, high)]
     apart = np.maximum(np.max(corners, axis=0), 0)
     return np.minimum(np.sqrt(2 * gradient**2 + 2 * apart) * ROUNDING, 2 * gradient)

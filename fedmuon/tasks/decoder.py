@@ -186,14 +186,14 @@ def gpt2_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarr
     """
     shapes = {name: tuple(value.shape) for name, value in network.named_parameters()}
     adding = sum(name.endswith("c_proj.weight") for name in shapes)  # two per block
-    found = {}
+    params = {}
     for name, shape in shapes.items():
         if len(shape) < 2:
-            found[name] = np.full(shape, 1.0 if name.endswith("weight") else 0.0)
+            params[name] = np.full(shape, 1.0 if name.endswith("weight") else 0.0)
         else:
             spread = SPREAD / math.sqrt(adding) if name.endswith("c_proj.weight") else SPREAD
-            found[name] = spread * rng.standard_normal(shape)
-    return found
+            params[name] = spread * rng.standard_normal(shape)
+    return params
 
 
 HEAD, TOKENS, SCORE = "lm_head.weight", "transformer.wte.weight", "score.weight"
@@ -217,7 +217,7 @@ def matching_weights(
     Raises:
         InputError: If a parameter is missing or has another shape.
     """
-    found = {}
+    params = {}
     for name, value in network.named_parameters():
         if name == SCORE:
             continue
@@ -238,8 +238,8 @@ def matching_weights(
                 f"{tuple(value.shape)} {has}. Set width, depth, heads and positions to the "
                 "values of the stored model."
             )
-        found[name] = stored
-    return found
+        params[name] = stored
+    return params
 
 
 def generate(
@@ -275,12 +275,12 @@ def generate(
         )
     model.tie_weights()
     model.eval()
-    more: dict[str, Any] = {"early_stopping": True, "length_penalty": 1.0} if beams > 1 else {}
+    options: dict[str, Any] = {"early_stopping": True, "length_penalty": 1.0} if beams > 1 else {}
     if banned:
-        more["bad_words_ids"] = [[token] for token in banned]
+        options["bad_words_ids"] = [[token] for token in banned]
     device = next(model.parameters()).device
     order = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
-    found: list[list[int]] = [[] for _ in prompts]
+    completions: list[list[int]] = [[] for _ in prompts]
     for start in range(0, len(order), PROMPTS):
         # Prompts with different lengths form one batch, padded and masked on the left.
         group = order[start : start + PROMPTS]
@@ -288,17 +288,18 @@ def generate(
         width = max(map(len, rows))
         tokens = [[end] * (width - len(row)) + row for row in rows]
         mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
-        most = max(1, min(MOST, model.config.n_positions + 1 - width))
+        max_tokens = max(1, min(MOST, model.config.n_positions + 1 - width))
         with torch.no_grad():
             written = model.generate(
                 torch.tensor(tokens, device=device),
                 attention_mask=torch.tensor(mask, device=device),
-                do_sample=False, num_beams=beams, max_new_tokens=most,
-                min_new_tokens=min(LEAST, most), pad_token_id=end, eos_token_id=end, **more,
+                do_sample=False, num_beams=beams, max_new_tokens=max_tokens,
+                min_new_tokens=min(LEAST, max_tokens), pad_token_id=end, eos_token_id=end,
+                **options,
             )  # fmt: skip
         for place, new in zip(group, written[:, width:].tolist(), strict=True):
-            found[place] = new[: new.index(end)] if end in new else new
-    return found
+            completions[place] = new[: new.index(end)] if end in new else new
+    return completions
 
 
 # Stored parameters of a network. Only safetensors files are supported, because reading them runs
@@ -314,28 +315,28 @@ def read_weights(place: str | Path) -> dict[str, np.ndarray]:
             f"[task] weights = '{place}' is not a .safetensors file or a folder with "
             ".safetensors files. Check the path."
         )
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for file in files:
         try:
             with safe_open(require_regular(file), framework="pt") as opened:
-                held = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise InputError(
                 f"[task] weights: {file} is not a readable safetensors file ({error}). Download "
                 "the file again."
             ) from None
-        for name, value in held.items():  # numpy has no bfloat16
-            found[name] = (value.float() if value.itemsize < 4 else value).numpy()
-    return found
+        for name, value in tensors.items():  # numpy has no bfloat16
+            arrays[name] = (value.float() if value.itemsize < 4 else value).numpy()
+    return arrays
 
 
 def weights_digest(place: str | Path) -> str:
     """Return a hash of the names, dtypes and values of all stored arrays."""
-    found = sha256()
+    hasher = sha256()
     for name, array in sorted(read_weights(place).items()):
-        found.update(f"{name} {array.dtype} {array.shape}\n".encode())
-        found.update(np.ascontiguousarray(array).data)
-    return found.hexdigest()[:16]
+        hasher.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        hasher.update(np.ascontiguousarray(array).data)
+    return hasher.hexdigest()[:16]
 
 
 # Low-rank adapters for a decoder whose weights stay fixed (LoRA: Hu et al. 2022).
@@ -414,12 +415,14 @@ def fold_adapters(network: nn.Module, params: Params) -> Params:
 
     If the network has no adapters, return `params`.
     """
-    layers = {name: one for name, one in network.named_modules() if isinstance(one, WithAdapters)}
+    layers = {
+        name: module for name, module in network.named_modules() if isinstance(module, WithAdapters)
+    }
     if not layers:
         return params
     fixed = {name: value for name, value in network.named_buffers() if not value.is_meta}
     for name in layers:
         down, up = (params[f"{name}.{key}.weight"] for key in ("down", "up"))
-        whole = f"{name}{INNER}.weight"
-        fixed[whole] = fixed[whole] + (up @ down).mT
+        weight_name = f"{name}{INNER}.weight"
+        fixed[weight_name] = fixed[weight_name] + (up @ down).mT
     return {name.replace(INNER, ""): value for name, value in fixed.items()}

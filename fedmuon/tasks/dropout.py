@@ -140,8 +140,8 @@ def _dropout(
     inplace: bool = False,
     axes: int | None = None,
 ) -> Tensor:
-    kept = masks.kept(input, p, axes) if training else None
-    return input if kept is None else input * (kept / (1 - p) if p < 1 else kept)
+    mask = masks.kept(input, p, axes) if training else None
+    return input if mask is None else input * (mask / (1 - p) if p < 1 else mask)
 
 
 def _alpha(
@@ -152,11 +152,11 @@ def _alpha(
     inplace: bool = False,
     axes: int | None = None,
 ) -> Tensor:
-    kept = masks.kept(input, p, axes) if training else None
-    if kept is None:
+    mask = masks.kept(input, p, axes) if training else None
+    if mask is None:
         return input
     scale = ((1 - p) * (1 + p * DROPPED**2)) ** -0.5 if p < 1 else 0.0
-    return scale * (input * kept + DROPPED * (1 - kept)) - scale * DROPPED * p
+    return scale * (input * mask + DROPPED * (1 - mask)) - scale * DROPPED * p
 
 
 def _attention(
@@ -172,13 +172,13 @@ def _attention(
 ) -> Tensor:
     """Compute attention as defined by torch. If there is no dropout, call torch's own function."""
     if dropout_p == 0:
-        more = {"scale": scale, "enable_gqa": enable_gqa}
+        options = {"scale": scale, "enable_gqa": enable_gqa}
         return functional.scaled_dot_product_attention(
-            query, key, value, attn_mask, 0.0, is_causal, **more
+            query, key, value, attn_mask, 0.0, is_causal, **options
         )
     if enable_gqa:
         times = query.shape[-3] // key.shape[-3]
-        key, value = (one.repeat_interleave(times, -3) for one in (key, value))
+        key, value = (tensor.repeat_interleave(times, -3) for tensor in (key, value))
     logits = query @ key.mT * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if is_causal:
         attn_mask = logits.new_ones(logits.shape[-2:], dtype=torch.bool).tril()
@@ -232,7 +232,7 @@ def sample_axes(one: Shapes, two: Shapes) -> tuple[int, ...]:
             "runs with the same seed would differ. Use nn.Dropout, whose masks follow the seed "
             "of the run, or draw no random numbers."
         )
-    found = []
+    batch_axes = []
     for a, b in zip(one.inputs, two.inputs, strict=True):
         axes = [k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y]
         if len(a) != len(b) or len(axes) != 1:
@@ -241,5 +241,5 @@ def sample_axes(one: Shapes, two: Shapes) -> tuple[int, ...]:
                 "axis of samples. Apply dropout to a tensor that has separate values for each "
                 "sample."
             )
-        found.append(axes[0])
-    return tuple(found)
+        batch_axes.append(axes[0])
+    return tuple(batch_axes)

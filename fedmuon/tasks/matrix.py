@@ -58,8 +58,8 @@ def supported(dtype: torch.dtype, device: torch.device) -> list[str]:
     """
     if device.type != "cpu":
         return ["torch"]
-    found = ["torch", "channels-last", "numpy"] if dtype == torch.float32 else ["torch", "numpy"]
-    return [*found, "fused"] if dtype in FUSED and find_spec("numba") else found
+    kernels = ["torch", "channels-last", "numpy"] if dtype == torch.float32 else ["torch", "numpy"]
+    return [*kernels, "fused"] if dtype in FUSED and find_spec("numba") else kernels
 
 
 @lru_cache
@@ -101,14 +101,14 @@ def fastest(m: int, k: int, n: int, dtype: torch.dtype, device: torch.device) ->
     def gradient(multiply: Kernel) -> Tensor:
         return multiply(multiply(a, b.T).mul_(1e-3).exp_(), b)
 
-    best, least = "torch", math.inf
+    best, best_seconds = "torch", math.inf
     with one_thread():
         for kernel in supported(dtype, device):
             if kernel in ("numpy", "fused"):
                 continue
             seconds = _best(partial(gradient, KERNELS[kernel]), device, 5)
-            if 1.05 * seconds < least:
-                best, least = kernel, seconds
+            if 1.05 * seconds < best_seconds:
+                best, best_seconds = kernel, seconds
     return best
 
 
@@ -162,41 +162,41 @@ def split_members(members: Sequence[Member]) -> list[list[list[Member]]]:
     To combine the results, first add the results of the pieces in each inner list, in order, and
     then concatenate these sums.
     """
-    found: list[list[list[Member]]] = []
-    for some in group_small(members):
-        if len(some) > 1:
-            found.append([some])
+    pieces: list[list[list[Member]]] = []
+    for group in group_small(members):
+        if len(group) > 1:
+            pieces.append([group])
             continue
-        weight, batch, samples = member = some[0]
+        weight, batch, samples = member = group[0]
         (replicas, classes), rows = weight.shape[:2], len(batch.labels)
         if member.thick:
             cut = parts(rows, rows / MANY + 0.5)
-            held = replicas * classes * (rows / len(cut)) * weight.element_size()
-            blocks = min(held / LOGITS, replicas * classes / THICK)
+            logits_bytes = replicas * classes * (rows / len(cut)) * weight.element_size()
+            blocks = min(logits_bytes / LOGITS, replicas * classes / THICK)
             stacks = parts(replicas, blocks + 0.5)
         else:
             cut, stacks = thin_parts(member), [slice(0, replicas)]
         for stack in stacks:
             row = []
             for part in cut:
-                there = batch.replaced and replaced_within(batch.replaced, stack, part)
-                own = Batch(batch.inputs[part], batch.labels[part], there)
-                row.append([Member(weight[stack], own, samples)])
-            found.append(row)
-    return found
+                replaced = batch.replaced and replaced_within(batch.replaced, stack, part)
+                sub_batch = Batch(batch.inputs[part], batch.labels[part], replaced)
+                row.append([Member(weight[stack], sub_batch, samples)])
+            pieces.append(row)
+    return pieces
 
 
 def group_small(members: Sequence[Member]) -> Iterator[list[Member]]:
     """Yield small members in groups, in order. Yield each large member as its own group."""
-    some: list[Member] = []
-    held = 0.0
-    for one in members:
-        if some and held + one.flops > FLOP:
-            yield some
-            some, held = [], 0.0
-        some.append(one)
-        held += one.flops
-    yield some
+    group: list[Member] = []
+    flops = 0.0
+    for member in members:
+        if group and flops + member.flops > FLOP:
+            yield group
+            group, flops = [], 0.0
+        group.append(member)
+        flops += member.flops
+    yield group
 
 
 def thin_parts(member: Member) -> list[slice]:
@@ -211,11 +211,11 @@ def replaced_within(there: Replaced, replicas: slice, samples: slice) -> Replace
     Return None if no replacement belongs to them.
     """
     replica, position = there.replica - replicas.start, there.position - samples.start
-    held = (replica >= 0) & (there.replica < replicas.stop)
-    held &= (position >= 0) & (there.position < samples.stop)
-    if not bool(held.any()):
+    inside = (replica >= 0) & (there.replica < replicas.stop)
+    inside &= (position >= 0) & (there.position < samples.stop)
+    if not bool(inside.any()):
         return None
-    return Replaced(replica[held], position[held], there.inputs[held], there.labels[held])
+    return Replaced(replica[inside], position[inside], there.inputs[inside], there.labels[inside])
 
 
 # Mean gradients of thin members, each in one compiled pass over its samples.
@@ -253,12 +253,13 @@ def mean_gradients(members: Sequence[Member], own: Own) -> tuple[Tensor, Tensor]
     gradients = np.zeros((len(members), *weight.shape), weight.numpy().dtype)
     sums = iter(gradients)
     groups = [
-        [_parts(one, next(sums), len(some) == 1) for one in some] for some in group_small(members)
+        [_parts(member, next(sums), len(group) == 1) for member in group]
+        for group in group_small(members)
     ]
     # A piece is one part of a large member, or a group of small members, each with one part.
     spread([partial(_add, piece, own) for group in groups for piece in zip(*group, strict=True)])
     losses = []
-    for first, *others in (one for group in groups for one in group):
+    for first, *others in (member_parts for group in groups for member_parts in group):
         samples = first.member.samples
         loss = (first.rows.stop - first.rows.start - first.right) / samples
         for part in others:
@@ -285,8 +286,8 @@ def _parts(member: Member, first: np.ndarray, cut: bool) -> list[_Part]:
             f"the labels have dtype {batch.labels.dtype}, but they must be integers. Convert the "
             "labels to torch.long."
         )
-    each = (one.contiguous().numpy() for one in (batch.inputs, batch.labels.long(), weight))
-    inputs, labels, weights = each
+    arrays = (tensor.contiguous().numpy() for tensor in (batch.inputs, batch.labels.long(), weight))
+    inputs, labels, weights = arrays
     slices = thin_parts(member) if cut else [slice(0, len(labels))]
     totals = [first, *np.zeros((len(slices) - 1, *first.shape), first.dtype)]
     rights = np.zeros((len(slices), len(weights)), first.dtype)
@@ -296,26 +297,26 @@ def _parts(member: Member, first: np.ndarray, cut: bool) -> list[_Part]:
     ]
 
 
-def _add(piece: Sequence[_Part], own: Own) -> None:
+def _add(piece: Sequence[_Part], replaced_slope: Own) -> None:
     """Compute the sums of some parts, including the replacement samples of their replicas."""
     # Imported here: numba is optional, takes up to a second to load, and only one kernel needs it.
     from fedmuon.tasks.batched_gradients import slope_sums
 
     for member, rows, arrays, total, right in piece:
         replicas, classes = total.shape[:2]
-        there = member.batch.replaced
-        there = there and replaced_within(there, slice(0, replicas), rows)
+        replaced = member.batch.replaced
+        replaced = replaced and replaced_within(replaced, slice(0, replicas), rows)
         skip = np.full(replicas, -1)
-        if there is not None:
-            skip[there.replica.numpy()] = there.position.numpy()
+        if replaced is not None:
+            skip[replaced.replica.numpy()] = replaced.position.numpy()
         if not slope_sums(*arrays, skip, total.dtype.type(1 / member.samples), total, right):
             raise InputError(
                 f"a label is not an integer from 0 to {classes - 1}. Number the classes from 0."
             )
-        if there is not None:
-            after, more = own(member, there)
-            replica = there.replica.numpy()
-            total[replica] += (more * there.inputs[:, None]).numpy()
+        if replaced is not None:
+            after, slope = replaced_slope(member, replaced)
+            replica = replaced.replica.numpy()
+            total[replica] += (slope * replaced.inputs[:, None]).numpy()
             right[replica] += after[:, 0].numpy()
 
 
@@ -375,13 +376,13 @@ class MatrixTask:
             return loss, {"weight": gradient.mT}
         rows = split_members(members) if self.thread_safe else [[members]]
         work = [partial(self._side_by_side, piece) for row in rows for piece in row]
-        found, totals = iter(spread(work, self.thread_safe)), []
+        results, totals = iter(spread(work, self.thread_safe)), []
         for row in rows:
-            loss, gradient = next(found)
+            loss, gradient = next(results)
             for _ in row[1:]:
-                more_loss, more = next(found)
+                more_loss, more_gradient = next(results)
                 loss.add_(more_loss)
-                gradient.add_(more)
+                gradient.add_(more_gradient)
             totals.append((loss, gradient))
         loss, gradient = concatenate(totals)
         return loss, {"weight": gradient.mT}
@@ -393,17 +394,19 @@ class MatrixTask:
         share every operation, except the products with their own samples. A replacement sample
         costs one rank-one update.
         """
-        logits = [self._logits(one.weight, one.batch.inputs) for one in members]
-        sizes = [len(one.batch.labels) for one in members]
-        labels = concatenate([one.batch.labels for one in members], -1)
+        logits = [self._logits(member.weight, member.batch.inputs) for member in members]
+        sizes = [len(member.batch.labels) for member in members]
+        labels = concatenate([member.batch.labels for member in members], -1)
         if len(members) == 1:
             shares: Tensor | float = 1 / members[0].samples
         else:
             pairs = zip(sizes, members, strict=True)
-            shares = torch.cat([logits[0].new_full((n,), 1 / one.samples) for n, one in pairs])
+            shares = torch.cat(
+                [logits[0].new_full((n,), 1 / member.samples) for n, member in pairs]
+            )
         right, slope = _slope_(concatenate(logits, -1), labels, shares)
-        found = zip(members, right.split(sizes, -1), slope.split(sizes, -1), strict=True)
-        return concatenate([self._pull_back(*one) for one in found])
+        contributions = zip(members, right.split(sizes, -1), slope.split(sizes, -1), strict=True)
+        return concatenate([self._pull_back(*contribution) for contribution in contributions])
 
     def clipped(
         self, points: Points, batches: Sequence[Batch], clipping: Clipping
@@ -416,8 +419,8 @@ class MatrixTask:
         respect to the logits (slope). The samples are the same at all points, so only the slopes s
         are stored.
         """
-        if whole := sums_without_clipping(self.gradient, points, batches, clipping):
-            return whole
+        if unclipped := sums_without_clipping(self.gradient, points, batches, clipping):
+            return unclipped
         blocks = [(c, params["weight"].mT.chunk(len(batches))) for c, params in points]
         loss, total = concatenate(
             [
@@ -435,11 +438,15 @@ class MatrixTask:
         logits = [(c, self._logits(weight, batch.inputs)) for c, weight in points]
         right, slope = _contributions(logits, batch.inputs, batch.labels, clipping)
 
-        def own(member: Member, there: Replaced) -> Found:
-            logits = [(c, _own_logits(weight, there)) for c, weight in points]
-            return _contributions(logits, there.inputs[:, None], there.labels[:, None], clipping)
+        def replaced_slope(member: Member, replaced: Replaced) -> Found:
+            logits = [(c, _own_logits(weight, replaced)) for c, weight in points]
+            return _contributions(
+                logits, replaced.inputs[:, None], replaced.labels[:, None], clipping
+            )
 
-        return self._pull_back(Member(first, batch, len(batch.labels)), right, slope, own)
+        return self._pull_back(
+            Member(first, batch, len(batch.labels)), right, slope, replaced_slope
+        )
 
     def _pull_back(
         self, member: Member, right: Tensor, slope: Tensor, own: Own | None = None
@@ -452,17 +459,17 @@ class MatrixTask:
         The function `own` returns the probabilities [T, 1] and the slopes [T, c, 1] of the T
         replacement samples.
         """
-        batch, there = member.batch, member.batch.replaced
+        batch, replaced = member.batch, member.batch.replaced
         loss = (len(batch.labels) - right.sum(-1)) / member.samples
-        if there is not None:
-            slope[there.replica, :, there.position] = 0.0
+        if replaced is not None:
+            slope[replaced.replica, :, replaced.position] = 0.0
         flat = KERNELS[self.kernel](slope.flatten(0, 1), batch.inputs)
         total = flat.view(*slope.shape[:2], -1)
-        if there is not None:
-            after, more = (own or _replaced_slope)(member, there)
-            total[there.replica] += more * there.inputs[:, None]
-            before = right[there.replica, there.position]
-            loss[there.replica] += (before - after[:, 0]) / member.samples
+        if replaced is not None:
+            after, replacement = (own or _replaced_slope)(member, replaced)
+            total[replaced.replica] += replacement * replaced.inputs[:, None]
+            before = right[replaced.replica, replaced.position]
+            loss[replaced.replica] += (before - after[:, 0]) / member.samples
         return loss, total
 
     def slopes(self, params: Params, batch: Batch) -> Tensor:
@@ -494,11 +501,11 @@ def _slope_(logits: Tensor, labels: Tensor, shares: Tensor | float) -> tuple[Ten
     with a dense mask, which takes a quarter of the time of a scatter operation.
     """
     classes, rows = logits.shape[-2:]
-    chosen = labels.unsqueeze(-2).expand(len(logits), 1, rows)
+    index = labels.unsqueeze(-2).expand(len(logits), 1, rows)
     mask = labels.unsqueeze(-2) == torch.arange(classes, device=labels.device)[:, None]
     logits.sub_(logits.amax(1, keepdim=True)).exp_()
     total = logits.sum(1, keepdim=True)
-    right = logits.gather(1, chosen).div_(total)
+    right = logits.gather(1, index).div_(total)
     scaled = right * shares
     slope = logits.mul_(scaled / total).addcmul_(mask.to(logits.dtype), scaled, value=-1)
     return right[:, 0], slope
@@ -512,20 +519,20 @@ def _contributions(
     The slopes s_k of all points are added as sum_k c_k s_k, and then clipped. `inputs` is [n, d],
     or [S, n, d] if replicas differ.
     """
-    found = [(c, *_slope_(values, labels, 1.0)) for c, values in logits]
-    slope = torch.stack([c * one for c, _, one in found]).sum(0)
+    per_point = [(c, *_slope_(values, labels, 1.0)) for c, values in logits]
+    slope = torch.stack([c * point_slope for c, _, point_slope in per_point]).sum(0)
     squares = (scaled_norms(slope.mT) * scaled_norms(inputs)).square_()
     factors = clipping.factors({"weight": squares})["weight"]
     slope = slope.mul_(factors[:, None]).masked_fill_(~squares.isfinite()[:, None], 0.0)
-    return found[-1][1], slope
+    return per_point[-1][1], slope
 
 
-def _replaced_slope(member: Member, there: Replaced) -> Found:
+def _replaced_slope(member: Member, replaced: Replaced) -> Found:
     """Return the probabilities p_y of the replacement samples, and their parts of the slope."""
-    logits = _own_logits(member.weight, there)
-    return _slope_(logits, there.labels[:, None], 1 / member.samples)
+    logits = _own_logits(member.weight, replaced)
+    return _slope_(logits, replaced.labels[:, None], 1 / member.samples)
 
 
-def _own_logits(weight: Tensor, there: Replaced) -> Tensor:
+def _own_logits(weight: Tensor, replaced: Replaced) -> Tensor:
     """Return the logits of each replacement sample, computed by its own replica."""
-    return torch.einsum("tcd,td->tc", weight[there.replica], there.inputs)[:, :, None]
+    return torch.einsum("tcd,td->tc", weight[replaced.replica], replaced.inputs)[:, :, None]

@@ -47,8 +47,8 @@ class VisionTransformer(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return the outputs for a batch of images."""
         height, width = images.shape[-2:]
-        whole = functional.pad(images, (0, -width % self.patch, 0, -height % self.patch))
-        read = self.patches(whole)
+        padded = functional.pad(images, (0, -width % self.patch, 0, -height % self.patch))
+        read = self.patches(padded)
         tokens = read.flatten(2).mT + positions(read)
         return self.head(self.norm(self.blocks(tokens)).mean(1))
 
@@ -115,11 +115,11 @@ def network(name: str, shape: Shape, classes: int) -> nn.Module:
     """
     if name not in MODELS:
         raise InputError(f"[task] model = '{name}' is unknown: {instead(name, MODELS)}")
-    shape, least = with_channels(shape), LEAST.get(name)
-    if least and (len(shape) != 3 or min(shape[1:]) < least):
+    shape, min_size = with_channels(shape), LEAST.get(name)
+    if min_size and (len(shape) != 3 or min(shape[1:]) < min_size):
         raise InputError(
-            f"[task] model = '{name}' needs images of at least {least} x {least} pixels, but the "
-            f"samples have shape {shape}. Set model = 'mlp', or choose other [data]."
+            f"[task] model = '{name}' needs images of at least {min_size} x {min_size} pixels, but "
+            f"the samples have shape {shape}. Set model = 'mlp', or choose other [data]."
         )
     with torch.device("meta"):
         return MODELS[name](shape, classes)
@@ -372,7 +372,7 @@ def torch_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndar
     1/sqrt(fan-in). Embeddings are standard normal. In norm layers, the scale starts at 1 and the
     shift at 0.
     """
-    found: dict[str, np.ndarray] = {}
+    params: dict[str, np.ndarray] = {}
     drawn: set[int] = set()
     for name, owner, key, param in owned_parameters(network):
         if id(param) in drawn:  # tied to a parameter with another name
@@ -381,18 +381,18 @@ def torch_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndar
         shape = tuple(param.shape)
         if isinstance(owner, nn.Linear | _ConvNd):
             bound = 1 / math.sqrt(owner.weight[0].numel())
-            found[name] = rng.uniform(-bound, bound, shape)
+            params[name] = rng.uniform(-bound, bound, shape)
         elif isinstance(owner, nn.Embedding):
-            found[name] = rng.standard_normal(shape)
+            params[name] = rng.standard_normal(shape)
         elif isinstance(owner, _NORMS):
-            found[name] = np.full(shape, 1.0 if key == "weight" else 0.0)
+            params[name] = np.full(shape, 1.0 if key == "weight" else 0.0)
         else:
             raise InputError(
                 f"the parameter {name} belongs to a {type(owner).__name__}, which has no known "
                 "initial distribution. Build the network from linear layers, convolutions, "
                 "embeddings and norms."
             )
-    return found
+    return params
 
 
 def owned_parameters(network: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:

@@ -116,26 +116,26 @@ class NetworkTask:
         trial = try_module(self.module, self.shape, self.whole)
         saved = max(1, trial.saved)
         # The factor 3 leaves space for temporary tensors.
-        most = MEMORY.get(device, 1 << 32) // (3 * entry * saved)
+        limit = MEMORY.get(device, 1 << 32) // (3 * entry * saved)
         called = [self.loss, self.targets, *(self.metrics or {}).values()]
         thread_safe = device == "cpu" and copyable(self.module) and all(map(stateless, called))
-        own = PerThread(partial(deepcopy, self.module)) if thread_safe else lambda: self.module
-        found = {
+        modules = PerThread(partial(deepcopy, self.module)) if thread_safe else lambda: self.module
+        derived = {
             "saved": saved,
             "axes": trial.axes,
             "statistics": tuple(statistics_of(self.module)),
-            "products": sum(one.numel() for one in self.module.parameters()) + 64 * saved,
+            "products": sum(param.numel() for param in self.module.parameters()) + 64 * saved,
             "convolves": any(isinstance(layer, _ConvNd) for layer in self.module.modules()),
             # With channels as the last axis in memory, oneDNN convolves and torch pools faster. A
             # module of the user may not support this order, because `view` fails on it.
             "channels_last": thread_safe and self.dtype == torch.float32,
             "stack_limit": STACKED_PARAMETERS.get(device, 1 << 27),
-            "chunks": Chunks(max(1, most)),
+            "chunks": Chunks(max(1, limit)),
             "thread_safe": thread_safe,
-            "own_module": own,
+            "own_module": modules,
             "clipped_sums": PerThread(self._sums),
         }
-        for name, value in found.items():
+        for name, value in derived.items():
             object.__setattr__(self, name, value)
 
     @property
@@ -173,7 +173,7 @@ class NetworkTask:
         """
         if self.statistics:
             turns = [
-                partial(self._in_one_batch, {name: one[r] for name, one in block.items()}, batch, r)
+                partial(self._in_one_batch, {name: v[r] for name, v in block.items()}, batch, r)
                 for block, batch in zip(blocks(params, len(batches)), batches, strict=True)
                 for r in range(size_of(block))
             ]
@@ -182,8 +182,8 @@ class NetworkTask:
         with exact_on(self.device):
             sizes = {len(batch.labels) for batch in batches}
             single = size_of(params) == len(batches) > 1  # one model per client
-            whole = not any(batch.replaced for batch in batches)
-            if single and whole and len(sizes) == 1 and self._vectorizes(*sizes):
+            unreplaced = not any(batch.replaced for batch in batches)
+            if single and unreplaced and len(sizes) == 1 and self._vectorizes(*sizes):
                 inputs = torch.stack([batch.inputs for batch in batches])
                 labels = torch.stack([batch.labels for batch in batches])
                 weights = inputs.new_full((1, *sizes), 1 / labels.shape[1])
@@ -197,30 +197,34 @@ class NetworkTask:
     def clipped(self, points: Points, batches: Sequence[Batch], clipping: Clipping) -> Found:
         """Return the mean loss at the last point, and the sums of the clipped gradients."""
         self.require_unmixed()
-        if whole := sums_without_clipping(self.gradient, points, batches, clipping):
-            return whole
-        each = [(c, blocks(params, len(batches))) for c, params in points]
+        if unclipped := sums_without_clipping(self.gradient, points, batches, clipping):
+            return unclipped
+        split_points = [(c, blocks(params, len(batches))) for c, params in points]
 
-        def own(k: int) -> Found:
-            batch, there = batches[k], batches[k].replaced
-            if there is not None:
-                there = replace(there, labels=self.targets(there.inputs, there.labels))
+        def client_sums(k: int) -> Found:
+            batch, replaced = batches[k], batches[k].replaced
+            if replaced is not None:
+                replaced = replace(replaced, labels=self.targets(replaced.inputs, replaced.labels))
             aimed = Batch(
-                batch.inputs, self.targets(batch.inputs, batch.labels), there, self._keys(batch)
+                batch.inputs, self.targets(batch.inputs, batch.labels), replaced, self._keys(batch)
             )
-            return self.clipped_sums()([(c, block[k]) for c, block in each], [aimed], clipping)
+            return self.clipped_sums()(
+                [(c, block[k]) for c, block in split_points], [aimed], clipping
+            )
 
-        return concatenate(spread([partial(own, k) for k in range(len(batches))], self.thread_safe))
+        return concatenate(
+            spread([partial(client_sums, k) for k in range(len(batches))], self.thread_safe)
+        )
 
     def _sums(self) -> ClippedSums:
         module = self.own_module()
-        found = find_ghosts(module, self.shape, self.whole)
-        if found is not None and not self.unmixed:  # without ghosts, samples are called separately
-            reject_mixing(module, found.layers, self.shape, self.masks, self.whole)
+        ghosts = find_ghosts(module, self.shape, self.whole)
+        if ghosts is not None and not self.unmixed:  # without ghosts, samples are called separately
+            reject_mixing(module, ghosts.layers, self.shape, self.masks, self.whole)
             object.__setattr__(self, "unmixed", True)  # also valid for copies in other threads
-        each = self.clipped_sums if self.thread_safe else None
+        per_thread = self.clipped_sums if self.thread_safe else None
         return ClippedSums(
-            module, self.shape, self.loss, self.device, self.saved, found, each, self.masks,
+            module, self.shape, self.loss, self.device, self.saved, ghosts, per_thread, self.masks,
             self.whole,
         )  # fmt: skip
 
@@ -230,11 +234,11 @@ class NetworkTask:
         rows, replicas = len(batch.labels), size_of(params)
         shared = replicas > 1 and self._vectorizes(rows)
         with torch.no_grad(), exact_on(self.device):
-            found = self.chunks.each(
+            results = self.chunks.each(
                 lambda part: self._map_replicas(self._losses, params, samples.rows(part), shared),
                 rows, replicas if shared else 1,
             )  # fmt: skip
-            return concatenate(list(found), 1)
+            return concatenate(list(results), 1)
 
     def require_unmixed(self) -> None:
         """Raise an error if norm layers mix the samples of a batch, as BatchNorm does.
@@ -277,24 +281,24 @@ class NetworkTask:
         If a replica has a replacement sample, the replaced sample has weight 0, and the result of
         the replacement is added.
         """
-        rows, there = len(batch.labels), batch.replaced
+        rows, replaced = len(batch.labels), batch.replaced
         shares = batch.inputs.new_full((1, rows), 1 / rows)
         keys = self._keys(batch)
         shared = Samples(batch.inputs[None], batch.labels[None], shares, keys[None])
-        if there is None:
+        if replaced is None:
             return self._weighted_gradient(params, shared)
         weights = shares.repeat(size_of(params), 1)
-        weights[there.replica, there.position] = 0.0
+        weights[replaced.replica, replaced.position] = 0.0
         loss, slope = self._weighted_gradient(params, shared._replace(weights=weights))
-        own = Samples(
-            there.inputs[:, None], there.labels[:, None], shares[:, :1],
-            keys[there.position][:, None],
+        replacements = Samples(
+            replaced.inputs[:, None], replaced.labels[:, None], shares[:, :1],
+            keys[replaced.position][:, None],
         )  # fmt: skip
-        changed = {name: value[there.replica] for name, value in params.items()}
-        more, steeper = self._weighted_gradient(changed, own)
-        loss[there.replica] += more
+        changed = {name: value[replaced.replica] for name, value in params.items()}
+        more_loss, steeper = self._weighted_gradient(changed, replacements)
+        loss[replaced.replica] += more_loss
         for name, value in steeper.items():
-            slope[name][there.replica] += value
+            slope[name][replaced.replica] += value
         return loss, slope
 
     def _weighted_gradient(self, params: Params, samples: Samples) -> Found:
@@ -306,8 +310,8 @@ class NetworkTask:
             return self._in_chunks(params, samples)
         cut = split_samples(params, samples, self.products)
         work = [partial(self._in_chunks, *piece) for row in cut for piece in row]
-        found = iter(spread(work))
-        return concatenate([reduce(_add_, islice(found, len(row))) for row in cut])
+        results = iter(spread(work))
+        return concatenate([reduce(_add_, islice(results, len(row))) for row in cut])
 
     def _in_chunks(self, params: Params, samples: Samples) -> Found:
         """Return the weighted sum of losses and its gradient, computed in one thread.
@@ -317,11 +321,11 @@ class NetworkTask:
         rows, replicas = samples.labels.shape[1], size_of(params)
         shared = replicas > 1 and self._vectorizes(rows)
         work = grad_and_value(self.total) if shared else self._slope
-        found = self.chunks.each(
+        results = self.chunks.each(
             lambda part: self._map_replicas(work, params, samples.rows(part), shared),
             rows, replicas if shared else 1,
         )  # fmt: skip
-        return reduce(_add_, map(itemgetter(1, 0), found))  # (slope, loss) -> (loss, slope)
+        return reduce(_add_, map(itemgetter(1, 0), results))  # (slope, loss) -> (loss, slope)
 
     def _map_replicas(
         self, function: Callable[..., Any], params: Params, samples: Samples, shared: bool
@@ -333,10 +337,10 @@ class NetworkTask:
         """
         alone = [len(values) == 1 for values in samples]
         if shared:
-            given = [v[0] if one else v for v, one in zip(samples, alone, strict=True)]
-            each = vmap(function, (0, *(None if one else 0 for one in alone)))
+            arguments = [v[0] if single else v for v, single in zip(samples, alone, strict=True)]
+            mapped = vmap(function, (0, *(None if single else 0 for single in alone)))
             try:
-                return each(params, *given)
+                return mapped(params, *arguments)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError:  # vmap cannot trace the module, for example an `if` on a value
@@ -344,8 +348,8 @@ class NetworkTask:
                 function = function if function == self._losses else self._slope
 
         def turn(r: int) -> Any:
-            given = (v[0 if one else r] for v, one in zip(samples, alone, strict=True))
-            return function(self._laid_out({name: v[r] for name, v in params.items()}), *given)
+            arguments = (v[0 if single else r] for v, single in zip(samples, alone, strict=True))
+            return function(self._laid_out({name: v[r] for name, v in params.items()}), *arguments)
 
         return stack_results([turn(r) for r in range(size_of(params))])
 
@@ -404,8 +408,8 @@ class NetworkTask:
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
         loss = self.total({**leaves, **statistics}, inputs, labels, weights, keys)
         slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-        found = (slope.contiguous() for slope in slopes)
-        return dict(zip(leaves, found, strict=True)), loss.detach()
+        gradients = (slope.contiguous() for slope in slopes)
+        return dict(zip(leaves, gradients, strict=True)), loss.detach()
 
     def _losses(
         self, params: Params, inputs: Tensor, labels: Tensor, *unused: Tensor
@@ -415,7 +419,7 @@ class NetworkTask:
         targets = self.targets(inputs, labels)
         loss = self.loss(outputs, targets)
         if self.metrics is not None:
-            return loss, {name: one(outputs, targets) for name, one in self.metrics.items()}
+            return loss, {name: metric(outputs, targets) for name, metric in self.metrics.items()}
         # The accuracy is 0 or 1, or the share of correct predictions if a sample has several
         # targets.
         right = outputs.argmax(-1) == targets
@@ -490,14 +494,14 @@ def stateless(function: Any) -> bool:
     if issubclass(kind, nn.Module):
         return copyable(function)
     if issubclass(kind, partial):
-        held = [function.func, *function.args, *function.keywords.values()]
+        contents = [function.func, *function.args, *function.keywords.values()]
     elif kind is FunctionType and f"{function.__globals__.get('__name__', '')}.".startswith(
         FUNCTIONS
     ):
-        held = [cell.cell_contents for cell in function.__closure__ or ()]
+        contents = [cell.cell_contents for cell in function.__closure__ or ()]
     else:
         return False
-    return all(_known(one) or stateless(one) for one in held)
+    return all(_known(value) or stateless(value) for value in contents)
 
 
 def _known(value: Any) -> bool:

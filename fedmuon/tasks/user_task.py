@@ -97,30 +97,30 @@ def user_network(
     """
     module = _checked_copy(task.module).to(device, dtype).train()
     loss = task.loss or (cross_entropy if classes else squared_error)
-    of = guard or Guard("task", task.module)
+    task_guard = guard or Guard("task", task.module)
     measures: dict[str, Metric] | None = {}
     parts = product(("validation", "client_test", "client_test_personal"), task.metrics)
-    taken = {*OF_A_ROUND, *OF_A_RUN, *("_".join(pair) for pair in parts)}
-    for name, one in task.metrics.items():
-        if name in taken or name.endswith(SPREAD):
+    reserved = {*OF_A_ROUND, *OF_A_RUN, *("_".join(pair) for pair in parts)}
+    for name, metric in task.metrics.items():
+        if name in reserved or name.endswith(SPREAD):
             raise InputError(
                 f"a metric cannot have the name {name}, because every run already records a "
                 "value with this name. Rename the metric, for example to "
                 f"my_{name.removesuffix(SPREAD)}."
             )
-        measures[name] = check_each(one, f"metric {name}", of.part("metric", one))
+        measures[name] = check_each(metric, f"metric {name}", task_guard.part("metric", metric))
     if not measures and classes and not task.loss:
         measures = None  # use the accuracy
     if loss is not cross_entropy:
-        loss = check_each(loss, "loss", of.part("loss", loss))
+        loss = check_each(loss, "loss", task_guard.part("loss", loss))
     sample = torch.zeros(1, *shape, dtype=torch.long if whole else dtype, device=device)
     reject_layers(module)
     try:
         outputs = _with_plain_calls(module, task.inputs, sample)
-        found = UserNetwork(
+        network = UserNetwork(
             module, shape, dtype, device,
             loss=loss, metrics=measures, whole=whole,
-            guard=of.part("task", task.module),
+            guard=task_guard.part("task", task.module),
         )  # fmt: skip
     except InputError:
         raise
@@ -137,7 +137,7 @@ def user_network(
             f"cross-entropy needs {classes} outputs. Set the size of the last layer to {classes}, "
             "number the labels from 0, or pass your own loss."
         )
-    return found
+    return network
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,8 +152,8 @@ class UserNetwork(NetworkTask):
         Frozen weights are left out.
         """
         with self.guard:
-            named = self.module.named_parameters()
-            weights = {name: one.detach() for name, one in named if one.requires_grad}
+            params = self.module.named_parameters()
+            weights = {name: param.detach() for name, param in params if param.requires_grad}
             weights |= statistics_of(self.module)
             return {name: value.repeat(stack, *[1] * value.ndim) for name, value in weights.items()}
 
@@ -315,17 +315,19 @@ def _by_name(
 ) -> Any:
     """Split each sample into the named arguments of `forward`, and call `forward`."""
     parts = samples.flatten(1).split(sizes, 1)
-    named = zip(inputs.items(), parts, strict=True)
-    return forward(**{name: part.reshape(-1, *shape) for (name, shape), part in named})
+    pairs = zip(inputs.items(), parts, strict=True)
+    return forward(**{name: part.reshape(-1, *shape) for (name, shape), part in pairs})
 
 
 def _logits(forward: Callable[..., Any], *args: Any) -> Tensor:
     """Return the tensor that `forward` returns, or the tensor `logits` in the returned object."""
-    found = forward(*args)
-    logits = found.get("logits") if isinstance(found, Mapping) else getattr(found, "logits", None)
+    output = forward(*args)
+    logits = (
+        output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    )
     if not isinstance(logits, Tensor):
         raise InputError(
-            f"the module returns a {type(found).__name__}, which is not a tensor and has no "
+            f"the module returns a {type(output).__name__}, which is not a tensor and has no "
             "`logits`. Return a tensor with one row per sample, or an object that has this "
             "tensor as `logits`."
         )
@@ -347,5 +349,5 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
             "so return one output for each number of a label, or use integers as labels of "
             "classes."
         )
-    each = functional.mse_loss(outputs, targets, reduction="none")
-    return each.flatten(1).mean(1) if each.ndim > 1 else each
+    errors = functional.mse_loss(outputs, targets, reduction="none")
+    return errors.flatten(1).mean(1) if errors.ndim > 1 else errors

@@ -61,7 +61,7 @@ class Chunks:
         while start < rows:
             part = slice(start, min(rows, start + max(1, self.most // replicas)))
             try:
-                found = work(part)
+                result = work(part)
             except torch.OutOfMemoryError:
                 size = part.stop - part.start
                 if size == 1:
@@ -74,8 +74,8 @@ class Chunks:
                 gc.collect()  # frees the memory of the failed attempt
                 torch.cuda.empty_cache()
                 continue
-            yield found
-            del found  # before the next group is created
+            yield result
+            del result  # before the next group is created
             start = part.stop
 
 
@@ -109,23 +109,23 @@ def try_module(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -
         InputError: If the module changes its input samples or its buffers, or uses the global
             random generator of torch.
     """
-    params = {name: one for name, one in module.named_parameters() if one.requires_grad}
-    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    large = sum(value.numel() for value in own.values()) > SMALL
-    held = {}
-    for name, value in own.items():
+    params = {name: param for name, param in module.named_parameters() if param.requires_grad}
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    large = sum(value.numel() for value in tensors.values()) > SMALL
+    copies = {}
+    for name, value in tensors.items():
         if large:
-            held[name] = torch.empty(value.shape, dtype=value.dtype, device="meta")
+            copies[name] = torch.empty(value.shape, dtype=value.dtype, device="meta")
         elif value.is_meta:
-            held[name] = torch.zeros(value.shape, dtype=value.dtype)
+            copies[name] = torch.zeros(value.shape, dtype=value.dtype)
         else:
-            held[name] = value.detach().cpu().clone()
-        held[name].requires_grad_(name in params)
+            copies[name] = value.detach().cpu().clone()
+        copies[name].requires_grad_(name in params)
 
-    first = next(iter(held.values()))
+    first = next(iter(copies.values()))
     kind = torch.long if whole else first.dtype
     counts: list[int] = []
-    seen: list[Shapes] = []
+    shapes: list[Shapes] = []
 
     def keep(tensor: Tensor) -> Tensor:
         counts[-1] += tensor.numel()
@@ -134,29 +134,29 @@ def try_module(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -
     few = 2 if any(isinstance(layer, _NormBase) for layer in module.modules()) else 1
     for rows in (few + 1, few):
         counts.append(0)
-        seen.append(Shapes())
+        shapes.append(Shapes())
         samples = torch.zeros((rows, *shape), dtype=kind, device=first.device)
         before = samples._version
-        versions = {name: held[name]._version for name, _ in module.named_buffers()}
+        versions = {name: copies[name]._version for name, _ in module.named_buffers()}
         drawn = _global_draws()
-        with saved_tensors_hooks(keep, lambda tensor: tensor), Masks(None, seen=seen[-1]):
-            functional_call(module, held, (samples,))
+        with saved_tensors_hooks(keep, lambda tensor: tensor), Masks(None, seen=shapes[-1]):
+            functional_call(module, copies, (samples,))
         after = _global_draws()
-        seen[-1].others += [name for name, state in drawn.items() if after[name] != state]
+        shapes[-1].others += [name for name, state in drawn.items() if after[name] != state]
         if samples._version > before:
             raise InputError(
                 "the module changes its input samples in place, for example because its first "
                 "layer has inplace = True. Set inplace = False, or change a copy "
                 "(samples.clone())."
             )
-        kept = {name for name in versions if name.rpartition(".")[2] not in OF_NORMS}
-        if changed := [name for name in kept if held[name]._version > versions[name]]:
+        own_buffers = {name for name in versions if name.rpartition(".")[2] not in OF_NORMS}
+        if changed := [name for name in own_buffers if copies[name]._version > versions[name]]:
             raise InputError(
                 f"the module changes its buffer {min(changed)}, but servers do not average "
                 "buffers, so engines and resumed runs would differ. Compute this value from the "
                 "batch, store it as a parameter instead of a buffer, or use BatchNorm."
             )
-    return Trial(counts[0] - counts[1], sample_axes(seen[1], seen[0]))
+    return Trial(counts[0] - counts[1], sample_axes(shapes[1], shapes[0]))
 
 
 def exact_on(device: torch.device) -> AbstractContextManager[None]:
@@ -204,14 +204,16 @@ def split_samples(
     the results of the pieces in each inner list, and then concatenate these sums.
     """
     rows, replicas = samples.labels.shape[1], size_of(params)
-    each = rows * products / WORK
-    cut = parts(rows, min(each, rows / FEW))
-    found = []
-    for block in parts(replicas, replicas * min(1.0, each)):
-        own = {name: value[block] for name, value in params.items()}
-        some = Samples(*(values if len(values) == 1 else values[block] for values in samples))
-        found.append([(own, some.rows(part)) for part in cut])
-    return found
+    per_replica = rows * products / WORK
+    cut = parts(rows, min(per_replica, rows / FEW))
+    pieces = []
+    for block in parts(replicas, replicas * min(1.0, per_replica)):
+        block_params = {name: value[block] for name, value in params.items()}
+        block_samples = Samples(
+            *(values if len(values) == 1 else values[block] for values in samples)
+        )
+        pieces.append([(block_params, block_samples.rows(part)) for part in cut])
+    return pieces
 
 
 def size_of(params: Params) -> int:

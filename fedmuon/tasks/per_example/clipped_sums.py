@@ -51,8 +51,8 @@ def sums_without_clipping(
     for c, params in points:
         loss, slopes = gradient(params, batches)
         total = _add(total, c, slopes)
-    many = to_device(torch.tensor(sizes).repeat_interleave(len(loss) // len(sizes)), loss.device)
-    return loss, {key: v * many.view(-1, *[1] * (v.ndim - 1)) for key, v in total.items()}
+    counts = to_device(torch.tensor(sizes).repeat_interleave(len(loss) // len(sizes)), loss.device)
+    return loss, {key: v * counts.view(-1, *[1] * (v.ndim - 1)) for key, v in total.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,15 +88,17 @@ class ClippedSums:
         """Return the results of `Task.clipped`. The replicas are computed one after the other."""
         stack = len(next(iter(points[0][1].values())))
         replicas = stack // len(batches)
-        found = []
+        results = []
         with exact_on(self.device):
             for row in range(stack):
-                own = [(c, {key: value[row] for key, value in at.items()}) for c, at in points]
+                row_points = [
+                    (c, {key: value[row] for key, value in at.items()}) for c, at in points
+                ]
                 batch = batches[row // replicas]
                 inputs, labels = samples_of(batch, row % replicas)
                 keys = batch.labels if batch.keys is None else batch.keys
-                found.append(self.one(own, inputs, labels, keys, clipping))
-        return stack_results(found)
+                results.append(self.one(row_points, inputs, labels, keys, clipping))
+        return stack_results(results)
 
     def one(
         self, points: Points, inputs: Tensor, labels: Tensor, keys: Tensor, clipping: Clipping
@@ -107,21 +109,21 @@ class ClippedSums:
         groups, turns = self.chunks(params, len(points)), Turns()
 
         def lane(number: int, part: slice) -> None:
-            own, sums, read = self.each() if self.each else self, Params(), torch.zeros_like(loss)
-            find = own._by_example if own.ghosts is None else own._by_layer
+            local, sums, read = self.each() if self.each else self, Params(), torch.zeros_like(loss)
+            find = local._by_example if local.ghosts is None else local._by_layer
             work = partial(find, points, inputs, labels, keys)
             with turns.of(number) as turn:
-                for losses, found in groups.each(work, part.stop, start=part.start):
-                    _add_clipped(sums, found, clipping)
+                for losses, gradients in groups.each(work, part.stop, start=part.start):
+                    _add_clipped(sums, gradients, clipping)
                     read += losses.sum()
-                    del found  # frees its memory before the next group
+                    del gradients  # frees its memory before the next group
                 turn()
                 loss.add_(read)
                 for key, value in sums.items():
                     totals[key] = totals[key].add_(value) if key in totals else value
 
         cut = enumerate(self._lanes(params, rows))
-        spread([partial(lane, *each) for each in cut], self.each is not None)
+        spread([partial(lane, *numbered_part) for numbered_part in cut], self.each is not None)
         for key, value in params.items():
             name, _, own_key = key.rpartition(".")
             if key not in totals:  # nothing was added
@@ -141,8 +143,8 @@ class ClippedSums:
             return even(rows, 1) if rows else []
         weights = sum(value.numel() for value in params.values())
         work = rows * (1 + 64 * self.kept / weights)  # products per number of the totals
-        many = min(max(work / LANE, min(2.0, work / LEAST), 1.0), LANES)
-        return even(rows, 2 ** int(math.log2(many))) if rows else []
+        count = min(max(work / LANE, min(2.0, work / LEAST), 1.0), LANES)
+        return even(rows, 2 ** int(math.log2(count))) if rows else []
 
     def chunks(self, params: Params, points: int) -> Chunks:
         """Return groups of samples whose activations and gradients fit into `MEMORY`."""
@@ -151,15 +153,15 @@ class ClippedSums:
         kind = self.device.type
         memory = MEMORY.get(kind, 1 << 32)
         if self.ghosts is None:
-            most = memory // (entry * (3 * self.kept + (points + 1) * weights))
+            limit = memory // (entry * (3 * self.kept + (points + 1) * weights))
         else:  # use a quarter if that is enough, because every thread has a group
-            whole = memory // (entry * (self.kept + points * self.ghosts.entries))
-            most = whole if kind == "cuda" else min(whole, max(ENOUGH, whole // 4))
-        return Chunks(max(1, min(most, MOST.get(kind, most))))
+            fitting = memory // (entry * (self.kept + points * self.ghosts.entries))
+            limit = fitting if kind == "cuda" else min(fitting, max(ENOUGH, fitting // 4))
+        return Chunks(max(1, min(limit, MOST.get(kind, limit))))
 
     def _rows(self, inputs: Tensor, rows: slice) -> Tensor:
-        found = inputs[rows].reshape(-1, *self.shape)
-        return found.long() if self.whole else found
+        samples = inputs[rows].reshape(-1, *self.shape)
+        return samples.long() if self.whole else samples
 
     def _by_layer(
         self, points: Points, inputs: Tensor, labels: Tensor, keys: Tensor, rows: slice
@@ -175,10 +177,10 @@ class ClippedSums:
                     self.module, layers, params, inputs, lambda outputs: loss(outputs, labels)
                 )
             records.append((c, layer_uses))
-        found: dict[str, PerExample] = {}
+        gradients: dict[str, PerExample] = {}
         for name, layer in layers.items():
             # For each use of the layer: its inputs at all points, and the slopes times c.
-            weights, uses = zip(*((c, each.uses[name]) for c, each in records), strict=True)
+            weights, uses = zip(*((c, recorded.uses[name]) for c, recorded in records), strict=True)
             pairs = [
                 ([at.read for at in use], [at.times(c) for c, at in zip(weights, use, strict=True)])
                 for use in zip(*uses, strict=True)
@@ -187,35 +189,37 @@ class ClippedSums:
             assert rule is not None  # otherwise, `find_ghosts` would have returned None
             parts = rule(layer, pairs)
             for key, _ in layer.named_parameters(recurse=False):
-                found[f"{name}.{key}" if name else key] = parts[key]
+                gradients[f"{name}.{key}" if name else key] = parts[key]
         for name, first in self.ghosts.tied.items():
-            embedding, head = found[first], found.pop(name)
+            embedding, head = gradients[first], gradients.pop(name)
             assert isinstance(embedding, Lookup) and isinstance(head, Outer | Explicit)
-            found[first] = Tied(embedding, head)
-        asked = points[-1][1]  # does not contain frozen parameters
-        return losses, {key: one for key, one in found.items() if key in asked}
+            gradients[first] = Tied(embedding, head)
+        trainable = points[-1][1]  # does not contain frozen parameters
+        return losses, {key: gradient for key, gradient in gradients.items() if key in trainable}
 
     def _by_example(
         self, points: Points, inputs: Tensor, labels: Tensor, keys: Tensor, rows: slice
     ) -> Found:
         """Return the losses and per-example gradients of some samples, from torch.func."""
 
-        def loss_of(params: Params, one: Tensor, label: Tensor, key: Tensor) -> Tensor:
+        def loss_of(params: Params, sample: Tensor, label: Tensor, key: Tensor) -> Tensor:
             with self.masks(key[None]):
-                outputs = functional_call(self.module, params, (one[None],))
+                outputs = functional_call(self.module, params, (sample[None],))
             return self.loss(outputs, label[None])[0]
 
         total, losses = Params(), inputs.new_zeros(0)
         inputs, labels = self._rows(inputs, rows), labels[rows]
-        each = vmap(grad_and_value(loss_of), (None, 0, 0, 0))
+        slopes_of = vmap(grad_and_value(loss_of), (None, 0, 0, 0))
         for c, params in points:
             try:
-                slopes, losses = each(params, inputs, labels, keys[rows])
+                slopes, losses = slopes_of(params, inputs, labels, keys[rows])
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError:  # vmap cannot trace it, so use one example after the other
                 samples = zip(inputs, labels, keys[rows], strict=True)
-                slopes, losses = stack_results([_alone(loss_of, params, *one) for one in samples])
+                slopes, losses = stack_results(
+                    [_alone(loss_of, params, *sample) for sample in samples]
+                )
             total = _add(total, c, slopes)
         return losses, {key: Explicit(value) for key, value in total.items()}
 
@@ -233,45 +237,46 @@ def _alone(
 
 def _add(total: Params, c: float, slopes: Params) -> Params:
     """Return the total plus c times the slopes, for each parameter. The total may be empty."""
-    more = {key: slope if c == 1 else c * slope for key, slope in slopes.items()}
-    return {key: total[key] + value for key, value in more.items()} if total else more
+    scaled = {key: slope if c == 1 else c * slope for key, slope in slopes.items()}
+    return {key: total[key] + value for key, value in scaled.items()} if total else scaled
 
 
-def _add_clipped(totals: Params, found: dict[str, PerExample], clipping: Clipping) -> None:
+def _add_clipped(totals: Params, gradients: dict[str, PerExample], clipping: Clipping) -> None:
     """Add the clipped gradients sum_i factors_i G_i to the totals.
 
     Examples whose gradient norm is not finite are left out. A factor of 0 is not enough, because 0
     times such a gradient would make the whole sum NaN.
     """
-    squares = {key: one.squares() for key, one in found.items()}
-    finite = torch.stack([each.isfinite() for each in squares.values()]).all(0)
+    squares = {key: gradient.squares() for key, gradient in gradients.items()}
+    finite = torch.stack([square.isfinite() for square in squares.values()]).all(0)
     if not holds(finite.all()):
-        found = {key: one.rows(finite) for key, one in found.items()}
-        squares = {key: each[finite] for key, each in squares.items()}
+        gradients = {key: gradient.rows(finite) for key, gradient in gradients.items()}
+        squares = {key: square[finite] for key, square in squares.items()}
     factors = clipping.factors(squares)
-    for key, one in found.items():
+    for key, gradient in gradients.items():
         if key not in totals:
-            totals[key] = factors[key].new_zeros(one.shape)
-        one.add_to_(totals[key], factors[key])
+            totals[key] = factors[key].new_zeros(gradient.shape)
+        gradient.add_to_(totals[key], factors[key])
 
 
 def samples_of(batch: Batch, replica: int) -> tuple[Tensor, Tensor]:
     """Return the inputs and labels that one replica uses, including its replacement sample."""
-    there = batch.replaced
-    if there is None:
+    replaced = batch.replaced
+    if replaced is None:
         return batch.inputs, batch.labels
-    mine = there.replica == replica
-    if not at_hand(mine.device):  # avoid a synchronization: write other rows behind the last one
-        place = there.position.where(mine, len(batch.labels))
-        pairs = (batch.inputs, there.inputs), (batch.labels, there.labels)
+    mask = replaced.replica == replica
+    if not at_hand(mask.device):  # avoid a synchronization: write other rows behind the last one
+        place = replaced.position.where(mask, len(batch.labels))
+        pairs = (batch.inputs, replaced.inputs), (batch.labels, replaced.labels)
         inputs, labels = (
-            torch.cat([shared, shared[:1]]).index_copy_(0, place, own)[:-1] for shared, own in pairs
+            torch.cat([shared, shared[:1]]).index_copy_(0, place, replacement)[:-1]
+            for shared, replacement in pairs
         )
         return inputs, labels
-    own = mine.nonzero().flatten().tolist()
-    if not own:
+    indices = mask.nonzero().flatten().tolist()
+    if not indices:
         return batch.inputs, batch.labels
     inputs, labels = batch.inputs.clone(), batch.labels.clone()
-    inputs[there.position[own]] = there.inputs[own]
-    labels[there.position[own]] = there.labels[own]
+    inputs[replaced.position[indices]] = replaced.inputs[indices]
+    labels[replaced.position[indices]] = replaced.labels[indices]
     return inputs, labels

@@ -101,21 +101,21 @@ class Clipping:
         The factors are computed from the squared norms [..., n] of the blocks. If a squared norm is
         not finite, the factor is 0.
         """
-        found: dict[str, Tensor] = {}
+        factors: dict[str, Tensor] = {}
         for names in self._groups(squares):
             square = torch.stack([squares[name] for name in names]).sum(0)
             if math.isinf(self.bound):
                 factor = torch.ones_like(square)
             else:
                 info = torch.finfo(square.dtype)
-                known = info.tiny / info.eps
-                ratio = self.bound * square.clamp(min=known).rsqrt()
+                smallest = info.tiny / info.eps
+                ratio = self.bound * square.clamp(min=smallest).rsqrt()
                 if not self.automatic:
                     ratio = ratio.clamp(max=1.0)
-                there = square.isfinite() & (square >= known if self.automatic else True)
-                factor = torch.where(there, ratio, 0.0)
-            found |= dict.fromkeys(names, factor)
-        return found
+                valid = square.isfinite() & (square >= smallest if self.automatic else True)
+                factor = torch.where(valid, ratio, 0.0)
+            factors |= dict.fromkeys(names, factor)
+        return factors
 
     def _groups(self, names: Collection[str]) -> list[list[str]]:
         """Return the names of the tensors in each block."""
@@ -142,10 +142,10 @@ def norms(values: Tensor) -> Tensor:
     size = values.shape[-1]
     if size <= RUN:
         return torch.linalg.vector_norm(values, dim=-1)
-    whole = size // RUN * RUN
-    pieces = torch.linalg.vector_norm(values[..., :whole].unflatten(-1, (-1, RUN)), dim=-1)
-    rest = torch.linalg.vector_norm(values[..., whole:], dim=-1, keepdim=True)
-    return norms(torch.cat([pieces, rest], -1))
+    cut = size // RUN * RUN
+    pieces = torch.linalg.vector_norm(values[..., :cut].unflatten(-1, (-1, RUN)), dim=-1)
+    tail = torch.linalg.vector_norm(values[..., cut:], dim=-1, keepdim=True)
+    return norms(torch.cat([pieces, tail], -1))
 
 
 def scaled_norms(values: Tensor) -> Tensor:
@@ -154,16 +154,16 @@ def scaled_norms(values: Tensor) -> Tensor:
     A product of two of these norms is therefore correct even if one norm is tiny and the other is
     huge.
     """
-    found, info = norms(values), torch.finfo(values.dtype)
-    odd = ~((found > (info.tiny / info.eps) ** 0.5) & (found < 0.5 * info.max**0.5))
+    out, info = norms(values), torch.finfo(values.dtype)
+    odd = ~((out > (info.tiny / info.eps) ** 0.5) & (out < 0.5 * info.max**0.5))
     if not at_hand(values.device):
         peak = values.abs().amax(-1).clamp(min=info.tiny)
-        return torch.where(odd, peak * norms(values / peak[..., None]), found)
+        return torch.where(odd, peak * norms(values / peak[..., None]), out)
     if bool(odd.any()):
         part = values[odd]
         peak = part.abs().amax(-1).clamp(min=info.tiny)
-        found[odd] = peak * norms(part / peak[:, None])
-    return found
+        out[odd] = peak * norms(part / peak[:, None])
+    return out
 
 
 def inner_products(a: Tensor, b: Tensor) -> Tensor:
@@ -174,8 +174,8 @@ def inner_products(a: Tensor, b: Tensor) -> Tensor:
     size, piece = a.shape[-1], _piece(a.shape[-1])
     total = a[..., :piece] @ b[..., :piece].mT
     for start in range(piece, size, piece):
-        here = slice(start, start + piece)
-        total += a[..., here] @ b[..., here].mT
+        part = slice(start, start + piece)
+        total += a[..., part] @ b[..., part].mT
     return total
 
 

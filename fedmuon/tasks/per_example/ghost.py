@@ -55,13 +55,13 @@ def has_rule(layer: nn.Module) -> bool:
 
 def entries(layer: nn.Module, read: Tensor, output: Tensor) -> int:
     """Return how many numbers are stored for one use of a layer."""
-    held = read.numel() + output.numel()
+    count = read.numel() + output.numel()
     if isinstance(layer, _ConvNd):
         length, groups = output[0, 0].numel(), layer.groups
         p, d = layer.out_channels // groups, layer.weight[0].numel()
-        more = p * d if forming_is_cheaper(length, p, d) else length * d + 2 * length**2
-        held += len(read) * groups * more
-    return held
+        per_group = p * d if forming_is_cheaper(length, p, d) else length * d + 2 * length**2
+        count += len(read) * groups * per_group
+    return count
 
 
 def reshape_total(layer: nn.Module, key: str, total: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def _linear(layer: nn.Module, uses: Sequence[Use], transposed: bool = False) -> 
     )
     falls = [_sequence(slope) for _, slopes in uses for slope in slopes]
     # If there is only one position, no sum is needed. It took 6% of a private step of an MLP.
-    shift = [one[:, 0] if one.shape[1] == 1 else one.sum(1) for one in falls]
+    shift = [fall[:, 0] if fall.shape[1] == 1 else fall.sum(1) for fall in falls]
     weight = Outer(slope, read) if transposed else Outer(read, slope)
     cheaper = forming_is_cheaper(weight.reads.shape[2], *weight.shape[1:])
     return {"weight": weight.explicit() if cheaper else weight, "bias": Explicit(_sum(shift))}
@@ -112,11 +112,11 @@ def _convolution(layer: _ConvNd, uses: Sequence[Use]) -> Parts:
     n, groups, length, p = slope.shape
     d = layer.weight[0].numel()
     if forming_is_cheaper(length, p, d):
-        most = PATCHES.get(slope.device.type, PATCHES["cpu"])
-        some, found = max(1, most // (groups * length * d)), slope.new_empty(n, groups, p, d)
-        for part in (slice(k, k + some) for k in range(0, n, some)):
-            torch.matmul(slope[part].mT, patches(part), out=found[part])
-        return {"weight": Explicit(found), "bias": Explicit(_sum(shift))}
+        budget = PATCHES.get(slope.device.type, PATCHES["cpu"])
+        rows, weight = max(1, budget // (groups * length * d)), slope.new_empty(n, groups, p, d)
+        for part in (slice(k, k + rows) for k in range(0, n, rows)):
+            torch.matmul(slope[part].mT, patches(part), out=weight[part])
+        return {"weight": Explicit(weight), "bias": Explicit(_sum(shift))}
     return {"weight": Outer(patches(slice(None)), slope), "bias": Explicit(_sum(shift))}
 
 
@@ -298,11 +298,11 @@ def record(
 
     The tensors in `params` need not require gradients.
     """
-    found = Record(layers)
-    with torch.enable_grad(), _hooks(layers, found.note):
+    records = Record(layers)
+    with torch.enable_grad(), _hooks(layers, records.note):
         losses = loss_of(functional_call(module, params, (inputs,)))
-    torch.autograd.grad(losses.sum(), found.root, allow_unused=True)
-    return losses.detach(), found
+    torch.autograd.grad(losses.sum(), records.root, allow_unused=True)
+    return losses.detach(), records
 
 
 @dataclass(frozen=True)
@@ -340,8 +340,8 @@ def find_ghosts(module: nn.Module, shape: tuple[int, ...], whole: bool = False) 
     meta = {name: value.detach() for name, value in on_meta(module).items()}
     dtype = torch.long if whole else next(iter(meta.values())).dtype
     samples = torch.empty((2, *shape), dtype=dtype, device="meta")
-    _, found = record(module, owners, meta, samples, lambda out: out.flatten(1))
-    if any(use.slope is None for uses in found.uses.values() for use in uses):
+    _, records = record(module, owners, meta, samples, lambda out: out.flatten(1))
+    if any(use.slope is None for uses in records.uses.values() for use in uses):
         return None
     return Ghosts(owners, three - two, tied)
 
@@ -355,14 +355,14 @@ def _ties(owners: dict[str, nn.Module]) -> dict[str, str] | None:
     tied: dict[str, str] = {}
     for name, owner in owners.items():
         for key, param in owner.named_parameters(recurse=False):
-            whole = f"{name}.{key}" if name else key
-            other, at = first.setdefault(id(param), (whole, owner))
-            if other == whole:
+            full_name = f"{name}.{key}" if name else key
+            other, at = first.setdefault(id(param), (full_name, owner))
+            if other == full_name:
                 continue
             pair = isinstance(at, nn.Embedding) and isinstance(owner, nn.Linear)
             if not pair or other in tied.values():
                 return None
-            tied[whole] = other
+            tied[full_name] = other
     return tied
 
 
@@ -375,14 +375,14 @@ def _count_entries(
     """
     called: set[str] = set()
     reads: list[tuple[Tensor, int]] = []
-    held: list[int | None] = []
+    sizes: list[int | None] = []
 
     def look(name: str, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         called.add(name)
         reads.extend((read, read._version) for read in args)
         plain = len(args) == 1 and len(args[0]) == len(output) == shape[0]
         plain = plain and not args[0].requires_grad  # otherwise, a parameter is used elsewhere
-        held.append(entries(layer, args[0], output) if plain else None)
+        sizes.append(entries(layer, args[0], output) if plain else None)
         return output.detach()  # if a later tensor needs a gradient, a parameter is used elsewhere
 
     meta = on_meta(module)
@@ -392,8 +392,8 @@ def _count_entries(
         outputs = functional_call(module, meta, (samples,))
     untouched = all(read._version == version for read, version in reads)
     whole = called == set(owners) and untouched and not outputs.requires_grad
-    counts = [count for count in held if count is not None]
-    return sum(counts) if whole and len(counts) == len(held) else None
+    counts = [count for count in sizes if count is not None]
+    return sum(counts) if whole and len(counts) == len(sizes) else None
 
 
 @contextlib.contextmanager
@@ -424,27 +424,27 @@ def reject_mixing(
     """
     params, dtype = _trial_values(module), next(module.parameters()).dtype
     rng = torch.Generator().manual_seed(0)
-    whole = torch.randint(0, 2, (ROWS, *shape), generator=rng).to(dtype)
+    binary = torch.randint(0, 2, (ROWS, *shape), generator=rng).to(dtype)
     real, other = torch.rand((2, ROWS, *shape), generator=rng).to(dtype)
-    kinds = [(whole, 1 - whole), (real, other)]
+    kinds = [(binary, 1 - binary), (real, other)]
     if tokens:
-        kinds = [(whole.long(), (1 - whole).long())]
+        kinds = [(binary.long(), (1 - binary).long())]
     for inputs, changed in kinds:
         batches = []  # pairs of the rows that stay, and the batch
-        for kept in map(list, KEPT):
+        for rows in map(list, KEPT):
             batch = changed.clone()
-            batch[kept] = inputs[kept]
-            batches.append((kept, batch))
+            batch[rows] = inputs[rows]
+            batches.append((rows, batch))
         for size in SIZES:
-            more = torch.cat([inputs, *[changed] * (size // ROWS)])[:size]
-            batches.append((list(range(min(size, ROWS))), more))
+            resized = torch.cat([inputs, *[changed] * (size // ROWS)])[:size]
+            batches.append((list(range(min(size, ROWS))), resized))
         with masks(torch.arange(len(inputs))):
             before = _traces(module, layers, params, inputs)
-        for kept, batch in batches:
+        for rows, batch in batches:
             with masks(torch.arange(len(batch))):
                 after = _traces(module, layers, params, batch)
             alike = len(before) == len(after)
-            if not alike or any(_differ(a, b, kept) for a, b in zip(before, after, strict=True)):
+            if not alike or any(_differ(a, b, rows) for a, b in zip(before, after, strict=True)):
                 raise InputError(
                     f"the network ({type(module).__name__}) mixes samples. Its values for one "
                     "sample change with the other samples of the batch, with their number, or "
@@ -460,21 +460,21 @@ def _traces(
     """Return the network's outputs, and the inputs and output gradients of all layers."""
     outputs: list[Tensor] = []
 
-    def loss_of(given: Tensor) -> Tensor:
-        outputs.append(given.detach())
-        return given.flatten(1).sin().sum(1)
+    def loss_of(output: Tensor) -> Tensor:
+        outputs.append(output.detach())
+        return output.flatten(1).sin().sum(1)
 
-    _, found = record(module, layers, params, inputs, loss_of)
-    uses = [use for each in found.uses.values() for use in each]
+    _, records = record(module, layers, params, inputs, loss_of)
+    uses = [use for layer_uses in records.uses.values() for use in layer_uses]
     slopes = [use.slope for use in uses if use.slope is not None]
     return [*outputs, *(use.read for use in uses), *slopes]
 
 
-def _differ(one: Tensor, other: Tensor, kept: list[int]) -> bool:
+def _differ(first: Tensor, second: Tensor, kept: list[int]) -> bool:
     """Return whether the rows `kept` of two arrays differ by more than rounding errors."""
-    if one.shape[1:] != other.shape[1:]:
+    if first.shape[1:] != second.shape[1:]:
         return True
-    a, b = one[kept], other[kept]
+    a, b = first[kept], second[kept]
     if not a.is_floating_point():
         return not torch.equal(a, b)
     peak = float(a.nan_to_num(0.0).abs().max()) if a.numel() else 0.0
@@ -491,13 +491,13 @@ def _trial_values(module: nn.Module) -> dict[str, Tensor]:
     Entry (i, j, ...) of a parameter is number i + j + ... of one short list of random numbers. A
     large network therefore needs no extra memory.
     """
-    rng, found = torch.Generator().manual_seed(1), dict[str, Tensor]()
+    rng, values = torch.Generator().manual_seed(1), dict[str, Tensor]()
     for name, value in module.named_parameters():
         shape = tuple(value.shape)
         draws = torch.rand(1 + sum(size - 1 for size in shape), generator=rng).to(value.dtype)
         scale = (3 / value[0].numel()) ** 0.5 if len(shape) > 1 else 0.0  # unit variance of outputs
         draws = scale * (2 * draws - 1) if scale else 0.5 + draws  # biases and norm scales near 1
-        found[name] = draws.as_strided(shape, [1] * len(shape))
+        values[name] = draws.as_strided(shape, [1] * len(shape))
     for name, value in module.named_buffers():
-        found[name] = torch.ones_like(value, device="cpu") if value.is_meta else value.cpu()
-    return found
+        values[name] = torch.ones_like(value, device="cpu") if value.is_meta else value.cpu()
+    return values

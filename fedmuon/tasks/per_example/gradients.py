@@ -208,18 +208,18 @@ class Tied:
         The squared norm of the gradient E_i + H_i is ||E_i||^2 + ||H_i||^2 + 2 <E_i, H_i>. If this
         sum is not accurate enough, the full gradient is computed.
         """
-        one, head = _square(self.lookup.merged), self.head
+        e_squares, head = _square(self.lookup.merged), self.head
         at, slopes = self.lookup.indices, self.lookup.merged
         # <E_i, H_i> = sum_s (slope_s . row index_s of H_i), so only these rows are computed.
         if isinstance(head, Outer):
-            other, terms = head.squares(), head.terms()
+            h_squares, terms = head.squares(), head.terms()
             error, count = head.error, head.reads.shape[2]
             reads, falls = head.reads[:, 0], head.slopes[:, 0]
             picked = falls.gather(2, at[:, None].expand(-1, falls.shape[1], -1))
             inner = sum_of_products(picked[:, None], inner_products(reads, slopes)[:, None])
         else:
-            other, error, count = _square(head.values), 0.0, 1
-            terms = other.sqrt()
+            h_squares, error, count = _square(head.values), 0.0, 1
+            terms = h_squares.sqrt()
             rows = head.values.view(len(at), *self.shape)
             rows = rows.gather(1, at[..., None].expand_as(slopes))
             inner = sum_of_products(rows[:, None], slopes[:, None])
@@ -228,9 +228,13 @@ class Tied:
         _, length, size = slopes.shape
         inner_part = inner_error(size) + sum_error(slopes.dtype, 2048, length, size)
         # Increase norms that are too short for accurate squares.
-        whole = one.sqrt() + terms + 2 * smallest_norm(one.dtype)
+        total_terms = e_squares.sqrt() + terms + 2 * smallest_norm(e_squares.dtype)
         return _recompute_lost(
-            one + other + 2 * inner, whole, 2 + max(error, inner_part), 1 + count, self._form
+            e_squares + h_squares + 2 * inner,
+            total_terms,
+            2 + max(error, inner_part),
+            1 + count,
+            self._form,
         )
 
     def _form(self, rows: list[int]) -> Tensor:
@@ -276,14 +280,14 @@ def _recompute_lost(
 
     Return the squared norms, and the examples that were recomputed.
     """
-    most = largest_ratio(squares.dtype, error, count)
-    kept = terms.square() <= most**2 * squares  # false if either side is NaN
-    if holds(kept.all()):
+    limit = largest_ratio(squares.dtype, error, count)
+    accurate = terms.square() <= limit**2 * squares  # false if either side is NaN
+    if holds(accurate.all()):
         return squares, []
-    lost = (~kept).nonzero().flatten().tolist()
-    for rows, values in _formed(lost, form):
+    inaccurate = (~accurate).nonzero().flatten().tolist()
+    for rows, values in _formed(inaccurate, form):
         squares[rows] = _square(values)
-    return squares, lost
+    return squares, inaccurate
 
 
 def _add_formed_(
