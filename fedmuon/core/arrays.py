@@ -46,7 +46,9 @@ def npy_bytes(array: np.ndarray) -> bytes:
 def tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     """Convert tensors to the bytes of a safetensors file. A replica axis of length 1 is removed."""
     return safetensors_bytes(
-        to_numpy({name: one[0] if len(one) == 1 else one for name, one in tensors.items()})
+        to_numpy(
+            {name: tensor[0] if len(tensor) == 1 else tensor for name, tensor in tensors.items()}
+        )
     )
 
 
@@ -66,11 +68,11 @@ def to_numpy(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
 
 def digest_of_arrays(arrays: Mapping[str, np.ndarray], about: Mapping[str, str]) -> str:
     """Return one SHA-256 of the metadata and of all arrays, with their names, dtypes and shapes."""
-    found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for name, value in sorted(arrays.items()):
-        found.update(f"{name} torch.{value.dtype} {value.shape}".encode())
-        found.update(value.reshape(-1).view("uint8").data)
-    return found.hexdigest()
+        digest.update(f"{name} torch.{value.dtype} {value.shape}".encode())
+        digest.update(value.reshape(-1).view("uint8").data)
+    return digest.hexdigest()
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

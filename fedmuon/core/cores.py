@@ -85,12 +85,12 @@ def few_free_cores(threads: int, others: float, load: float | None = None) -> st
     free = min(usable, max(0, round(cores - min(others, load))))
     if threads <= max(1, free):
         return ""
-    why = (
+    cause = (
         f"This process may use only {usable} of {cores} cores"
         if free == usable
         else f"Other programs use about {cores - free} of {cores} cores"
     )
     return (
-        f"{why}, but torch uses {threads} threads. The run can then be many times slower. Set the "
-        f"environment variable OMP_NUM_THREADS={max(1, free)}."
+        f"{cause}, but torch uses {threads} threads. The run can then be many times slower. Set "
+        f"the environment variable OMP_NUM_THREADS={max(1, free)}."
     )

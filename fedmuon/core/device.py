@@ -94,14 +94,14 @@ def holds(condition: Tensor) -> bool:
     """
     if assumed(condition.device):
         return True
-    of = _round.get()
-    if of is None or condition.device.type in AT_HAND:
+    checks = _round.get()
+    if checks is None or condition.device.type in AT_HAND:
         return bool(condition)
-    if not of.asks:
-        of.noted.append(condition)
+    if not checks.asks:
+        checks.noted.append(condition)
         return True
     answer = bool(condition)
-    of.held &= answer
+    checks.held &= answer
     return answer
 
 
@@ -126,29 +126,29 @@ def with_deferred_checks(device: torch.device, work: Callable[[], Found]) -> Fou
     if device.type in AT_HAND or _round.get() is not None:
         return work()
     if device not in _DOUBTED:
-        with _collecting(_Round(asks=False)) as noted:
+        with _collecting(_Round(asks=False)) as deferred:
             try:
-                found = work()
+                result = work()
             except Exception:  # such as a factorization of values that are not finite
-                if noted.held_all():
+                if deferred.held_all():
                     raise
             else:
-                if noted.held_all():
-                    return found
-                del found  # free its memory before the second call
+                if deferred.held_all():
+                    return result
+                del result  # free its memory before the second call
         _DOUBTED.add(device)
-    with _collecting(_Round(asks=True)) as asked:
-        found = work()
-    if asked.held:
+    with _collecting(_Round(asks=True)) as immediate:
+        result = work()
+    if immediate.held:
         _DOUBTED.discard(device)
-    return found
+    return result
 
 
 @contextmanager
-def _collecting(of: _Round) -> Iterator[_Round]:
-    token = _round.set(of)
+def _collecting(checks: _Round) -> Iterator[_Round]:
+    token = _round.set(checks)
     try:
-        yield of
+        yield checks
     finally:
         _round.reset(token)
 

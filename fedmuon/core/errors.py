@@ -113,7 +113,7 @@ def plain(what: object, most: int | None = 200) -> str:
     Control characters become visible, and text longer than `most` characters is cut.
     """
     words = str(what) if most is None else str(what)[: most + 1]
-    text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in words)
+    text = "".join(char if char.isprintable() else repr(char)[1:-1] for char in words)
     return text if most is None or len(text) <= most else f"{text[:most]}..."
 
 
@@ -124,10 +124,10 @@ def near(name: str, known: Iterable[str], most: int = 1) -> list[str]:
 
     Two swapped letters count as a typing error, even in short names: `rnu` is near `run`.
     """
-    spelt, said = {one.lower(): one for one in reversed(list(known))}, name.lower()
-    swapped = [one for one in spelt if one != said and sorted(one) == sorted(said)]
-    close = difflib.get_close_matches(said, spelt, n=most, cutoff=NEAR)
-    return [spelt[one] for one in dict.fromkeys([*close, *swapped])][:most]
+    spelt, lower = {word.lower(): word for word in reversed(list(known))}, name.lower()
+    swapped = [word for word in spelt if word != lower and sorted(word) == sorted(lower)]
+    close = difflib.get_close_matches(lower, spelt, n=most, cutoff=NEAR)
+    return [spelt[word] for word in dict.fromkeys([*close, *swapped])][:most]
 
 
 def instead(name: str, known: Iterable[str], words: str = "use one of") -> str:
@@ -248,8 +248,8 @@ class _Guarded:
 
     def __call__(self, *given: Any, **named: Any) -> Any:
         with self.guard:
-            found = self.function(*given, **named)
-            return found if self.read is None else self.read(found)
+            result = self.function(*given, **named)
+            return result if self.read is None else self.read(result)
 
 
 def mapping(found: Any) -> dict[str, Any]:
@@ -287,14 +287,14 @@ def _refusal(guard: Guard, error: BaseException) -> OwnError:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     except Exception:  # the error itself may be a custom object
         lines = []
-    why = ": ".join([type(error).__name__, *map(plain, lines[:1])])
-    when = ""
+    cause = ": ".join([type(error).__name__, *map(plain, lines[:1])])
+    context = ""
     if (place := _where.get()) is not None:
         round, clients = place
-        when = f" in round {round + 1}"
+        context = f" in round {round + 1}"
         if clients:
-            many = "client" if len(clients) == 1 else "one of the clients"
-            when += f", on {many} {plain(', '.join(map(str, clients)), 60)}"
+            subject = "client" if len(clients) == 1 else "one of the clients"
+            context += f", on {subject} {plain(', '.join(map(str, clients)), 60)}"
     line, trace = "", error.__traceback__  # the innermost call in the user's code
     while trace is not None:
         code, module = trace.tb_frame.f_code, trace.tb_frame.f_globals.get("__name__", "")
@@ -302,14 +302,14 @@ def _refusal(guard: Guard, error: BaseException) -> OwnError:
             line = f"{code.co_filename}, line {trace.tb_lineno}"
         trace = trace.tb_next
     if line:
-        return _of_kind(type(error))(f"{label} fails{when} with {why} ({line}): fix that line")
-    inside = why
+        return _of_kind(type(error))(f"{label} fails{context} with {cause} ({line}): fix that line")
+    inside = cause
     with contextlib.suppress(Exception):  # not a function, or reading it raises an error
         code = guard.found.__code__
         if _is_theirs(str(guard.found.__module__), code.co_filename):
-            inside = f"{why}; {code.co_filename}, line {code.co_firstlineno}"
-    wanted = WANTED.get(guard.kind, WANTED.get(guard.kind.partition(" ")[0], "another object"))
-    return _of_kind(type(error))(f"{label} cannot be used{when} ({inside}): pass {wanted}")
+            inside = f"{cause}; {code.co_filename}, line {code.co_firstlineno}"
+    accepted = WANTED.get(guard.kind, WANTED.get(guard.kind.partition(" ")[0], "another object"))
+    return _of_kind(type(error))(f"{label} cannot be used{context} ({inside}): pass {accepted}")
 
 
 def _is_theirs(module: str, file: str) -> bool:
@@ -326,18 +326,18 @@ def _of_kind(kind: type[BaseException]) -> Callable[[str], OwnError]:
     """
     if not issubclass(kind, Exception) or not _is_theirs(str(kind.__module__), ""):
         return OwnError
-    own = {
+    namespace = {
         "__init__": BaseException.__init__,
         "__str__": lambda self: str(self.args[0]),
         "__repr__": lambda self: f"OwnError({self.args[0]!r})",
         "__module__": kind.__module__,
     }
     try:
-        both = type("OwnError", (OwnError, kind), own)
-        both("tried")
+        combined = type("OwnError", (OwnError, kind), namespace)
+        combined("tried")
     except Exception:  # the class does not support multiple inheritance
         return OwnError
-    return both
+    return combined
 
 
 def require_at_most(most: float, **given: float | None) -> None:

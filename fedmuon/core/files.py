@@ -71,7 +71,9 @@ def why_and_remedy(error: OSError, path: Path | None = None, elsewhere: bool = T
     """
     other = ", or choose another place" if elsewhere else ""
     if path is not None and error.errno in (errno.EEXIST, errno.ENOTDIR):
-        blocking = [one for one in (path, *path.parents) if one.exists() and not one.is_dir()]
+        blocking = [
+            place for place in (path, *path.parents) if place.exists() and not place.is_dir()
+        ]
         if blocking:
             return f"({blocking[0]} is a file, but a folder is needed): choose another path"
     if error.errno not in FULL:
@@ -79,7 +81,7 @@ def why_and_remedy(error: OSError, path: Path | None = None, elsewhere: bool = T
     free = ""
     with contextlib.suppress(OSError, StopIteration):
         if path is not None and error.errno != errno.EFBIG:
-            folder = next(one for one in (path, *path.parents) if one.is_dir())
+            folder = next(place for place in (path, *path.parents) if place.is_dir())
             free = f"; {folder} has {shutil.disk_usage(folder).free:,} bytes free"
     return (
         f"({error.strerror}{free}): {FULL[error.errno]} and run the command again, with --resume "
@@ -192,8 +194,8 @@ def cache_folder() -> Path:
     Raises:
         InputError: If the user's cache folder is unknown.
     """
-    if named := os.environ.get("FEDMUON_CACHE"):
-        return Path(named)
+    if folder := os.environ.get("FEDMUON_CACHE"):
+        return Path(folder)
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:
         return Path(home).expanduser() / "fedmuon"
@@ -229,8 +231,8 @@ def unsealed(line: str, home: str = "") -> Record | None:
 
     A line with another `home` counts as damaged.
     """
-    body, found, _ = line.rpartition(', "check": "')
-    if not found or line != f'{body}{found}{crc(home + body):08x}"}}\n':
+    body, separator, _ = line.rpartition(', "check": "')
+    if not separator or line != f'{body}{separator}{crc(home + body):08x}"}}\n':
         return None
     return json.loads(body + "}")
 
@@ -285,17 +287,17 @@ def require_sound(folder: Path, names: Iterable[str]) -> None:
     for name in names:
         file = folder / name
         with mendable(file, "read"):
-            held = digest(read_bytes(file)) if file.exists() else ""
-        if not held or sums.get(name) != held:
-            if held and name not in sums:
+            actual = digest(read_bytes(file)) if file.exists() else ""
+        if not actual or sums.get(name) != actual:
+            if actual and name not in sums:
                 raise InputError(
                     f"{file} has no checksum in {folder / SUMS}. The list of checksums is "
                     "damaged or incomplete, or an older version of fedmuon wrote the folder: "
                     f"{AFRESH}"
                 )
-            what = f"does not match its checksum in {folder / SUMS}" if held else "is missing"
+            problem = f"does not match its checksum in {folder / SUMS}" if actual else "is missing"
             raise InputError(
-                f"{file} {what}, so the folder is damaged: restore the file from a copy, or "
+                f"{file} {problem}, so the folder is damaged: restore the file from a copy, or "
                 f"{AFRESH}"
             )
 
@@ -309,13 +311,13 @@ def several_runs(folder: Path) -> str:
     if not lock.exists():
         return ""
     with contextlib.suppress(ValueError, InputError, OSError, RecursionError):  # damaged
-        held = json.loads(read_text(lock))
-        if isinstance(held, list) and held and held[0] == "seeds":
+        content = json.loads(read_text(lock))
+        if isinstance(content, list) and content and content[0] == "seeds":
             return (
                 "contains runs with several seeds. To resume them, pass the same config, options "
                 "and --seeds as before, and --resume."
             )
-        if isinstance(held, list) and held and held[0] == "sweep":
+        if isinstance(content, list) and content and content[0] == "sweep":
             return (
                 "contains a sweep. To resume it, repeat the command or call that started it, and "
                 "add --resume."
@@ -382,9 +384,9 @@ def copied(folder: Path, place: Path) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
         try:
-            (whole := draft / "run").mkdir()  # with the permissions of a new folder
-            for one in folder.iterdir():
-                (shutil.copytree if one.is_dir() else shutil.copy2)(one, whole / one.name)
-            whole.rename(place)
+            (target := draft / "run").mkdir()  # with the permissions of a new folder
+            for entry in folder.iterdir():
+                (shutil.copytree if entry.is_dir() else shutil.copy2)(entry, target / entry.name)
+            target.rename(place)
         finally:
             shutil.rmtree(draft, ignore_errors=True)

@@ -36,7 +36,7 @@ class HiddenState:
         return ""
 
     def _values(self) -> dict[str, "_Value"]:
-        return {name: _Value(one) for name, one in _walk(self._found, "", DEEP)}
+        return {name: _Value(value) for name, value in _walk(self._found, "", DEEP)}
 
 
 class _Value:
@@ -56,43 +56,45 @@ class _Value:
             self.mark = value.ravel()[:: max(1, value.size // LARGEST)].tobytes()
 
     def same(self, other: "_Value") -> bool:
-        one, now = self.value, other.value
-        if type(one) is not type(now) or self.mark != other.mark:
+        before, now = self.value, other.value
+        if type(before) is not type(now) or self.mark != other.mark:
             return False
-        if not isinstance(one, Tensor) or one is now:
+        if not isinstance(before, Tensor) or before is now:
             return True
-        alike = (one.shape, one.dtype, one.device) == (now.shape, now.dtype, now.device)
-        return alike and one.equal(now)
+        alike = (before.shape, before.dtype, before.device) == (now.shape, now.dtype, now.device)
+        return alike and before.equal(now)
 
 
-def _walk(found: Any, name: str, deep: int) -> Iterator[tuple[str, Any]]:
-    if isinstance(found, Number | np.ndarray | Tensor):
+def _walk(value: Any, name: str, deep: int) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Number | np.ndarray | Tensor):
         if name:
-            yield name, found
+            yield name, value
     elif deep:
-        for more, one in _parts(found, name):
-            yield from _walk(one, more, deep - 1)
+        for place, part in _parts(value, name):
+            yield from _walk(part, place, deep - 1)
 
 
-def _parts(found: Any, name: str) -> Iterator[tuple[str, Any]]:
+def _parts(owner: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Yield (place, part) for the parts of an object that may contain state.
 
     Numbers in a dict or list are ignored, because they may be a harmless log of calls.
     """
-    if isinstance(found, MethodType):
-        yield name, found.__self__
-    elif isinstance(found, partial):
-        yield name, found.func
-    elif isinstance(found, FunctionType):
+    if isinstance(owner, MethodType):
+        yield name, owner.__self__
+    elif isinstance(owner, partial):
+        yield name, owner.func
+    elif isinstance(owner, FunctionType):
         for variable, cell in zip(
-            found.__code__.co_freevars, found.__closure__ or (), strict=False
+            owner.__code__.co_freevars, owner.__closure__ or (), strict=False
         ):
             with contextlib.suppress(ValueError):  # an empty cell
                 yield f"variable {variable}", cell.cell_contents
-    elif isinstance(found, dict | list):
-        pairs = list(found.items() if isinstance(found, dict) else enumerate(found))
-        arrays = [(key, one) for key, one in pairs if isinstance(one, np.ndarray | Tensor)]
-        yield from ((f"{name}[{key!r:.40}]", one) for key, one in arrays)
-    elif not isinstance(found, type):
-        held = getattr(found, "__dict__", {})
-        yield from ((f"{name}.{key}" if name else f"attribute {key}", held[key]) for key in held)
+    elif isinstance(owner, dict | list):
+        pairs = list(owner.items() if isinstance(owner, dict) else enumerate(owner))
+        arrays = [(key, value) for key, value in pairs if isinstance(value, np.ndarray | Tensor)]
+        yield from ((f"{name}[{key!r:.40}]", array) for key, array in arrays)
+    elif not isinstance(owner, type):
+        attributes = getattr(owner, "__dict__", {})
+        yield from (
+            (f"{name}.{key}" if name else f"attribute {key}", attributes[key]) for key in attributes
+        )

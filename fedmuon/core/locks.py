@@ -36,8 +36,8 @@ def held(folder: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None
     """
     with mendable(folder, "create"):
         file = Path(os.path.realpath(folder), name)  # `resolve` fails for circular links
-        made = not folder.exists()
-    if (mine := (file, threading.get_ident())) in _handles:
+        created = not folder.exists()
+    if (key := (file, threading.get_ident())) in _handles:
         yield
         return
     end = time.monotonic() + patience
@@ -47,7 +47,7 @@ def held(folder: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None
         while True:
             with whole():  # after a signal in this block, the lock would never be released
                 if (handle := _try(file)) is not None:
-                    _handles[mine] = handle
+                    _handles[key] = handle
                     break
             if time.monotonic() > end:
                 raise InputError(
@@ -58,25 +58,25 @@ def held(folder: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None
         words = [Path(sys.argv[0]).name, *sys.argv[1:2]]  # no options, which may contain secrets
         command = shlex.join(word for word in words if not word.startswith("-"))
         with mendable(file, "lock"):
-            said = f"process {os.getpid()} on {socket.gethostname()} ({command})"
-            os.pwrite(handle, said.encode(), 0)
+            holder = f"process {os.getpid()} on {socket.gethostname()} ({command})"
+            os.pwrite(handle, holder.encode(), 0)
         yield
     finally:
         try:
-            _give_back(mine, made)
+            _give_back(key, created)
         finally:  # a signal may have interrupted the first call
-            _give_back(mine, made)
+            _give_back(key, created)
 
 
-def _give_back(mine: tuple[Path, int], made: bool) -> None:
-    file = mine[0]
+def _give_back(key: tuple[Path, int], created: bool) -> None:
+    file = key[0]
     with whole():
-        if (handle := _handles.pop(mine, None)) is not None:
+        if (handle := _handles.pop(key, None)) is not None:
             if _is_still(file, handle):
                 with contextlib.suppress(OSError):
                     file.unlink(missing_ok=True)
             os.close(handle)
-        if made:
+        if created:
             with contextlib.suppress(OSError):  # the folder is not empty
                 file.parent.rmdir()
 
@@ -138,13 +138,13 @@ def writer(folder: Path) -> str:
 
     A process on another machine is assumed to be alive.
     """
-    said = _holder(folder / LOCK) if (folder / LOCK).exists() else ""
-    found = re.match(r"process (\d+) on (.+) \(", said)
-    if found and found[2] == socket.gethostname():
+    holder = _holder(folder / LOCK) if (folder / LOCK).exists() else ""
+    match = re.match(r"process (\d+) on (.+) \(", holder)
+    if match and match[2] == socket.gethostname():
         try:
-            os.kill(int(found[1]), 0)
+            os.kill(int(match[1]), 0)
         except PermissionError:  # the process is alive and belongs to another user
             pass
         except (ProcessLookupError, OverflowError):
             return ""
-    return said
+    return holder

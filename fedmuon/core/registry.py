@@ -69,16 +69,16 @@ def import_object(name: str, key: str) -> Any:
     place, _, path = name.rpartition(":")
     try:
         if place.endswith(".py"):
-            found: Any = _read_module(Path(place).expanduser().resolve())
+            value: Any = _read_module(Path(place).expanduser().resolve())
         else:
-            here = str(Path.cwd())  # for modules that are not installed
-            if here not in sys.path:
-                sys.path.append(here)
-            found = importlib.import_module(place)
+            folder = str(Path.cwd())  # for modules that are not installed
+            if folder not in sys.path:
+                sys.path.append(folder)
+            value = importlib.import_module(place)
         for part in path.split("."):
-            found = getattr(found, part)
+            value = getattr(value, part)
         file = str(source_file(absolute_name(name).rpartition(":")[0]))
-        USED.setdefault(file, []).append((f"{key} = '{name}'", found))
+        USED.setdefault(file, []).append((f"{key} = '{name}'", value))
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{place}.".startswith(f"{missing}."):
@@ -91,7 +91,7 @@ def import_object(name: str, key: str) -> Any:
             f"{key} = '{name}' cannot be imported ({type(error).__name__}: {error}). Write the "
             "name of the object as package.module:object or ./file.py:object."
         ) from error
-    return found
+    return value
 
 
 def absolute_name(name: str) -> str:
@@ -120,36 +120,38 @@ def blame(error: BaseException) -> str | None:
     A custom object caused the error if its file raised the error, or if the object was called with
     arguments that it does not accept.
     """
-    why = plain(f"{type(error).__name__}: {error}")
+    cause = plain(f"{type(error).__name__}: {error}")
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if used := USED.get(frame.filename):
             names = dict.fromkeys(
-                said
-                for said, one in used
-                if frame.name == _attribute(one, "__name__")
-                or hasattr(type(one), frame.name)
-                or (isinstance(one, type) and frame.name in vars(one))
+                label
+                for label, value in used
+                if frame.name == _attribute(value, "__name__")
+                or hasattr(type(value), frame.name)
+                or (isinstance(value, type) and frame.name in vars(value))
             )
-            said = " or ".join(names or dict.fromkeys(said for said, _ in used))
-            return f"{said} fails with {why} ({frame.filename}, line {frame.lineno}): fix that line"
-    for said, one in (pair for used in USED.values() for pair in used):
-        called = _attribute(one, "__qualname__")
+            label = " or ".join(names or dict.fromkeys(label for label, _ in used))
+            return (
+                f"{label} fails with {cause} ({frame.filename}, line {frame.lineno}): fix that line"
+            )
+    for label, value in (pair for used in USED.values() for pair in used):
+        called = _attribute(value, "__qualname__")
         begins = str(error).startswith((f"{called}(", f"{called}."))
         if isinstance(error, TypeError) and called and begins:
             return (
-                f"{said} cannot be called with the arguments that fedmuon passes ({why}): change "
-                "the parameters of your function"
+                f"{label} cannot be called with the arguments that fedmuon passes ({cause}): "
+                "change the parameters of your function"
             )
     return None
 
 
-def _attribute(one: Any, attribute: str) -> str:
+def _attribute(value: Any, attribute: str) -> str:
     """Return an attribute of a custom object as text.
 
     Return an empty text if the access raises an error.
     """
     try:
-        return str(getattr(one, attribute, ""))
+        return str(getattr(value, attribute, ""))
     except Exception:
         return ""
 
@@ -166,22 +168,24 @@ def local_imports(file: Path) -> dict[str, Path]:
 
     The mapping also contains modules that these modules import from the folder.
     """
-    found: dict[str, Path] = {}
+    modules: dict[str, Path] = {}
     waiting = [file]
     while waiting:
-        one = waiting.pop()
-        package = one.parent.relative_to(file.parent).parts
-        for level, name in _import_statements(one, one.stat().st_mtime_ns, one.stat().st_size):
+        script = waiting.pop()
+        package = script.parent.relative_to(file.parent).parts
+        for level, name in _import_statements(
+            script, script.stat().st_mtime_ns, script.stat().st_size
+        ):
             inside = package[: len(package) + 1 - level] if level else ()
             absolute = ".".join([*inside, name])
-            if absolute in found or absolute.partition(".")[0] in LIBRARIES:
+            if absolute in modules or absolute.partition(".")[0] in LIBRARIES:
                 continue
             place = file.parent.joinpath(*absolute.split("."))
             choices = (place / "__init__.py", place.with_name(f"{place.name}.py"))
-            if there := next((choice for choice in choices if choice.is_file()), None):
-                found[absolute] = there.resolve()
-                waiting.append(found[absolute])
-    return dict(sorted(found.items()))
+            if source := next((choice for choice in choices if choice.is_file()), None):
+                modules[absolute] = source.resolve()
+                waiting.append(modules[absolute])
+    return dict(sorted(modules.items()))
 
 
 @lru_cache(maxsize=256)
@@ -195,19 +199,19 @@ def _import_statements(file: Path, time: int, size: int) -> tuple[tuple[int, str
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):  # reported when it is imported
         return ()
-    named: list[tuple[int, str]] = []
+    imports: list[tuple[int, str]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            named += [(0, alias.name) for alias in node.names]
+            imports += [(0, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
-            named += [(node.level, f"{base}.{alias.name}".strip(".")) for alias in node.names]
-    found = [
+            imports += [(node.level, f"{base}.{alias.name}".strip(".")) for alias in node.names]
+    modules = [
         (level, above)
-        for level, name in named
+        for level, name in imports
         for above in accumulate(name.split("."), "{}.{}".format)
     ]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(modules))
 
 
 def stamp(file: Path) -> Stamp:
@@ -218,8 +222,8 @@ def stamp(file: Path) -> Stamp:
     if file.suffix != ".py" or not file.is_file():
         return ()
     files = dict.fromkeys([file, *local_imports(file).values()])
-    found = [(str(one), one.stat()) for one in files if one.is_file()]
-    return tuple((name, held.st_mtime_ns, held.st_size) for name, held in found)
+    stats = [(str(path), path.stat()) for path in files if path.is_file()]
+    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
 
 
 def _read_module(path: Path) -> ModuleType:
@@ -237,19 +241,19 @@ def _read_module(path: Path) -> ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
 
-    def load(name: str, *given: Any, **named: Any) -> Any:
+    def load(name: str, *args: Any, **kwargs: Any) -> Any:
         """Import a module, or import it again if it is a local file that has changed.
 
         This function replaces `__import__` in the user's file, also after the file was imported.
         """
         if name not in local_imports(path):
-            return builtins.__import__(name, *given, **named)
+            return builtins.__import__(name, *args, **kwargs)
         with _local_modules(path):
-            return builtins.__import__(name, *given, **named)
+            return builtins.__import__(name, *args, **kwargs)
 
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    own = {**vars(builtins), "__import__": load}
-    module.__dict__.update(__fedmuon_stamp__=now, __builtins__=own)
+    module_builtins = {**vars(builtins), "__import__": load}
+    module.__dict__.update(__fedmuon_stamp__=now, __builtins__=module_builtins)
     try:
         with _local_modules(path):
             exec(compile(path.read_bytes(), path, "exec"), module.__dict__)  # no outdated bytecode
@@ -262,17 +266,17 @@ def _read_module(path: Path) -> ModuleType:
 @contextlib.contextmanager
 def _local_modules(file: Path) -> Iterator[None]:
     """Within this context, imports find the modules in the file's own folder first."""
-    ours = local_imports(file)
+    local_files = local_imports(file)
     others = {}  # other modules with the same names in `sys.modules`
-    for name in ours:
-        there = sys.modules.get(name)
-        if there is not None and _file_of(there) != ours.get(there.__name__):
-            others[name] = there
-    for name, path in ours.items():
-        held, there = READ.get(path), sys.modules.get(name)
-        if held is not None and held[0] == stamp(path):
-            sys.modules[name] = held[1]  # the version that was read before
-        elif there is not None and ((held and there is held[1]) or _file_of(there) != path):
+    for name in local_files:
+        loaded = sys.modules.get(name)
+        if loaded is not None and _file_of(loaded) != local_files.get(loaded.__name__):
+            others[name] = loaded
+    for name, path in local_files.items():
+        cached, loaded = READ.get(path), sys.modules.get(name)
+        if cached is not None and cached[0] == stamp(path):
+            sys.modules[name] = cached[1]  # the version that was read before
+        elif loaded is not None and ((cached and loaded is cached[1]) or _file_of(loaded) != path):
             del sys.modules[name]  # read it again; a module that the caller imported itself stays
     written, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # bytecode can be outdated
     sys.path.insert(0, str(file.parent))
@@ -283,15 +287,15 @@ def _local_modules(file: Path) -> Iterator[None]:
         with contextlib.suppress(ValueError):  # the user's module may have removed the entry
             sys.path.remove(str(file.parent))
         sys.dont_write_bytecode = written
-        for name, path in ours.items():
-            there = sys.modules.get(name)
-            if there is None or _file_of(there) != path or "__fedmuon_stamp__" in vars(there):
+        for name, path in local_files.items():
+            loaded = sys.modules.get(name)
+            if loaded is None or _file_of(loaded) != path or "__fedmuon_stamp__" in vars(loaded):
                 continue
-            there.__dict__["__fedmuon_stamp__"] = now = stamp(path)
-            READ[path] = (now, there)
+            loaded.__dict__["__fedmuon_stamp__"] = now = stamp(path)
+            READ[path] = (now, loaded)
         read = [module for _, module in READ.values()]
         for name, module in others.items():
-            if not any(module is one for one in read):
+            if not any(module is own_module for own_module in read):
                 sys.modules[name] = module
 
 
@@ -333,9 +337,11 @@ def takes(found: Any, known: Mapping[str, Any]) -> dict[str, Any]:
     passes all arguments to its `forward`.
     """
     parameters = {} if _is_module(found) else _parameters(found)
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+    if any(param.kind is param.VAR_KEYWORD for param in parameters.values()):
         return dict(known)
-    by_name = {name for name, one in parameters.items() if one.kind is not one.POSITIONAL_ONLY}
+    by_name = {
+        name for name, param in parameters.items() if param.kind is not param.POSITIONAL_ONLY
+    }
     return {name: value for name, value in known.items() if name in by_name}
 
 
@@ -350,29 +356,33 @@ def default_of(found: Any, name: str) -> Any:
 
 def required_parameters(found: Any) -> list[str]:
     """Return the names of the parameters without a default."""
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = _parameters(found).items()
-    return [name for name, one in parameters if one.kind in named and one.default is one.empty]
+    return [
+        name for name, param in parameters if param.kind in kinds and param.default is param.empty
+    ]
 
 
 def takes_anything(found: Any) -> bool:
     """Return whether a callable, other than a class, takes any number of arguments (`*args`)."""
-    any_number = [one for one in _parameters(found).values() if one.kind is one.VAR_POSITIONAL]
+    any_number = [
+        param for param in _parameters(found).values() if param.kind is param.VAR_POSITIONAL
+    ]
     return not isinstance(found, type) and bool(any_number)
 
 
-def _parameters(found: Any) -> Mapping[str, inspect.Parameter]:
-    if not callable(found):  # the error of inspect would contain the whole object
+def _parameters(value: Any) -> Mapping[str, inspect.Parameter]:
+    if not callable(value):  # the error of inspect would contain the whole object
         return {}
     try:
-        return inspect.signature(found).parameters
+        return inspect.signature(value).parameters
     except (TypeError, ValueError):
         return {}
 
 
-def _is_module(found: Any) -> bool:
+def _is_module(value: Any) -> bool:
     torch = sys.modules.get("torch")  # before torch is imported, nothing is a module
-    return torch is not None and isinstance(found, torch.nn.Module)
+    return torch is not None and isinstance(value, torch.nn.Module)
 
 
 def require_callable(found: Any, kind: str, wanted: str, named: str = "") -> Any:
@@ -394,16 +404,16 @@ def unfit(found: Any, kind: str, wanted: str, named: str = "") -> InputError:
     """
     a_kind = f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
     if named:
-        why = (
+        problem = (
             f"requires arguments that a config does not provide, so it cannot create {a_kind}"
             if isinstance(found, Filled)
             else f"gives an object of type {type(found).__name__}, which cannot be used as {a_kind}"
         )
-        return InputError(f"{named} {why}: use {wanted}")
+        return InputError(f"{named} {problem}: use {wanted}")
     if isinstance(found, Filled):  # the function needs more arguments than the facts
-        said = getattr(found.func, "__name__", "") or type(found.func).__name__
+        name = getattr(found.func, "__name__", "") or type(found.func).__name__
         return InputError(
-            f"{said} requires arguments that a config does not provide, so it cannot create "
+            f"{name} requires arguments that a config does not provide, so it cannot create "
             f"{a_kind}: pass {wanted}"
         )
     return InputError(

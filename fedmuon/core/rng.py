@@ -92,5 +92,5 @@ def normal(rngs: Sequence[Normals], shape: tuple[int, ...]) -> "Tensor":
     """
     import torch  # late, because accountants and bounds do not need it
 
-    each = np.stack([rng.standard_normal(shape[1:]) for rng in rngs])
-    return torch.from_numpy(each).repeat_interleave(shape[0] // len(rngs), 0)
+    samples = np.stack([rng.standard_normal(shape[1:]) for rng in rngs])
+    return torch.from_numpy(samples).repeat_interleave(shape[0] // len(rngs), 0)

@@ -98,9 +98,9 @@ def told(hear: Hearer, unless: Sequence[int] = ()) -> Iterator[None]:
     At the end, the previous handlers of the signals are restored. However, if `unless` then
     contains a signal, the handlers are not restored.
     """
-    found = {end: signal.getsignal(end) for end in _ours()}
+    handlers = {end: signal.getsignal(end) for end in _ours()}
     # None stands for a handler that was set in C.
-    before = {end: handler for end, handler in found.items() if handler is not None}
+    before = {end: handler for end, handler in handlers.items() if handler is not None}
     try:
         for end in before:
             signal.signal(end, hear)

@@ -25,8 +25,8 @@ def require_room() -> None:
     Consoles read these variables when they are created.
     """
     for name in ("COLUMNS", "LINES"):
-        said = os.environ.get(name, "")
-        size = int(said) if re.fullmatch("[0-9]{1,9}", said) else 0
+        text = os.environ.get(name, "")
+        size = int(text) if re.fullmatch("[0-9]{1,9}", text) else 0
         if size < LEAST * (name == "COLUMNS") or size < 1:
             os.environ.pop(name, None)
         elif size > MOST:

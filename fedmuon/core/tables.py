@@ -74,9 +74,10 @@ def validate(
     try:
         return model.model_validate(dict(tables), context=context)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        odd = [one for one in found if one["type"] == "extra_forbidden"]  # unknown keys come first
-        raise InputError(_sentence(model, (odd or found)[0])) from None
+        details = error.errors(include_url=False)
+        # Unknown keys come first.
+        unknown = [detail for detail in details if detail["type"] == "extra_forbidden"]
+        raise InputError(_sentence(model, (unknown or details)[0])) from None
 
 
 def override(tables: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -96,9 +97,9 @@ def override(tables: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
             parsed = value
         except (RecursionError, ValueError) as error:
             nested = isinstance(error, RecursionError)
-            why = NESTED if nested else "the number has too many digits"
+            problem = NESTED if nested else "the number has too many digits"
             raise InputError(
-                f"the value of --set {name} is not valid ({why}): set a number, a string, true "
+                f"the value of --set {name} is not valid ({problem}): set a number, a string, true "
                 "or false"
             ) from None
         put(tables, name, parsed)
@@ -128,8 +129,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     except InputError:  # it is not a regular file
         raise
     except OSError as error:
-        why = f"cannot read the config {path} ({error.strerror}): check the path"
-        raise InputError(why) from None
+        problem = f"cannot read the config {path} ({error.strerror}): check the path"
+        raise InputError(problem) from None
     except RecursionError:
         raise InputError(f"{path} is not valid TOML ({NESTED}): use fewer levels") from None
     except ValueError as error:  # invalid TOML, or a number with too many digits for Python
@@ -138,7 +139,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
     """Return an error message with the wrong key, its value, and a suggestion."""
-    place, given, kind = [str(part) for part in error["loc"]], error.get("input"), error["type"]
+    place, value, kind = [str(part) for part in error["loc"]], error.get("input"), error["type"]
     name = f"[{place[0]}] {' '.join(place[1:])}".strip() if place else "config"
     if kind == "extra_forbidden" and (new := RENAMED.get(tuple(place))):
         return f"{name} was renamed to {new}: use the new name"
@@ -154,10 +155,10 @@ def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
             return advice
     elif kind in PLAIN:
         advice = PLAIN[kind]
-    elif kind == "literal_error" and isinstance(given, str):
+    elif kind == "literal_error" and isinstance(value, str):
         names = re.findall(r"'([^']*)'", error.get("ctx", {}).get("expected", ""))
-        advice = instead(given, names)
-    elif kind in LIMITS and given != given:
+        advice = instead(value, names)
+    elif kind in LIMITS and value != value:
         advice = "nan is not a number: set a number"
     elif kind in LIMITS:
         bound, words = LIMITS[kind]
@@ -165,7 +166,7 @@ def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
         advice = f"set a number {words} {limit if isinstance(limit, int) else format(limit, 'g')}"
         if 0 < limit < TINY:
             advice = f"set a number above 0 ({limit:g} or more)"
-    return f"{name} = {shown(given)} is not valid: {advice}"
+    return f"{name} = {shown(value)} is not valid: {advice}"
 
 
 @cache
@@ -196,9 +197,11 @@ def _table(kind: Any) -> Any:
         return _table(get_args(kind)[0])
     if get_origin(kind) not in (Union, UnionType):
         return kind
-    every = [_table(one) for one in get_args(kind)]
+    members = [_table(member) for member in get_args(kind)]
     return next(
-        one for one in every if get_origin(one) in (dict, list) or hasattr(one, "model_fields")
+        member
+        for member in members
+        if get_origin(member) in (dict, list) or hasattr(member, "model_fields")
     )
 
 

@@ -59,8 +59,8 @@ def parts(size: int, count: float) -> list[slice]:
 
     There is at least one slice. No slice is empty if `size` is positive.
     """
-    many = max(1, min(size, round(count)))
-    ends = [size * k // many for k in range(many + 1)]
+    number = max(1, min(size, round(count)))
+    ends = [size * k // number for k in range(number + 1)]
     return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
 
@@ -218,7 +218,7 @@ class _Job:
         with self._change:
             self._change.wait_for(lambda: self._ended == self._taken)
         for _, error in sorted(
-            self._errors.items(), key=lambda one: (isinstance(one[1], Exception), one[0])
+            self._errors.items(), key=lambda item: (isinstance(item[1], Exception), item[0])
         ):
             raise error
         return self._found
@@ -258,15 +258,15 @@ if hasattr(os, "register_at_fork"):
 
 def _offer(job: _Job) -> None:
     """Let one more idle helper thread compute pieces of the job."""
-    held = _helpers[0]
-    with held.lock:
-        while len(held.threads) < job.crew.size - 1:
+    helpers = _helpers[0]
+    with helpers.lock:
+        while len(helpers.threads) < job.crew.size - 1:
             ready = threading.Event()
-            more = threading.Thread(target=_help_others, args=(held.jobs, ready), daemon=True)
-            more.start()
-            held.threads.append(more)
+            thread = threading.Thread(target=_help_others, args=(helpers.jobs, ready), daemon=True)
+            thread.start()
+            helpers.threads.append(thread)
             ready.wait()  # in some libraries, its number of threads applies to the whole process
-    held.jobs.put(job)
+    helpers.jobs.put(job)
 
 
 @atexit.register
@@ -275,10 +275,10 @@ def _end_helpers() -> None:
 
     If Python stopped a thread inside C++ code, the program would abort.
     """
-    held = _helpers[0]
-    for _ in held.threads:
-        held.jobs.put(None)
-    for thread in held.threads:
+    helpers = _helpers[0]
+    for _ in helpers.threads:
+        helpers.jobs.put(None)
+    for thread in helpers.threads:
         thread.join(LEAVE)
 
 
