@@ -25,7 +25,7 @@ KEYS: dict[str, dict[str, str]] = {
     table: {name: field.description for name, field in fields.items() if field.description}
     for table, fields in FIELDS.items()
 }
-EVERY = [(table, key) for table, held in KEYS.items() for key in held]
+EVERY = [(table, key) for table, texts in KEYS.items() for key in texts]
 # Key -> its symbol in the papers.
 SYMBOLS = {
     f"{table}.{name}": symbol
@@ -61,10 +61,12 @@ class Key:
 
 def describe(table: str, name: str) -> Key:
     """Return the description of one key."""
-    whole, default = f"{table}.{name}", json.dumps(FIELDS[table][name].default)
-    setting = f"--set {whole}={default.strip(chr(34))}"
-    what = KEYS[table][name]
-    return Key(table, name, whole, default, values(whole), what, readers(whole), setting)
+    full_name, default = f"{table}.{name}", json.dumps(FIELDS[table][name].default)
+    setting = f"--set {full_name}={default.strip(chr(34))}"
+    text = KEYS[table][name]
+    return Key(
+        table, name, full_name, default, values(full_name), text, readers(full_name), setting
+    )
 
 
 def keys(table: str) -> list[Key]:
@@ -77,8 +79,8 @@ def keys(table: str) -> list[Key]:
 
 def title(table: str) -> str:
     """Return the title of a table: the first sentence of its docstring, without the full stop."""
-    said = " ".join((TABLES_OF_A_CONFIG[table].__doc__ or "").split())
-    return said.partition(". ")[0].removesuffix(".")
+    docstring = " ".join((TABLES_OF_A_CONFIG[table].__doc__ or "").split())
+    return docstring.partition(". ")[0].removesuffix(".")
 
 
 def commented() -> str:
@@ -88,8 +90,8 @@ def commented() -> str:
         lines.append(f"\n# {title(table)}\n[{table}]\n")
         for key in keys(table):
             by = "" if key.readers == "always" else f" Used by: {key.readers}."
-            said = f"{key.what} Values: {key.values}.{by}"
-            lines += [f"# {line}\n" for line in textwrap.wrap(said, WIDTH, break_on_hyphens=False)]
+            text = f"{key.what} Values: {key.values}.{by}"
+            lines += [f"# {line}\n" for line in textwrap.wrap(text, WIDTH, break_on_hyphens=False)]
             lines.append(f"#{key.name} = {key.default}\n")
     return "".join(lines)
 
@@ -101,21 +103,21 @@ def find(name: str) -> Key:
         InputError: If no key has this name, or if several keys have this name. The error suggests
             other names.
     """
-    said = name.strip().replace("_", "-")
-    found = [one for one in EVERY if said in (".".join(one), one[1])]
-    if len(found) == 1:
-        return describe(*found[0])
-    if found:
-        several = " or ".join(".".join(one) for one in found)
+    query = name.strip().replace("_", "-")
+    matches = [entry for entry in EVERY if query in (".".join(entry), entry[1])]
+    if len(matches) == 1:
+        return describe(*matches[0])
+    if matches:
+        several = " or ".join(".".join(entry) for entry in matches)
         raise InputError(
-            f"the key {said} exists in several tables, so its table must be named. Use {several}."
+            f"the key {query} exists in several tables, so its table must be named. Use {several}."
         )
-    place = tuple(said.split(".", 1))
-    table, _, short = said.rpartition(".")
+    place = tuple(query.split(".", 1))
+    table, _, short = query.rpartition(".")
     table = table.lower()
-    known = [one for one in EVERY if table not in KEYS or one[0] == table]
-    names = near(short, (key for _, key in known), 3)
-    close = [".".join(one) for key in names for one in known if one[1] == key]
+    candidates = [entry for entry in EVERY if table not in KEYS or entry[0] == table]
+    names = near(short, (key for _, key in candidates), 3)
+    close = [".".join(entry) for key in names for entry in candidates if entry[1] == key]
     if place in ELSEWHERE:
         fix = ELSEWHERE[place]
     elif place in RENAMED:
@@ -123,7 +125,7 @@ def find(name: str) -> Key:
     elif close:
         fix = f"did you mean {' or '.join(close)}?"
     elif table in KEYS and short == "options" and "options" in FIELDS[table]:
-        fix = f"[{said}] is a table of options, so set one of its options as {said}.OPTION=VALUE"
+        fix = f"[{query}] is a table of options, so set one of its options as {query}.OPTION=VALUE"
     elif table in KEYS:
         fix = f"the keys of [{table}] are {', '.join(KEYS[table])}"
     else:
@@ -135,8 +137,8 @@ def values(whole: str) -> str:
     """Return a description of the values that a key can have."""
     table, _, name = whole.partition(".")
     field = FIELDS[table][name]
-    if said := field.json_schema_extra["values"]:
-        return said
+    if text := field.json_schema_extra["values"]:
+        return text
     if whole in NAMES:
         return ", ".join(NAMES[whole]) + ", or your own"
     if field.annotation is bool:
@@ -144,9 +146,11 @@ def values(whole: str) -> str:
     if get_origin(field.annotation) is Literal:
         return ", ".join(get_args(field.annotation))
     limits: dict[str, float] = {}
-    for one in field.metadata:
+    for constraint in field.metadata:
         limits |= {
-            kind: getattr(one, kind) for kind in ("ge", "gt", "le", "lt") if hasattr(one, kind)
+            kind: getattr(constraint, kind)
+            for kind in ("ge", "gt", "le", "lt")
+            if hasattr(constraint, kind)
         }
     return _range(limits)
 
@@ -154,19 +158,19 @@ def values(whole: str) -> str:
 def _range(limits: dict[str, Any]) -> str:
     """Describe the allowed range of a number, such as `1 to 10⁹`, `above 0` or `0 to below 1`."""
     low: Any = limits.get("ge", limits.get("gt"))
-    most = limits.get("le")
+    high = limits.get("le")
     positive = "gt" in limits or 0 < low < TINY
     begin = "above 0" if positive else _number(low)
     if "lt" in limits:
         return f"{begin}{', below' if positive else ' to below'} {limits['lt']}"
-    if most is None:
+    if high is None:
         return f"{begin}, `inf`"
     endless = (
-        most >= HUGE if isinstance(most, float) and not positive else most > 10**6 and positive
+        high >= HUGE if isinstance(high, float) and not positive else high > 10**6 and positive
     )
     if endless:
         return begin if positive else f"{begin} or more"
-    return f"{begin} to {_number(most)}"
+    return f"{begin} to {_number(high)}"
 
 
 def _number(value: float) -> str:
@@ -187,11 +191,11 @@ def readers(whole: str) -> str:
     implied = set()  # conditions of keys on which this key depends
     for need in needs:
         above, _, key = need.key.partition(".")
-        implied |= {id(one) for one in NEEDS[above][key]}
+        implied |= {id(condition) for condition in NEEDS[above][key]}
     last: dict[str, str] = {}  # the last condition on each key, in the order of these conditions
-    for one in needs:
-        if id(one) not in implied:
-            last.pop(one.key, None)
-            last[one.key] = one.readers
+    for condition in needs:
+        if id(condition) not in implied:
+            last.pop(condition.key, None)
+            last[condition.key] = condition.readers
     first, *others = dict.fromkeys(last.values()) or ("always",)
     return f"{first}, with {' and '.join(others)}" if others else first

@@ -143,9 +143,9 @@ class Config(Table):
         Returns:
             The copy.
         """
-        made = self.model_copy()
-        made._given = given
-        return made
+        config = self.model_copy()
+        config._given = given
+        return config
 
     @model_validator(mode="before")
     @classmethod
@@ -158,23 +158,23 @@ class Config(Table):
         """
         if not isinstance(tables, Mapping):
             return tables
-        named = ("data", "task", "federation", "local", "privacy", "compression")
-        held = {name: tables.get(name, {}) for name in named}
-        if not all(isinstance(one, Mapping) for one in held.values()):
+        names = ("data", "task", "federation", "local", "privacy", "compression")
+        sections = {name: tables.get(name, {}) for name in names}
+        if not all(isinstance(section, Mapping) for section in sections.values()):
             return tables
-        data, federation = dict(held["data"]), dict(held["federation"])
+        data, federation = dict(sections["data"]), dict(sections["federation"])
         if data.get("normalize", "auto") == "auto":
-            found = "unit" if held["task"].get("name", "matrix") == "matrix" else "pixels"
-            data["normalize"] = "tokens" if data.get("name") in TEXTS else found
+            scaling = "unit" if sections["task"].get("name", "matrix") == "matrix" else "pixels"
+            data["normalize"] = "tokens" if data.get("name") in TEXTS else scaling
         if federation.get("aggregate", "auto") == "auto":
-            recipe = held["local"].get("recipe", Local.model_fields["recipe"].default)
-            plain = held["privacy"].get("level") == "client"
-            plain |= held["compression"].get("feedback") == "ef21"
+            recipe = sections["local"].get("recipe", Local.model_fields["recipe"].default)
+            plain = sections["privacy"].get("level") == "client"
+            plain |= sections["compression"].get("feedback") == "ef21"
             federation["aggregate"] = average_of(recipe, plain)
         clients = federation.get("clients")
         if isinstance(clients, int) and "per-round" not in federation:
-            most = Federation.model_fields["per_round"].default
-            federation.setdefault("per_round", max(1, min(most, clients)))
+            default = Federation.model_fields["per_round"].default
+            federation.setdefault("per_round", max(1, min(default, clients)))
         return {**tables, "data": data, "federation": federation}
 
     @model_validator(mode="after")
@@ -231,14 +231,14 @@ def read(path: Path) -> dict[str, Any]:
     A custom object can have the name `./file.py:object`. Its file is then searched in the folder of
     the TOML file, and after this in the current folder.
     """
-    held = read_toml(path)
+    tables = read_toml(path)
     for table, key in NAMING:
-        if not isinstance(keys := held.get(table), dict):
+        if not isinstance(keys := tables.get(table), dict):
             continue
-        place, _, found = str(keys.get(key, "")).rpartition(":")
+        place, _, name = str(keys.get(key, "")).rpartition(":")
         if place.endswith(".py") and (file := path.parent / place).is_file():
-            keys[key] = f"{file.resolve()}:{found}"
-    return held
+            keys[key] = f"{file.resolve()}:{name}"
+    return tables
 
 
 def nested(config: Config) -> dict[str, dict[str, Any]]:
@@ -264,7 +264,9 @@ def flatten(config: Config) -> dict[str, Scalar]:
     for table, keys in nested(config).items():
         for key, value in keys.items():
             if key == "options":
-                flat |= {f"{table}.options.{name}": _scalar(one) for name, one in value.items()}
+                flat |= {
+                    f"{table}.options.{name}": _scalar(option) for name, option in value.items()
+                }
             else:
                 flat[f"{table}.{key}"] = value
     return flat
@@ -294,12 +296,12 @@ def absolute_paths(config: Config, files: bool = True) -> Config:
             paths of custom objects, `./file.py:object`, always become absolute.
     """
     for table, key in (*NAMING, *(PATHS if files else ())):
-        held = getattr(config, table)
-        name = whole = getattr(held, key)
+        section = getattr(config, table)
+        name = absolute = getattr(section, key)
         if (table, key) in PATHS:
-            whole = str(Path(name).expanduser().resolve()) if name else name
+            absolute = str(Path(name).expanduser().resolve()) if name else name
         elif is_own(name):
-            whole = absolute_name(name)
-        if whole != name:
-            config = config.model_copy(update={table: held.model_copy(update={key: whole})})
+            absolute = absolute_name(name)
+        if absolute != name:
+            config = config.model_copy(update={table: section.model_copy(update={key: absolute})})
     return config

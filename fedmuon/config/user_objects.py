@@ -113,17 +113,17 @@ def make_named(
         The custom object, or the value that it returns. If there is no custom object, the built-in
         value from `ours`, or None.
     """
-    found = own = getattr(user_objects(config), kind)
-    if found is None and ours is not None:
+    value = custom = getattr(user_objects(config), kind)
+    if value is None and ours is not None:
         table, key = NAMED[kind]
-        found = ours.get(getattr(getattr(config, table), key))
-    if found is None:
+        value = ours.get(getattr(getattr(config, table), key))
+    if value is None:
         return None
     with guard(config, kind):
-        if kind in CALLED and takes_anything(found):
-            return found
-        result = make(found, facts_for(config, kind) | dict(facts or {}), values)
-        if result is None and own is not None:  # None means that no object was given
+        if kind in CALLED and takes_anything(value):
+            return value
+        result = make(value, facts_for(config, kind) | dict(facts or {}), values)
+        if result is None and custom is not None:  # None means that no object was given
             raise TypeError("your function returned None, but it must return a value")
         return result
 
@@ -131,11 +131,11 @@ def make_named(
 def guard(config: Config, kind: str) -> Guard:
     """Return the guard, which turns errors of the custom object of this kind into `OwnError`."""
     table, key = NAMED[kind]
-    name, given = getattr(getattr(config, table), key), getattr(config.given, kind)
+    name, passed = getattr(getattr(config, table), key), getattr(config.given, kind)
     if kind == "task" and not is_own(name):
         name, key = config.task.model, "model"
-    if given is not None or not is_own(name):
-        return Guard(kind, given)
+    if passed is not None or not is_own(name):
+        return Guard(kind, passed)
     return Guard(kind, getattr(user_objects(config), kind), f"[{table}] {key} = '{name}'")
 
 
@@ -146,9 +146,9 @@ def facts_for(config: Config, kind: str) -> dict[str, Any]:
     rounds.
     """
     table, _ = NAMED[kind]
-    held = getattr(with_defaults(config), PLACE[kind])
+    section = getattr(with_defaults(config), PLACE[kind])
     keys = (*OFFERED.get(kind, ()), *SHARED.get(kind, ()))
-    facts = {parameter(key): getattr(held, attribute(type(held), key)) for key in keys}
+    facts = {parameter(key): getattr(section, attribute(type(section), key)) for key in keys}
     if kind != "callback":  # trackers get all options that a callback does not know
         facts |= {"seed": config.federation.seed, "rounds": config.federation.rounds}
     return facts | object_options(config, table)
@@ -159,17 +159,17 @@ def with_defaults(config: Config) -> Config:
 
     If a key is not set, the default value of the parameter replaces the default value of the key.
     """
-    own, changes = user_objects(config), {}
+    objects, changes = user_objects(config), {}
     for kind, keys in OFFERED.items():
-        held = changes.get(PLACE[kind], getattr(config, PLACE[kind]))
+        section = changes.get(PLACE[kind], getattr(config, PLACE[kind]))
         for key in keys:
-            name = attribute(type(held), key)
-            with Guard(kind, getattr(own, kind)):
-                usual = default_of(getattr(own, kind), parameter(key))
-            if usual is not None and name not in held.model_fields_set:
+            name = attribute(type(section), key)
+            with Guard(kind, getattr(objects, kind)):
+                usual = default_of(getattr(objects, kind), parameter(key))
+            if usual is not None and name not in section.model_fields_set:
                 with contextlib.suppress(ValidationError):  # a default that a config cannot contain
-                    found = getattr(type(held).model_validate({name: usual}), name)
-                    changes[PLACE[kind]] = held = held.model_copy(update={name: found})
+                    value = getattr(type(section).model_validate({name: usual}), name)
+                    changes[PLACE[kind]] = section = section.model_copy(update={name: value})
     return config.model_copy(update=changes) if changes else config
 
 
@@ -182,7 +182,7 @@ def user_objects(config: Config) -> UserObjects:
     Raises:
         InputError: If a key or an option is set, but no object has a parameter for it.
     """
-    named: list[Named] = []
+    references: list[Named] = []
     for kind, (table, key) in NAMED.items():
         name = getattr(getattr(config, table), key)
         if kind == "task" and not is_own(name):
@@ -190,18 +190,18 @@ def user_objects(config: Config) -> UserObjects:
         if is_own(name) and getattr(config.given, kind) is None:
             absolute = absolute_name(name)
             file = Path(absolute.rpartition(":")[0])
-            named.append((kind, absolute, f"[{table}] {key}", stamp(file)))
-    return _checked(config, tuple(named))
+            references.append((kind, absolute, f"[{table}] {key}", stamp(file)))
+    return _checked(config, tuple(references))
 
 
 @lru_cache(maxsize=8)
-def _checked(config: Config, named: tuple[Named, ...]) -> UserObjects:
+def _checked(config: Config, references: tuple[Named, ...]) -> UserObjects:
     """Return the objects if they have a parameter for each key and option, else raise an error."""
-    own = _with_named(config.given, named)
+    objects = _with_named(config.given, references)
     for kind, (table, key) in NAMED.items():
-        if (found := getattr(own, kind)) is None:
+        if (custom := getattr(objects, kind)) is None:
             continue
-        with Guard(kind, found):
+        with Guard(kind, custom):
             name = getattr(getattr(config, table), key)
             if getattr(config.given, kind) is not None and name != GIVEN:
                 raise InputError(
@@ -209,31 +209,31 @@ def _checked(config: Config, named: tuple[Named, ...]) -> UserObjects:
                     f"only one of the two can be used. Set {key} to '{GIVEN}' to use the object "
                     "that you passed."
                 )
-            held = getattr(config, PLACE[kind])
+            section = getattr(config, PLACE[kind])
             for offered in OFFERED.get(kind, ()):
-                value, place = getattr(held, attribute(type(held), offered)), PLACE[kind]
+                value, place = getattr(section, attribute(type(section), offered)), PLACE[kind]
                 default = is_default(f"{place}.{offered}", value)
-                if not default and not asks(kind, found, offered):
+                if not default and not asks(kind, custom, offered):
                     raise InputError(
                         f"[{place}] {offered} = {value!r} has no effect, because your {kind} has "
                         f"no parameter `{parameter(offered)}`. Add this parameter to your "
                         f"{kind}, or leave {offered} out."
                     )
     for table in {place for place, _ in NAMED.values()}:
-        if given := object_options(config, table):
-            _require_options(config, table, given, own)
-    return own
+        if options := object_options(config, table):
+            _require_options(config, table, options, objects)
+    return objects
 
 
 @lru_cache(maxsize=8)
-def _with_named(given: UserObjects, named: tuple[Named, ...]) -> UserObjects:
+def _with_named(passed: UserObjects, references: tuple[Named, ...]) -> UserObjects:
     """Return the objects passed in Python, together with the objects that the config names.
 
     The result is cached, so that samples are read only once per run. Another call from Python does
     not use this result, because the objects may have changed.
     """
-    found = {kind: import_object(name, key) for kind, name, key, _ in named}
-    return dataclasses.replace(given, **found) if found else given
+    imported = {kind: import_object(name, key) for kind, name, key, _ in references}
+    return dataclasses.replace(passed, **imported) if imported else passed
 
 
 def object_options(config: Config, table: str) -> dict[str, Any]:
@@ -257,7 +257,9 @@ def asks(kind: str, found: Any, key: str) -> bool:
     return not idle and bool(takes(found, names))
 
 
-def _require_options(config: Config, table: str, given: dict[str, Any], own: UserObjects) -> None:
+def _require_options(
+    config: Config, table: str, options: dict[str, Any], objects: UserObjects
+) -> None:
     """Raise an error for an option without a matching parameter, or of the wrong type."""
     # These imports register built-in values, and load numpy. They are late because few configs have
     # options.
@@ -267,43 +269,43 @@ def _require_options(config: Config, table: str, given: dict[str, Any], own: Use
     from fedmuon.optim.schedules import SCHEDULES
     from fedmuon.runs.callbacks import CALLBACKS
 
-    ours = {
+    registries = {
         "data": READERS, "partition": PARTITIONS, "aggregate": AGGREGATORS,
         "schedule": SCHEDULES, "callback": CALLBACKS,
     }  # fmt: skip
     readers = []  # custom objects, and functions that create built-in values
     for kind, (place, key) in NAMED.items():
-        one = getattr(own, kind) if place == table else None
-        if one is None and place == table and kind in ours:
-            one = ours[kind].get(getattr(getattr(config, table), key))
-        if one is not None:
-            readers.append((kind, one))
-    for name, value in given.items():
+        reader = getattr(objects, kind) if place == table else None
+        if reader is None and place == table and kind in registries:
+            reader = registries[kind].get(getattr(getattr(config, table), key))
+        if reader is not None:
+            readers.append((kind, reader))
+    for name, value in options.items():
         if (table, name) == ("data", "digest") and is_own(config.data.name):
             # Whether the function has a parameter `digest`, not only `**options`.
-            if takes(own.data, {"digest": ""}) and not takes(own.data, {"": ""}):
+            if takes(objects.data, {"digest": ""}) and not takes(objects.data, {"": ""}):
                 raise InputError(
                     "[data.options] digest is reserved: a run stores the digest of your samples "
                     "under this name and does not pass it to your function. Rename the parameter "
                     "digest of your function."
                 )
             continue
-        said = f"[{table}.options] {name} = {value!r}"
-        takers = [one for kind, one in readers if asks(kind, one, name)]
+        setting = f"[{table}.options] {name} = {value!r}"
+        takers = [reader for kind, reader in readers if asks(kind, reader, name)]
         if not takers:
             raise InputError(
-                f"{said} has no effect, because no object of [{table}] has a parameter with this "
-                "name. Leave the option out, or check its spelling."
+                f"{setting} has no effect, because no object of [{table}] has a parameter with "
+                "this name. Leave the option out, or check its spelling."
             )
-        for one in takers:
-            _require_type(said, value, default_of(one, name))
+        for reader in takers:
+            _require_type(setting, value, default_of(reader, name))
 
 
-def _require_type(said: str, value: Any, usual: Any) -> None:
+def _require_type(setting: str, value: Any, usual: Any) -> None:
     """Raise an error if the default is a boolean or a number, but the value has another type."""
     if isinstance(usual, bool) and not isinstance(value, bool):
-        raise InputError(f"{said} is not valid: set true or false")
-    wanted = {int: int, float: int | float}.get(type(usual))
-    if wanted and (isinstance(value, bool) or not isinstance(value, wanted)):
-        kind = "an integer" if wanted is int else "a number"
-        raise InputError(f"{said} is not valid: set {kind}, such as {usual}")
+        raise InputError(f"{setting} is not valid: set true or false")
+    accepted = {int: int, float: int | float}.get(type(usual))
+    if accepted and (isinstance(value, bool) or not isinstance(value, accepted)):
+        kind = "an integer" if accepted is int else "a number"
+        raise InputError(f"{setting} is not valid: set {kind}, such as {usual}")

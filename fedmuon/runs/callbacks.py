@@ -85,8 +85,8 @@ def as_callback(found: Any, guard: Guard | None = None) -> Callback:
             return _Guarded(found, within)
         if callable(found):
             return _Guarded(_Function(cast(Listener, found)), within)
-        wanted = "a function (record, state) or a fedmuon.callbacks.Callback"
-        raise unfit(found, "callback", wanted, within.named)
+        accepted = "a function (record, state) or a fedmuon.callbacks.Callback"
+        raise unfit(found, "callback", accepted, within.named)
 
 
 class _Guarded(Callback):
@@ -96,10 +96,10 @@ class _Guarded(Callback):
         self._callback, self._guard = callback, guard
 
     def on_round(self, record: Mapping[str, Any], state: Any) -> str:
-        params = {name: one.clone() for name, one in state.params.items()}
+        params = {name: param.clone() for name, param in state.params.items()}
         states = {
-            link: {name: one.clone() for name, one in held.items()}
-            for link, held in state.states.items()
+            link: {name: tensor.clone() for name, tensor in tensors.items()}
+            for link, tensors in state.states.items()
         }
         copied = replace(state, params=params, states=states)
         with in_round(record["round"] - 1), self._guard:

@@ -29,13 +29,13 @@ def uneven_sizes(config: Config, data: FederatedData, experiment: Experiment) ->
         return ""
     if config.federation.aggregate != "mean" or not are_uneven(data.sizes):
         return ""
-    own, name = user_objects(config).recipe is not None, config.local.recipe
-    if not own and average_of(name) == "mean":
+    custom, name = user_objects(config).recipe is not None, config.local.recipe
+    if not custom and average_of(name) == "mean":
         return ""
-    why = "your optimizer takes" if own else f"this run of {name} takes"
+    subject = "your optimizer takes" if custom else f"this run of {name} takes"
     return (
-        f"The sizes of the clients differ by more than a factor of 2, but {why} the plain mean. To "
-        "weight clients by their samples, set federation.aggregate = 'by-samples'."
+        f"The sizes of the clients differ by more than a factor of 2, but {subject} the plain "
+        "mean. To weight clients by their samples, set federation.aggregate = 'by-samples'."
     )
 
 
@@ -46,4 +46,4 @@ def swamping_noise(config: Config, experiment: Experiment) -> str:
         return ""
     fresh = begin(recipe, experiment.task, config.federation.seed)
     released = leaves(joint(recipe, fresh.params, fresh.states))
-    return level.swamped(sum(one[0].numel() for one in released))
+    return level.swamped(sum(leaf[0].numel() for leaf in released))

@@ -40,26 +40,26 @@ def data_notes(config: Config, data: FederatedData) -> list[str]:
         config: The resolved config.
         data: The samples of all clients.
     """
-    found = [divided(config, data)]
+    notes = [divided(config, data)]
     of_user = user_objects(config).data is not None or config.data.name in OWN_FILES
     if of_user and not len(data.test_labels):
-        found.append(
+        notes.append(
             "Note: no samples are held out, so test loss and accuracy are not measured. Pass test "
             "samples, or leave samples out of the partition."
         )
     if of_user and data.label_names:
-        found.append(
+        notes.append(
             f"The labels are words, so the classes are numbered in alphabetical order: "
             f"{listed(f'{k} = {name}' for k, name in enumerate(data.label_names))}."
         )
     if of_user and (scales := unequal_scales(config, data)):
-        found.append(scales)
-    return found
+        notes.append(scales)
+    return notes
 
 
 def divided(config: Config, data: FederatedData) -> str:
     """Return a sentence that says how the samples are divided among the clients."""
-    sizes, how = data.sizes, config.federation.partition
+    sizes, partition = data.sizes, config.federation.partition
     ways = {
         "dirichlet": f"Dirichlet label skew with data.alpha = {config.data.alpha:g}",
         "quantity": f"random sizes with data.alpha = {config.data.alpha:g}",
@@ -69,16 +69,16 @@ def divided(config: Config, data: FederatedData) -> str:
     }
     way = "by the clients that you passed" if data.client_names else "by your partition"
     low, high = int(sizes.min()), int(sizes.max())
-    each = f"{low}" if low == high else f"{low} to {high}"
-    held = (
+    samples = f"{low}" if low == high else f"{low} to {high}"
+    held_out = (
         (len(data.test_labels), "for testing"),
         (len(data.validation_labels), "for validation"),
         (len(data.client_test_labels), "as the clients' own test samples"),
     )
-    out = ", ".join(f"{count} {use}" for count, use in held if count)
+    out = ", ".join(f"{count} {use}" for count, use in held_out if count)
     return (
         f"Data: {len(data.labels)} train samples are divided among {len(sizes)} clients, "
-        f"{ways.get(how, way)}, with {each} samples per client. "
+        f"{ways.get(partition, way)}, with {samples} samples per client. "
         f"Held out: {out or 'no samples'}."
     )
 
@@ -98,12 +98,12 @@ def unequal_scales(config: Config, data: FederatedData) -> str:
     spread, mean = spread[columns], mean[columns]
     wide, narrow, far = spread.argmax(), spread.argmin(), (np.abs(mean) / spread).argmax()
     if spread[wide] > RATIO * spread[narrow]:
-        what = (
+        problem = (
             f"input {columns[wide]} has a standard deviation of {spread[wide]:.3g}, but input "
             f"{columns[narrow]} of {spread[narrow]:.3g}"
         )
     elif abs(mean[far]) > SHIFT * spread[far]:
-        what = (
+        problem = (
             f"input {columns[far]} has a mean of {mean[far]:.3g} and a standard deviation of only "
             f"{spread[far]:.3g}"
         )
@@ -113,6 +113,6 @@ def unequal_scales(config: Config, data: FederatedData) -> str:
         "" if config.data.normalize == PIXELS else ", after each sample was divided by its norm"
     )
     return (
-        f"Note: {what}{scaled} (inputs are counted from 0). The run does not scale inputs "
+        f"Note: {problem}{scaled} (inputs are counted from 0). The run does not scale inputs "
         "separately. Scale each input to mean 0 and standard deviation 1 before the run."
     )

@@ -82,15 +82,15 @@ class RunDirectory:
         """Create the folder. Raise an error if it has files, unless they are a run to resume."""
         with mendable(self.path, "create"):
             self.path.mkdir(parents=True, exist_ok=True)
-            held = self._held()
-        if held and not resume:
-            can = "config.toml" in held and not self.lost()
+            entries = self._held()
+        if entries and not resume:
+            can = "config.toml" in entries and not self.lost()
             or_resume = ", or resume the run with --resume" if can else ""
             raise InputError(
                 f"{self.path} is not empty. Choose another folder with --out{or_resume}."
             )
-        shown = [name for name in held - {files.SUMS} if not name.startswith(".")]
-        if shown and "config.toml" not in held:
+        visible = [name for name in entries - {files.SUMS} if not name.startswith(".")]
+        if visible and "config.toml" not in entries:
             raise self._not_a_run()
         files.remove_drafts(self.path)
 
@@ -104,14 +104,14 @@ class RunDirectory:
         if file.exists():
             return file
         with mendable(self.path, "read"):
-            if (there := self.path.exists()) and not self.path.is_dir():
+            if (exists := self.path.exists()) and not self.path.is_dir():
                 raise InputError(f"{self.path} is a file, not a run folder: check the path")
-            held = self._held() if there else set()
-        if held:
+            entries = self._held() if exists else set()
+        if entries:
             raise self._not_a_run()
-        what = f"{self.path} has no config.toml" if there else f"{self.path} does not exist"
+        problem = f"{self.path} has no config.toml" if exists else f"{self.path} does not exist"
         raise InputError(
-            f"{what}, so there is no run to resume in this folder. Check the path, or leave "
+            f"{problem}, so there is no run to resume in this folder. Check the path, or leave "
             "--resume out to begin a new run."
         )
 
@@ -121,16 +121,18 @@ class RunDirectory:
         If a run stopped before its first file, its temporary files are left out, too, because the
         folder counts as new.
         """
-        held = {entry.name for entry in self.path.iterdir()} - {LOCK, DRIVER}
-        if "config.toml" in held:
-            return held
-        ours = {files.SUMS} if set(sums_of(self.path)) <= {*FIXED, *MAYBE} else set()
-        return held - {name for name in held if name.endswith(files.PART)} - ours - {LOGS}
+        entries = {entry.name for entry in self.path.iterdir()} - {LOCK, DRIVER}
+        if "config.toml" in entries:
+            return entries
+        checksums = {files.SUMS} if set(sums_of(self.path)) <= {*FIXED, *MAYBE} else set()
+        return (
+            entries - {name for name in entries if name.endswith(files.PART)} - checksums - {LOGS}
+        )
 
     def _not_a_run(self) -> InputError:
         """Return the error for a folder that contains files but no config.toml."""
-        if what := files.several_runs(self.path):
-            return InputError(f"{self.path} {what}")
+        if content := files.several_runs(self.path):
+            return InputError(f"{self.path} {content}")
         if "config.toml" in sums_of(self.path):
             return InputError(
                 f"{self.path / 'config.toml'} is missing, so the folder is damaged: restore the "
@@ -164,8 +166,8 @@ class RunDirectory:
             )
         if not ledger.exists():
             return f"has {heads.name}, but no {ledger.name}, so the spent epsilon is unknown"
-        held = any((self.path / name).exists() for name in CHECKPOINTS)
-        if "summary.json" in sums_of(self.path) and not held:
+        has_checkpoint = any((self.path / name).exists() for name in CHECKPOINTS)
+        if "summary.json" in sums_of(self.path) and not has_checkpoint:
             return (
                 "contains a finished private run without its summary.json. The privacy budget of "
                 "this run is already spent"
@@ -199,14 +201,14 @@ class RunDirectory:
 
     def require_resumable(self) -> None:
         """Raise an error if the run cannot be resumed. No file is changed."""
-        if why := self.lost():
-            raise InputError(f"{self.path} {why}: {AFRESH}")
+        if reason := self.lost():
+            raise InputError(f"{self.path} {reason}: {AFRESH}")
 
     def require_intact(self) -> None:
         """Raise an error if a file that is needed to resume an unfinished run is damaged."""
         files.require_sound(self.path, [name for name in FIXED if (self.path / name).exists()])
-        if held := self.newest_checkpoint():
-            self._first(int(held[1]["round"]))
+        if checkpoint := self.newest_checkpoint():
+            self._first(int(checkpoint[1]["round"]))
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
@@ -262,9 +264,9 @@ class RunDirectory:
         the summary must exist.
         """
         with mendable(self.path, "read"):
-            known = {entry.name for entry in self.path.iterdir()} | {*sums_of(self.path)}
-        finished = (self.path / "summary.json").exists() or (ended and "summary.json" in known)
-        maybe = [name for name in MAYBE if name in known and (finished or name not in LATE)]
+            present = {entry.name for entry in self.path.iterdir()} | {*sums_of(self.path)}
+        finished = (self.path / "summary.json").exists() or (ended and "summary.json" in present)
+        maybe = [name for name in MAYBE if name in present and (finished or name not in LATE)]
         names = [*FIXED, *maybe, *(ENDS if finished else ())]
         files.require_sound(self.path, [name for name in names if name not in but])
 
@@ -275,10 +277,10 @@ class RunDirectory:
         tensor files is checked.
         """
         with mendable(self.path, "read"):
-            there = [
+            existing = [
                 self.path / name for name in NOT_SHOWN if brief and (self.path / name).exists()
             ]
-            large = [file for file in there if file.stat().st_size > LARGE]
+            large = [file for file in existing if file.stat().st_size > LARGE]
         self.require_sound(but=[file.name for file in large])
         for file in large:
             if file.suffix == ".safetensors":
@@ -342,8 +344,10 @@ class RunDirectory:
             log = self.path / name
             with mendable(log, "write"), open(log, "ab", opener=files.regular) as records:
                 os.fsync(records.fileno())  # records of the rounds before the checkpoint
-        about = {"round": str(round), "ledger": ledger, "run": self.mark}
-        content = safetensors_bytes(arrays, {**about, "digest": digest_of_arrays(arrays, about)})
+        metadata = {"round": str(round), "ledger": ledger, "run": self.mark}
+        content = safetensors_bytes(
+            arrays, {**metadata, "digest": digest_of_arrays(arrays, metadata)}
+        )
         last, previous = (self.path / name for name in CHECKPOINTS)
         with mendable(last, "write"):
             if last.exists():
@@ -356,23 +360,23 @@ class RunDirectory:
 
         Raise an error if all checkpoints are damaged.
         """
-        held = [self.path / name for name in CHECKPOINTS if (self.path / name).exists()]
-        for number, file in enumerate(held):
+        paths = [self.path / name for name in CHECKPOINTS if (self.path / name).exists()]
+        for number, file in enumerate(paths):
             with contextlib.suppress(InputError):
-                arrays, about = read_arrays(file)
-                if about.pop("digest", "") != digest_of_arrays(arrays, about):
+                arrays, metadata = read_arrays(file)
+                if metadata.pop("digest", "") != digest_of_arrays(arrays, metadata):
                     raise InputError(f"{file} is damaged")
-                if about.get("run") != self.mark:
+                if metadata.get("run") != self.mark:
                     raise InputError(f"{file} belongs to another run")
                 if number:
-                    said = (
+                    message = (
                         "fedmuon: the checkpoint %s is damaged. The previous checkpoint is used "
                         "instead"
                     )
-                    logger.warning(said, held[0])
-                self._head = about.get("ledger", "")
-                return arrays, about
-        if held:
+                    logger.warning(message, paths[0])
+                self._head = metadata.get("ledger", "")
+                return arrays, metadata
+        if paths:
             raise InputError(
                 f"every checkpoint in {self.path} is damaged or belongs to another run: restore "
                 f"the checkpoints from a copy, or {AFRESH}"
@@ -387,11 +391,11 @@ class RunDirectory:
 
     def saved_rounds(self) -> list[int]:
         """Return the numbers of the rounds in all readable checkpoints."""
-        found = []
+        rounds = []
         for name in CHECKPOINTS:
             with contextlib.suppress(InputError):
-                found.append(int(read_metadata(self.path / name).get("round", 0)))
-        return found
+                rounds.append(int(read_metadata(self.path / name).get("round", 0)))
+        return rounds
 
     def forget_checkpoints(self) -> None:
         """Remove the checkpoints, which a finished run does not need."""
@@ -425,16 +429,16 @@ class RunDirectory:
         """
         require_place(self.path)
         if of_clients:
-            lines = [files.sealed(one, self.mark) for one in of_clients]
+            lines = [files.sealed(client_record, self.mark) for client_record in of_clients]
             files.append(self.path / CLIENTS, lines)
         files.append(self.path / "rounds.jsonl", [files.sealed(record, self.mark)])
 
     def records(self) -> list[Record]:
         """Return the records in rounds.jsonl that come before the first damaged line."""
         mark = self.mark
-        if found := _records(files.whole_lines(self.path / "rounds.jsonl"), mark):
+        if records := _records(files.whole_lines(self.path / "rounds.jsonl"), mark):
             self._mark = mark  # the lines contain the mark, so it can no longer change
-        return found
+        return records
 
     def rounds_begun(self) -> int:
         """Return the number of lines in rounds.jsonl, whether or not they are damaged.
@@ -456,13 +460,13 @@ class RunDirectory:
         """
         lines, records = self._first(round)
         if with_clients:
-            held, found = self._of_clients(records)
-            if len(found) < sum(len(answered(one)) for one in records):
+            valid_lines, of_clients = self._of_clients(records)
+            if len(of_clients) < sum(len(answered(record)) for record in records):
                 raise InputError(
-                    f"line {len(found) + 1} of {self.path / CLIENTS} is damaged, is missing or "
-                    f"belongs to another run: restore the file from a copy, or {AFRESH}"
+                    f"line {len(of_clients) + 1} of {self.path / CLIENTS} is damaged, is missing "
+                    f"or belongs to another run: restore the file from a copy, or {AFRESH}"
                 )
-            write_bytes(self.path / CLIENTS, "".join(held).encode())
+            write_bytes(self.path / CLIENTS, "".join(valid_lines).encode())
         write_bytes(self.path / "rounds.jsonl", "".join(lines).encode())
         return records
 
@@ -471,17 +475,17 @@ class RunDirectory:
 
         Stop before the first damaged line.
         """
-        expected = [(one["round"], client) for one in records for client in answered(one)]
-        held: list[str] = []
-        found: list[Record] = []
+        expected = [(record["round"], client) for record in records for client in answered(record)]
+        valid_lines: list[str] = []
+        valid_records: list[Record] = []
         lines, mark = files.whole_lines(self.path / CLIENTS), self.mark
         for line, pair in zip(lines, expected, strict=False):
             record = files.unsealed(line, mark)
             if record is None or (record.get("round"), record.get("client")) != pair:
                 break
-            held.append(line)
-            found.append(record)
-        return held, found
+            valid_lines.append(line)
+            valid_records.append(record)
+        return valid_lines, valid_records
 
     def _first(self, rounds: int) -> tuple[list[str], list[Record]]:
         """Return the lines and records of the first rounds. Raise an error if a line is damaged."""
@@ -529,20 +533,22 @@ class RunDirectory:
 
     def finished(self) -> Record:
         """Return the summary of a finished run. Otherwise, raise an error with the reason."""
-        if (found := self.summary()) is not None:
-            return found
+        if (summary := self.summary()) is not None:
+            return summary
         if not self.path.exists():
-            said = f"the folder {self.path} does not exist. Choose a folder with a finished run."
+            message = f"the folder {self.path} does not exist. Choose a folder with a finished run."
         elif not (self.path / "config.toml").exists():
-            said = f"{self.path} contains no run. Choose the folder of a finished run."
-        elif why := self.failure():
-            said = f"the run in {self.path} failed ({why.rstrip('.')}). Choose a run that finished."
+            message = f"{self.path} contains no run. Choose the folder of a finished run."
+        elif reason := self.failure():
+            message = (
+                f"the run in {self.path} failed ({reason.rstrip('.')}). Choose a run that finished."
+            )
         else:
-            said = (
+            message = (
                 f"the run in {self.path} has not finished. Finish it with --resume, or choose a "
                 "finished run."
             )
-        raise InputError(said)
+        raise InputError(message)
 
 
 def client_records(folder: Path) -> list[Record]:
@@ -569,9 +575,9 @@ def traffic_of(rounds: Sequence[Record]) -> tuple[int, int] | None:
     Return None if the records of a round do not contain these numbers. Older versions of fedmuon
     did not record these numbers.
     """
-    if not all("bytes_up" in one for one in rounds):
+    if not all("bytes_up" in record for record in rounds):
         return None
-    down, up = (sum(one[name] for one in rounds) for name in ("bytes_down", "bytes_up"))
+    down, up = (sum(record[name] for record in rounds) for name in ("bytes_down", "bytes_up"))
     return down, up
 
 
@@ -604,26 +610,26 @@ def positions(rounds: Sequence[Record], x: str = "rounds", name: str = "the run"
     if x not in AXES:
         raise InputError(f"x = {x!r} is not a valid axis of curves: {instead(x, AXES)}")
     if x == "rounds":
-        return [one["round"] for one in rounds]
-    names, why = (
+        return [record["round"] for record in rounds]
+    names, cause = (
         ("simulated_seconds",),
         "the run does not simulate devices. Set [devices] mode and repeat the run in another "
         "folder",
     )
     if x != "seconds":
         names = ("bytes_up",) if x == "bytes-up" else ("bytes_up", "bytes_down")
-        why = "an earlier version of fedmuon wrote the run. Repeat the run in another folder"
-    found, total = [], 0.0
-    for one in rounds:
-        if missing := [key for key in names if key not in one]:
+        cause = "an earlier version of fedmuon wrote the run. Repeat the run in another folder"
+    values, total = [], 0.0
+    for record in rounds:
+        if missing := [key for key in names if key not in record]:
             raise InputError(
-                f"{name} does not contain the value {missing[0]} of round {one['round']}, because "
-                f"{why}, or choose x = 'rounds'."
+                f"{name} does not contain the value {missing[0]} of round {record['round']}, "
+                f"because {cause}, or choose x = 'rounds'."
             )
-        held = sum(one[key] for key in names)
-        total = held if x == "seconds" else total + held / 1e6
-        found.append(total)
-    return found
+        value = sum(record[key] for key in names)
+        total = value if x == "seconds" else total + value / 1e6
+        values.append(total)
+    return values
 
 
 def answered(record: Record) -> list[int]:
@@ -633,10 +639,10 @@ def answered(record: Record) -> list[int]:
 
 def _records(lines: Sequence[str], run: str) -> list[Record]:
     """Parse the records of rounds 1, 2, ... of this run, and stop before the first damaged line."""
-    found: list[Record] = []
+    records: list[Record] = []
     for number, line in enumerate(lines, 1):
         record = files.unsealed(line, run)
         if record is None or record.get("round") != number:
             break
-        found.append(record)
-    return found
+        records.append(record)
+    return records

@@ -62,23 +62,23 @@ def described(
         A mapping from the kind of each object to `name:digest`, and from `data` and `weights` to
         their digests.
     """
-    own, found = user_objects(config), {}
+    objects, fingerprints = user_objects(config), {}
     for kind in KINDS:
-        if (mine := getattr(own, kind)) is not None:
-            key = (folder.resolve(), kind, id(mine))
-            met, known = MET.get(key, (lambda: None, ""))
-            if afresh or met() is not mine:
+        if (value := getattr(objects, kind)) is not None:
+            key = (folder.resolve(), kind, id(value))
+            met, fingerprint = MET.get(key, (lambda: None, ""))
+            if afresh or met() is not value:
                 with guard(config, kind):
-                    known = _digest(config, kind, mine)
-                    MET[key] = (_reference(mine), known)
-            found[kind] = known
+                    fingerprint = _digest(config, kind, value)
+                    MET[key] = (_reference(value), fingerprint)
+            fingerprints[kind] = fingerprint
     if reads(config, "task.lora-rank") and config.task.lora_rank:  # without it, own files suffice
-        found["weights"] = weights_digest(config.task.weights)
-    if source is not None and own.data is not None:
-        found["data"] = user_data_digest(config)
+        fingerprints["weights"] = weights_digest(config.task.weights)
+    if source is not None and objects.data is not None:
+        fingerprints["data"] = user_data_digest(config)
     elif source is not None and reads(config, "data.folder"):
-        found["data"] = digest(source)
-    return found
+        fingerprints["data"] = digest(source)
+    return fingerprints
 
 
 def require_same(folder: Path, found: Record) -> Record:
@@ -90,20 +90,20 @@ def require_same(folder: Path, found: Record) -> Record:
         return {}
     files.require_sound(folder, [FILE])
     try:
-        there = json.loads(files.read_text(folder / FILE))
-        known = {kind: digest for kind, digest in there.items() if kind != FACTORS}
+        saved = json.loads(files.read_text(folder / FILE))
+        expected = {kind: digest for kind, digest in saved.items() if kind != FACTORS}
     except (OSError, ValueError, AttributeError) as error:
         raise InputError(
             f"{folder / FILE} is damaged ({error}): restore the file from a copy, or {AFRESH}"
         ) from None
-    for kind in known.keys() | found.keys():
-        if known.get(kind) != found.get(kind) and (kind != "data" or kind in found):
+    for kind in expected.keys() | found.keys():
+        if expected.get(kind) != found.get(kind) and (kind != "data" or kind in found):
             other = "differ" if kind in ("data", "weights") else "differs"
             raise InputError(
                 f"the {kind} {other} from the {kind} with which the run in {folder} started. "
                 f"Pass the same {kind} again, or {AFRESH}."
             )
-    return there
+    return saved
 
 
 def with_factors(
@@ -117,8 +117,8 @@ def with_factors(
         return plan, {}
     factors = known.get(FACTORS)
     if factors is None:
-        found = plan.factors()
-        factors = [] if found is None else found.tolist()
+        computed = plan.factors()
+        factors = [] if computed is None else computed.tolist()
     if len(factors) != plan.rounds:
         raise InputError(
             f"[local] schedule was saved for {len(factors)} rounds, but this run has "
@@ -130,7 +130,7 @@ def with_factors(
 # Digests of objects
 
 
-def _digest(config: Config, kind: str, mine: Any) -> str:
+def _digest(config: Config, kind: str, value: Any) -> str:
     """Return `name:digest` of a custom object.
 
     The digest includes the file or module that the config names for the object, and the local files
@@ -143,32 +143,32 @@ def _digest(config: Config, kind: str, mine: Any) -> str:
         for place in {absolute_name(name).rpartition(":")[0] for name in names} - {""}:
             if place.partition(".")[0] not in LIBRARIES and (file := source_file(place)):
                 beside = local_imports(file).values() if place.endswith(".py") else ()
-                words += [sha256(files.read_bytes(one)).hexdigest() for one in (file, *beside)]
+                words += [sha256(files.read_bytes(path)).hexdigest() for path in (file, *beside)]
     # The values of a schedule are saved, so hidden state between its calls does not matter.
-    words += parts(mine, {}, state=kind != "schedule")
+    words += parts(value, {}, state=kind != "schedule")
     text = "\n".join(words)
-    return f"{_called(mine)}:{sha256(text.encode()).hexdigest()[:16]}"
+    return f"{_called(value)}:{sha256(text.encode()).hexdigest()[:16]}"
 
 
-def _called(found: Any) -> str:
+def _called(value: Any) -> str:
     """Return the name of a custom object, or of the function or module inside it."""
-    if isinstance(found, partial):
-        return _called(found.func)
-    if isinstance(found, tuple | list) and found:
-        return _called(found[0])
-    held = getattr(found, "__dict__", {})
+    if isinstance(value, partial):
+        return _called(value.func)
+    if isinstance(value, tuple | list) and value:
+        return _called(value[0])
+    attributes = getattr(value, "__dict__", {})
     for within in ("apply", "module"):  # inside an Orthogonalizer, Aggregator or Task
-        if within in held and not isinstance(found, type):
-            return _called(held[within])
-    return str(getattr(found, "__name__", type(found).__name__))
+        if within in attributes and not isinstance(value, type):
+            return _called(attributes[within])
+    return str(getattr(value, "__name__", type(value).__name__))
 
 
-def _reference(mine: Any) -> Callable[[], Any]:
+def _reference(value: Any) -> Callable[[], Any]:
     """Return a function that returns the object. The function uses a weak reference if possible."""
     try:
-        return weakref.ref(mine)
+        return weakref.ref(value)
     except TypeError:
-        return lambda: mine
+        return lambda: value
 
 
 def parts(found: Any, seen: dict[int, Any], state: bool = True) -> Iterator[str]:
@@ -185,32 +185,32 @@ def parts(found: Any, seen: dict[int, Any], state: bool = True) -> Iterator[str]
         # Equal values of these types may be the same object.
         if not isinstance(found, tuple | frozenset | CodeType):
             seen[id(found)] = found
-        for one in _held(found, state):
-            yield from parts(one, seen, state)
+        for part in _held(found, state):
+            yield from parts(part, seen, state)
 
 
-def _held(found: Any, state: bool) -> Iterator[Any]:
+def _held(value: Any, state: bool) -> Iterator[Any]:
     for kinds, held_by in HELD.items():
-        if isinstance(found, kinds):
-            own = found if state and type(found).__module__ != "builtins" else None
-            return itertools.chain(held_by(found), _attributes(own))
-    if isinstance(found, FunctionType | type):
-        return _of_code(found, state)
-    if isinstance(found, np.ndarray | torch.Tensor):
-        return _of_array(found) if state else iter(())
-    return _of_value(found, state)
+        if isinstance(value, kinds):
+            owner = value if state and type(value).__module__ != "builtins" else None
+            return itertools.chain(held_by(value), _attributes(owner))
+    if isinstance(value, FunctionType | type):
+        return _of_code(value, state)
+    if isinstance(value, np.ndarray | torch.Tensor):
+        return _of_array(value) if state else iter(())
+    return _of_value(value, state)
 
 
-def _attributes(found: Any) -> Iterator[Any]:
+def _attributes(value: Any) -> Iterator[Any]:
     """Yield the attributes of an object: its `__dict__`, and the slots of the user's classes."""
-    yield from _as_in_the_first_version(found, getattr(found, "__dict__", {}))
-    for kind in type(found).__mro__:
+    yield from _as_in_the_first_version(value, getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
         names = vars(kind).get("__slots__", ()) if _is_ours(kind) else ()
         for name in (names,) if isinstance(names, str) else names:
             hidden = name.startswith("__") and not name.endswith("__")
             spelled = f"_{kind.__name__.lstrip('_')}{name}" if hidden else name
-            if spelled not in ("__dict__", "__weakref__") and hasattr(found, spelled):
-                yield (spelled, getattr(found, spelled))
+            if spelled not in ("__dict__", "__weakref__") and hasattr(value, spelled):
+                yield (spelled, getattr(value, spelled))
 
 
 def _as_in_the_first_version(
@@ -227,9 +227,9 @@ def _as_in_the_first_version(
             if (kind, name) not in SINCE_THEN or value)  # fmt: skip
 
 
-def _is_ours(found: FunctionType | type) -> bool:
+def _is_ours(definition: FunctionType | type) -> bool:
     """Return whether the user wrote this function or class, and not a library."""
-    module = str(found.__module__)
+    module = str(definition.__module__)
     return module.partition(".")[0] not in LIBRARIES and not _is_installed(module)
 
 
@@ -246,72 +246,74 @@ def _is_installed(module: str) -> bool:
 
 
 HELD: dict[type | tuple[type, ...], Callable[[Any], Iterator[Any]]] = {
-    (BuiltinFunctionType, ModuleType): lambda one: iter([one.__name__]),
-    CodeType: lambda one: iter([one.co_code, one.co_names, one.co_varnames, one.co_consts]),
-    MethodType: lambda one: iter([one.__func__, one.__self__]),
-    partial: lambda one: iter([one.func, one.args, one.keywords]),
-    Mapping: lambda one: iter([part for pair in one.items() for part in pair]),
-    (set, frozenset): lambda one: iter(sorted(one, key=repr)),
+    (BuiltinFunctionType, ModuleType): lambda item: iter([item.__name__]),
+    CodeType: lambda code: iter([code.co_code, code.co_names, code.co_varnames, code.co_consts]),
+    MethodType: lambda method: iter([method.__func__, method.__self__]),
+    partial: lambda function: iter([function.func, function.args, function.keywords]),
+    Mapping: lambda mapping: iter([part for pair in mapping.items() for part in pair]),
+    (set, frozenset): lambda values: iter(sorted(values, key=repr)),
     (tuple, list): iter,
 }  # fmt: skip
 
 
-def _of_value(found: Any, state: bool) -> Iterator[Any]:
-    yield type(found)
-    held = list(_attributes(found)) if state else []
-    module = type(found).__module__
-    known = module.partition(".")[0] in LIBRARIES or hasattr(found, "named_parameters")
-    if not known and _is_installed(module):  # objects of other libraries may contain anything
-        held = [pair for pair in held if _is_plain(pair[1])]
-    yield from held
-    if state and not held and " at 0x" not in (words := repr(found)):
+def _of_value(value: Any, state: bool) -> Iterator[Any]:
+    yield type(value)
+    attributes = list(_attributes(value)) if state else []
+    module = type(value).__module__
+    supported = module.partition(".")[0] in LIBRARIES or hasattr(value, "named_parameters")
+    if not supported and _is_installed(module):  # objects of other libraries may contain anything
+        attributes = [pair for pair in attributes if _is_plain(pair[1])]
+    yield from attributes
+    if state and not attributes and " at 0x" not in (words := repr(value)):
         yield words
 
 
-def _of_code(found: FunctionType | type, state: bool) -> Iterator[Any]:
-    ours = _is_ours(found)
-    yield "" if ours else found.__qualname__
-    if isinstance(found, FunctionType):
-        yield from (found.__defaults__, found.__kwdefaults__)
-        yield from [_content(cell) for cell in found.__closure__ or ()] if state else ()
-        yield from [*vars(found).items()] if ours and state else ()
-        if not ours:
+def _of_code(definition: FunctionType | type, state: bool) -> Iterator[Any]:
+    custom = _is_ours(definition)
+    yield "" if custom else definition.__qualname__
+    if isinstance(definition, FunctionType):
+        yield from (definition.__defaults__, definition.__kwdefaults__)
+        yield from [_content(cell) for cell in definition.__closure__ or ()] if state else ()
+        yield from [*vars(definition).items()] if custom and state else ()
+        if not custom:
             return
-        yield found.__code__
+        yield definition.__code__
         # The values that the code reads from its module: numbers, strings, functions and classes.
         # With `state`, also plain collections and arrays.
         kinds = (bool, int, float, str, FunctionType, type)
-        held = ((name, found.__globals__.get(name)) for name in _names(found.__code__))
-        yield from (
-            (name, one)
-            for name, one in held
-            if isinstance(one, kinds) or (state and _is_plain(one))
+        global_values = (
+            (name, definition.__globals__.get(name)) for name in _names(definition.__code__)
         )
-    elif ours:
-        yield from found.__bases__
+        yield from (
+            (name, value)
+            for name, value in global_values
+            if isinstance(value, kinds) or (state and _is_plain(value))
+        )
+    elif custom:
+        yield from definition.__bases__
         kinds = (FunctionType, staticmethod, classmethod, property, partial, int, float, str, tuple)
-        for name, one in vars(found).items():
-            plain = state and isinstance(one, list | dict) and _is_plain(one)
-            known = name not in ("__module__", "__doc__", "__slots__")
-            if plain or (isinstance(one, kinds) and known):
-                inside = getattr(one, "__func__", one)
-                yield (name, (one.fget, one.fset) if isinstance(one, property) else inside)
+        for name, value in vars(definition).items():
+            plain = state and isinstance(value, list | dict) and _is_plain(value)
+            relevant = name not in ("__module__", "__doc__", "__slots__")
+            if plain or (isinstance(value, kinds) and relevant):
+                inside = getattr(value, "__func__", value)
+                yield (name, (value.fget, value.fset) if isinstance(value, property) else inside)
 
 
 def _names(code: CodeType) -> dict[str, None]:
     """Return the names that the code of a function uses, including functions inside it."""
-    inside = [one for one in code.co_consts if isinstance(one, CodeType)]
-    return dict.fromkeys([*code.co_names, *(name for one in inside for name in _names(one))])
+    inside = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return dict.fromkeys([*code.co_names, *(name for nested in inside for name in _names(nested))])
 
 
-def _is_plain(found: Any) -> bool:
+def _is_plain(value: Any) -> bool:
     """Return whether an object consists only of numbers, strings and arrays."""
-    if isinstance(found, dict):
-        return all(_is_plain(one) for pair in found.items() for one in pair)
-    if isinstance(found, list | tuple | set | frozenset):
-        return all(_is_plain(one) for one in found)
+    if isinstance(value, dict):
+        return all(_is_plain(element) for pair in value.items() for element in pair)
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(_is_plain(element) for element in value)
     values = bool | int | float | complex | str | bytes | np.generic | np.ndarray
-    return found is None or isinstance(found, values | torch.Tensor)
+    return value is None or isinstance(value, values | torch.Tensor)
 
 
 def _content(cell: Any) -> Any:
@@ -321,24 +323,24 @@ def _content(cell: Any) -> Any:
         return None
 
 
-def _of_array(found: Any) -> Iterator[Any]:
+def _of_array(array: Any) -> Iterator[Any]:
     """Yield the bytes of an array or tensor, or its type if it contains no values."""
-    yield str(found.dtype)
-    if isinstance(found, np.ndarray):
-        yield found.shape
-        if found.dtype.kind != "O":
-            yield sha256(np.ascontiguousarray(found).tobytes()).hexdigest()
+    yield str(array.dtype)
+    if isinstance(array, np.ndarray):
+        yield array.shape
+        if array.dtype.kind != "O":
+            yield sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
         return
-    if torch.nn.parameter.is_lazy(found) or found.is_meta:
+    if torch.nn.parameter.is_lazy(array) or array.is_meta:
         return
-    if found.is_nested:
-        yield from found.unbind()
-    elif found.is_quantized:
-        yield from (found.int_repr(), repr(found.qscheme()), found.dequantize())
-    elif found.layout != torch.strided:
-        dense = found.detach().cpu().to_dense()
+    if array.is_nested:
+        yield from array.unbind()
+    elif array.is_quantized:
+        yield from (array.int_repr(), repr(array.qscheme()), array.dequantize())
+    elif array.layout != torch.strided:
+        dense = array.detach().cpu().to_dense()
         at = dense.nonzero()
-        yield from (str(found.layout), tuple(dense.shape), at, dense[tuple(at.T)])
+        yield from (str(array.layout), tuple(dense.shape), at, dense[tuple(at.T)])
     else:
-        flat = found.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        flat = array.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         yield from _of_array(flat.view(torch.uint8).numpy())

@@ -27,13 +27,13 @@ def versions() -> dict[str, str]:
 
     The versions are read only once per process.
     """
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in ("fedmuon", "torch", "numpy", "scipy", "flwr", "ray"):
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            installed[name] = "not installed"
+    return installed
 
 
 @cache
@@ -42,10 +42,10 @@ def commit() -> str | None:
 
     Return None for an installed package.
     """
-    here = Path(__file__).resolve().parents[2]
-    if not (here / ".git").exists():
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
         return None
-    command = ["git", "-C", str(here), "rev-parse", "HEAD"]
+    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
@@ -66,8 +66,8 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith(PROCESSOR))
-    return next(named, "") or platform.processor() or platform.machine()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith(PROCESSOR))
+    return next(models, "") or platform.processor() or platform.machine()
 
 
 # The maximum memory of this process, and the cores that other processes use
@@ -90,11 +90,11 @@ def memory() -> Record:
     If torch has used a GPU, also return the maximum GPU memory that torch has reserved in this
     process.
     """
-    found: Record = {"memory": peak()}
+    usage: Record = {"memory": peak()}
     torch: Any = sys.modules.get("torch")  # do not import torch for this
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        found["gpu_memory"] = int(torch.cuda.max_memory_reserved())
-    return found
+        usage["gpu_memory"] = int(torch.cuda.max_memory_reserved())
+    return usage
 
 
 class Others:
@@ -109,15 +109,15 @@ class Others:
 
     def cores(self) -> float:
         """Return the average number of cores that other processes have used so far."""
-        start, before, own = self._begun
+        start, before, own_before = self._begun
         seconds = time.perf_counter() - start
-        return max(0.0, (busy() - before - time.process_time() + own) / max(seconds, 1e-9))
+        return max(0.0, (busy() - before - time.process_time() + own_before) / max(seconds, 1e-9))
 
 
 def busy() -> float:
     """Return the total busy time of all processors since the machine started, in seconds."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         first = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
-        ticks = [int(one) for one in first.split()[1:9]]
+        ticks = [int(tick) for tick in first.split()[1:9]]
         return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
     return time.process_time()
