@@ -129,12 +129,12 @@ def disk_filter(gain: float, reach: float) -> Link:
                 ahead[name] = value + reach * moved
             alone = abs(share - 1) < EQUAL
             points = [(1.0, ahead)] if alone else [(share, ahead), (1 - share, params)]
-        found = context.released(points).gradient
+        gradients = context.released(points).gradient
         weight = 1 + begun * (gain - 1)
         after, smooth = {"steps": state["steps"] + 1}, {}
-        for name, value in found.items():
-            held = state[f"gradient {name}"]
-            smooth[name] = held + per_replica(weight, value) * (value - held)
+        for name, value in gradients.items():
+            previous = state[f"gradient {name}"]
+            smooth[name] = previous + per_replica(weight, value) * (value - previous)
             after |= {f"gradient {name}": smooth[name], f"before {name}": params[name]}
         return smooth, after
 
@@ -158,9 +158,9 @@ def adaptive_bound(link: Link, quantile: Quantile, bound: float) -> Link:
         log_bound = inner.pop(LOG_BOUND)
 
         def released(points: Points) -> Released:
-            found = context.released(points, log_bound.exp())
-            shares.append(found.kept)
-            return found
+            result = context.released(points, log_bound.exp())
+            shares.append(result.kept)
+            return result
 
         direction, inner = link.update(direction, inner, replace(context, released=released))
         moved = quantile.moved(log_bound, to_device(shares[0], log_bound.device, log_bound.dtype))
@@ -251,10 +251,10 @@ def adamw(decay: float = ADAM_DECAY) -> Link:
         return state
 
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
-        done = state["steps"] + 1
-        after, found = {"steps": done}, {}
+        count = state["steps"] + 1
+        after, directions = {"steps": count}, {}
         # This number is equal in all replicas. Reading it on a GPU would synchronize.
-        steps: Number = float(done[0]) if at_hand(done.device) else done.double()
+        steps: Number = float(count[0]) if at_hand(count.device) else count.double()
         for name, value in direction.items():
             mean = state[f"mean {name}"].lerp(value, 1 - ADAM_MEMORY)
             square = state[f"square {name}"].lerp(value.square(), 1 - ADAM_SQUARE_MEMORY)
@@ -262,9 +262,9 @@ def adamw(decay: float = ADAM_DECAY) -> Link:
             square_weight = per_replica(1 - ADAM_SQUARE_MEMORY**steps, square)
             root = (square / square_weight).sqrt_().add_(ADAM_EPS)
             step = (mean / per_replica(1 - ADAM_MEMORY**steps, mean)).div_(root)
-            found[name] = step.add_(context.params[name], alpha=decay)
+            directions[name] = step.add_(context.params[name], alpha=decay)
             after |= {f"mean {name}": mean, f"square {name}": square}
-        return found, after
+        return directions, after
 
     return Link("adamw", init, update, lasting=True)
 
@@ -345,7 +345,7 @@ def shift(name: str, sign: float) -> Link:
     """
 
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
-        moved = {one: value.add(state[one], alpha=sign) for one, value in direction.items()}
+        moved = {key: value.add(state[key], alpha=sign) for key, value in direction.items()}
         return moved, state
 
     return Link(name, zeros, update)
@@ -508,8 +508,8 @@ def _only_where(chosen: Callable[[str, Tensor], bool], link: Link) -> Link:
         return {name: value for name, value in values.items() if chosen(name, value)}
 
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
-        found, after = link.update(part(direction), state, context)
-        return direction | found, state | after
+        changed, after = link.update(part(direction), state, context)
+        return direction | changed, state | after
 
     return replace(link, init=lambda params: link.init(part(params)), update=update)
 
@@ -632,10 +632,12 @@ def _matrices(value: Tensor, count: int, shards: int = 1) -> tuple[int, list[Ten
 
     Return the axis of the cuts, and the pieces."""
     axis = 1 if value.shape[1] >= value.shape[2:].numel() else 2
-    whole = value.flatten(2).chunk(count, axis)
+    matrices = value.flatten(2).chunk(count, axis)
     if shards == 1:
-        return axis, list(whole)
-    return axis, [one for m in whole for one in m.tensor_split(min(shards, m.shape[axis]), axis)]
+        return axis, list(matrices)
+    return axis, [
+        shard for m in matrices for shard in m.tensor_split(min(shards, m.shape[axis]), axis)
+    ]
 
 
 def block_periodic(whole: Link, sharded: Link, period: int) -> Link:
@@ -676,8 +678,8 @@ def block_periodic(whole: Link, sharded: Link, period: int) -> Link:
         return {"steps": first.new_zeros(len(first))}
 
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
-        done = round(float(state["steps"][0]))  # equal in all replicas
-        link = whole if done % period == 0 else sharded
+        steps = round(float(state["steps"][0]))  # equal in all replicas
+        link = whole if steps % period == 0 else sharded
         return link.update(direction, {}, context)[0], {"steps": state["steps"] + 1}
 
     return Link("orthogonalize", init, update, lasting=True)
@@ -730,22 +732,24 @@ def normalize_rows(
                 yield name, value, *_matrices(value, counts.get(name, 1))
 
     def init(params: Params) -> State:
-        own = {}
+        row_state = {}
         for name, _, _, pieces in parts(params):
-            own[prefix + name] = torch.stack([p.new_zeros(*p.shape[:2], 1) for p in pieces], 1)
-        return orthogonal.init(params) | own
+            row_state[prefix + name] = torch.stack(
+                [p.new_zeros(*p.shape[:2], 1) for p in pieces], 1
+            )
+        return orthogonal.init(params) | row_state
 
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
         inner = {key: value for key, value in state.items() if not key.startswith(prefix)}
         images, after = orthogonal.update(direction, inner, context)
-        found = {}
+        scaled = {}
         for name, value, axis, pieces in parts(images):
             stack = torch.stack(pieces, 1)  # [S, matrices, m, n]
-            seen = state[prefix + name].lerp(stack.square().mean(-1, keepdim=True), 1 - memory)
-            even = even_rows(stack, seen)
-            found[name] = concatenate(list(even.unbind(1)), axis).reshape(value.shape)
-            after = {**after, prefix + name: seen}
-        return images | found, after
+            squares = state[prefix + name].lerp(stack.square().mean(-1, keepdim=True), 1 - memory)
+            even = even_rows(stack, squares)
+            scaled[name] = concatenate(list(even.unbind(1)), axis).reshape(value.shape)
+            after = {**after, prefix + name: squares}
+        return images | scaled, after
 
     return replace(orthogonal, init=init, update=update, lasting=True)
 
@@ -868,7 +872,7 @@ def unbiased(
         below = mapped({name: value - shift[name] for name, value in unit.items()})
         smooth.append({name: (above[name] + below[name]) / 2 for name in unit})
     return {
-        name: 2 * value - sum(one[name] for one in smooth) / probes
+        name: 2 * value - sum(image[name] for image in smooth) / probes
         for name, value in mapped(unit).items()
     }
 
@@ -893,8 +897,8 @@ def noise_moments(state: State, memory: float, gain: float) -> State:
         f, cross = (1 - weight) ** 2 * f, memory * (1 - weight) * cross
         return torch.stack([f, cross + f, memory**2 * m + 2 * cross + f], -1)
 
-    own = carried(state["own"]) + weight[:, None] ** 2
-    return {"steps": state["steps"] + 1, "common": carried(state["common"]), "own": own}
+    own_moments = carried(state["own"]) + weight[:, None] ** 2
+    return {"steps": state["steps"] + 1, "common": carried(state["common"]), "own": own_moments}
 
 
 def average_noise(state: State, squares: float) -> State:

@@ -112,12 +112,12 @@ class PortableOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as in torch, without the options that are functions."""
-        whole = super().state_dict()
+        state = super().state_dict()
         groups = [
             {key: value for key, value in group.items() if not callable(value)}
-            for group in whole["param_groups"]
+            for group in state["param_groups"]
         ]
-        return {**whole, "param_groups": groups}
+        return {**state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, as in torch. Options that the saved groups lack keep their current values.
@@ -128,8 +128,8 @@ class PortableOptimizer(Optimizer):
         saved = state_dict["param_groups"]
         if len(saved) == len(self.param_groups):
             saved = [
-                {**{key: value for key, value in own.items() if key != "params"}, **group}
-                for own, group in zip(self.param_groups, saved, strict=True)
+                {**{key: value for key, value in current.items() if key != "params"}, **group}
+                for current, group in zip(self.param_groups, saved, strict=True)
             ]
         super().load_state_dict({**state_dict, "param_groups": saved})
 
@@ -307,20 +307,20 @@ class Muon(PortableOptimizer):
                     state["momentum_buffer"] = torch.zeros_like(gradient)
                 members.append(Member(param, gradient, state["momentum_buffer"]))
             orthogonalize = _map_of(group)
-            for some in group_by_shape(members, group["ns_dtype"]):
-                direction = _direction(some, group).to(group["ns_dtype"])
+            for batch in group_by_shape(members, group["ns_dtype"]):
+                direction = _direction(batch, group).to(group["ns_dtype"])
                 if len(direction) > 1 and direction.shape[1] > direction.shape[2]:
                     # Matrix products read several tall matrices faster as [B, n, m] in memory.
                     direction = direction.mT.contiguous().mT
-                found = orthogonalize(direction)
+                update = orthogonalize(direction)
                 if group["adjust_lr_fn"] == POLARGRAD:
-                    work = torch.promote_types(found.dtype, torch.float32)
-                    products = direction.to(work) * found.to(work)
-                    found = found * products.sum((-2, -1), keepdim=True).to(found.dtype)
+                    work = torch.promote_types(update.dtype, torch.float32)
+                    products = direction.to(work) * update.to(work)
+                    update = update * products.sum((-2, -1), keepdim=True).to(update.dtype)
                 if group["row_memory"]:
-                    states = [self.state[one.param] for one in some]
-                    found = _even_rows(found, states, group["row_memory"])
-                _descend([one.param for one in some], found, group)
+                    states = [self.state[member.param] for member in batch]
+                    update = _even_rows(update, states, group["row_memory"])
+                _descend([member.param for member in batch], update, group)
             group["draws"] += 1
 
 
@@ -359,15 +359,15 @@ class MuonWithAux(PortableOptimizer):
         aux: Mapping[str, Any] | None = None,
         auxiliary: type[Optimizer] = AdamW,
     ) -> None:
-        own = [dict(group) for group in groups]
-        if not any(_for_muon(group) for group in own):
+        copies = [dict(group) for group in groups]
+        if not any(_for_muon(group) for group in copies):
             raise InputError(
                 "No parameter group has use_muon = True, so Muon would update nothing. Pass "
                 "param_groups_for_muon(model), or set use_muon = True in a group of matrices."
             )
         self._parts: dict[bool, Optimizer] = {}
         self._make = {True: (Muon, dict(muon or {})), False: (auxiliary, dict(aux or {}))}
-        super().__init__(own, {})
+        super().__init__(copies, {})
 
     def _accept(self, group: dict[str, Any]) -> None:
         """Add the group itself, not a copy, to Muon or to the auxiliary optimizer.
@@ -399,9 +399,9 @@ class MuonWithAux(PortableOptimizer):
 
 def _for_muon(group: Mapping[str, Any]) -> bool:
     if not isinstance(group.get("use_muon"), bool):
-        found = f"use_muon = {shown(group['use_muon'])}" if "use_muon" in group else "no use_muon"
+        setting = f"use_muon = {shown(group['use_muon'])}" if "use_muon" in group else "no use_muon"
         raise InputError(
-            f"A parameter group has {found}, but each group needs use_muon = True or use_muon = "
+            f"A parameter group has {setting}, but each group needs use_muon = True or use_muon = "
             "False. Set use_muon, or pass param_groups_for_muon(model)."
         )
     return group["use_muon"]
@@ -413,7 +413,10 @@ def _for_muon(group: Mapping[str, Any]) -> bool:
 def _direction(members: list["Member"], group: Mapping[str, Any]) -> Tensor:
     """Update the momenta of the members, and return their directions M [B, m, n]."""
     memory, blocks = group["momentum"], group["blocks"]
-    momenta, gradients = [one.momentum for one in members], [one.gradient for one in members]
+    momenta, gradients = (
+        [member.momentum for member in members],
+        [member.gradient for member in members],
+    )
     if group["momentum_form"] == "polyak":
         _foreach_mul_(momenta, memory)
         _foreach_add_(momenta, gradients)
@@ -429,25 +432,25 @@ def _direction(members: list["Member"], group: Mapping[str, Any]) -> Tensor:
 
 def _map_of(group: Mapping[str, Any]) -> Orthogonalizer:
     """Return the orthogonalizer that the options of a parameter group select."""
-    given = group["orthogonalizer"]
-    if isinstance(given, str) and given == RANDOMIZED:
+    orthogonalizer = group["orthogonalizer"]
+    if isinstance(orthogonalizer, str) and orthogonalizer == RANDOMIZED:
         return partial(_randomized, group=group)
-    if isinstance(given, str) and given != "newton-schulz":
-        return NAMED[given]
-    if given is None or isinstance(given, str):
+    if isinstance(orthogonalizer, str) and orthogonalizer != "newton-schulz":
+        return NAMED[orthogonalizer]
+    if orthogonalizer is None or isinstance(orthogonalizer, str):
         return partial(_newton_schulz, group=group)
-    guard = Guard("orthogonalizer", given)
+    guard = Guard("orthogonalizer", orthogonalizer)
 
     def custom(stack: Tensor) -> Tensor:
         with guard:
-            found = given(stack)
-            if not isinstance(found, Tensor) or found.shape != stack.shape or found.is_meta:
+            result = orthogonalizer(stack)
+            if not isinstance(result, Tensor) or result.shape != stack.shape or result.is_meta:
                 raise InputError(
-                    f"the orthogonalizer returns {shown(getattr(found, 'shape', found))} for "
+                    f"the orthogonalizer returns {shown(getattr(result, 'shape', result))} for "
                     f"matrices of shape {tuple(stack.shape)}. Return a tensor of shape "
                     f"{tuple(stack.shape)}."
                 )
-            return found
+            return result
 
     return custom
 
@@ -480,19 +483,19 @@ def _randomized(stack: Tensor, group: Mapping[str, Any]) -> Tensor:
     )
 
 
-def _even_rows(found: Tensor, states: list[dict[str, Any]], memory: float) -> Tensor:
+def _even_rows(orthogonal: Tensor, states: list[dict[str, Any]], memory: float) -> Tensor:
     """Return NorMuon's step [B, m, n] for orthogonalized matrices O [B, m, n].
 
     The step preserves the norm of each matrix. Matrices of one parameter are consecutive. The
     parameter's state contains the running mean squares v [matrices, m, 1] of their rows.
     """
-    squares = found.square().mean(-1, keepdim=True)
-    for state, seen in zip(states, squares.chunk(len(states)), strict=True):
+    squares = orthogonal.square().mean(-1, keepdim=True)
+    for state, chunk in zip(states, squares.chunk(len(states)), strict=True):
         if "row_squares" not in state:
-            state["row_squares"] = torch.zeros_like(seen)
-        state["row_squares"].lerp_(seen.to(state["row_squares"].dtype), 1 - memory)
-    rows = torch.cat([state["row_squares"] for state in states]).to(found.dtype)
-    return even_rows(found, rows)
+            state["row_squares"] = torch.zeros_like(chunk)
+        state["row_squares"].lerp_(chunk.to(state["row_squares"].dtype), 1 - memory)
+    rows = torch.cat([state["row_squares"] for state in states]).to(orthogonal.dtype)
+    return even_rows(orthogonal, rows)
 
 
 def _check_row_memory(memory: Any, adjust: str | None) -> None:
@@ -507,18 +510,18 @@ def _check_row_memory(memory: Any, adjust: str | None) -> None:
         )
 
 
-def _descend(params: list[Tensor], found: Tensor, group: Mapping[str, Any]) -> None:
+def _descend(params: list[Tensor], update: Tensor, group: Mapping[str, Any]) -> None:
     """Apply X <- (1 - eta lambda) X - eta s O to parameters of the same shape."""
     lr, shape, blocks = float(group["lr"]), params[0].shape, group["blocks"]
-    if torch.promote_types(found.dtype, params[0].dtype) == params[0].dtype:
-        found = found.to(params[0].dtype)  # exact, and avoids a conversion per tensor
+    if torch.promote_types(update.dtype, params[0].dtype) == params[0].dtype:
+        update = update.to(params[0].dtype)  # exact, and avoids a conversion per tensor
     if blocks == 1:
-        stack = found if len(shape) == 2 else found.reshape(len(found), *shape)
+        stack = update if len(shape) == 2 else update.reshape(len(update), *shape)
         directions: Any = stack.unbind()
     else:
         tall = shape[0] >= shape[1:].numel()
         directions = [
-            (part if tall else part.transpose(0, 1)).reshape(shape) for part in found.split(blocks)
+            (part if tall else part.transpose(0, 1)).reshape(shape) for part in update.split(blocks)
         ]
     adjusted = lr * _ADJUSTMENTS[group["adjust_lr_fn"]](*matrix_shape(shape, blocks))
     _foreach_mul_(params, 1 - lr * group["weight_decay"])
@@ -559,38 +562,44 @@ def stack_matrices(tensors: list[Tensor], blocks: int) -> Tensor:
         return as_matrices(tensors[0], blocks)
     if blocks == 1:
         return torch.stack(tensors).flatten(2)
-    return torch.cat([as_matrices(one, blocks) for one in tensors])
+    return torch.cat([as_matrices(tensor, blocks) for tensor in tensors])
 
 
 def group_by_shape(members: Iterable[Member], work: torch.dtype) -> Iterator[list[Member]]:
     """Yield groups of members with equal shape, dtype and device."""
     alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[Member]] = {}
-    for one in members:
-        alike.setdefault((one.param.shape, one.gradient.dtype, one.gradient.device), []).append(one)
-    for (shape, _, device), found in alike.items():
+    for member in members:
+        alike.setdefault(
+            (member.param.shape, member.gradient.dtype, member.gradient.device), []
+        ).append(member)
+    for (shape, _, device), group in alike.items():
         entries = _STACKED_ENTRIES.get(device.type, _STACKED_ENTRIES["cuda"])
         size = max(1, entries // max(1, shape.numel()))
         side = min(shape[0], shape[1:].numel())
         if device.type == "cpu" and work.itemsize == 2 and side >= _ALONE:
             size = 1
-        for start in range(0, len(found), size):
-            yield found[start : start + size]
+        for start in range(0, len(group), size):
+            yield group[start : start + size]
 
 
 def _check_orthogonalizer(group: Mapping[str, Any]) -> None:
     """Reject unknown names, and sketch options that are out of range."""
-    given = group["orthogonalizer"]
-    if isinstance(given, str) and given not in _NAMES:
+    orthogonalizer = group["orthogonalizer"]
+    if isinstance(orthogonalizer, str) and orthogonalizer not in _NAMES:
         names = ", ".join(_NAMES)
         raise InputError(
-            f"The orthogonalizer {given!r} is unknown. Use a function, or one of {names}."
+            f"The orthogonalizer {orthogonalizer!r} is unknown. Use a function, or one of {names}."
         )
-    if given is not None and not isinstance(given, str) and not callable(given):
+    if (
+        orthogonalizer is not None
+        and not isinstance(orthogonalizer, str)
+        and not callable(orthogonalizer)
+    ):
         raise InputError(
-            f"orthogonalizer is {shown(given)}, but it must be a name or a function on matrices "
-            "[B, m, n]."
+            f"orthogonalizer is {shown(orthogonalizer)}, but it must be a name or a function "
+            "on matrices [B, m, n]."
         )
-    if not isinstance(given, str) or given != RANDOMIZED:
+    if not isinstance(orthogonalizer, str) or orthogonalizer != RANDOMIZED:
         return
     if group["ns_dtype"].itemsize < 4:
         raise InputError(
@@ -599,8 +608,8 @@ def _check_orthogonalizer(group: Mapping[str, Any]) -> None:
         )
     if group["sketch"] not in ("gaussian", "kaczmarz"):
         raise InputError(f"sketch is {group['sketch']!r}, but it must be 'gaussian' or 'kaczmarz'.")
-    for name, least in (("rank", 1), ("oversample", 0), ("power", 0), ("seed", 0)):
-        if not isinstance(group[name], int) or group[name] < least:
+    for name, minimum in (("rank", 1), ("oversample", 0), ("power", 0), ("seed", 0)):
+        if not isinstance(group[name], int) or group[name] < minimum:
             raise InputError(
-                f"{name} is {group[name]!r}, but it must be an integer of {least} or more."
+                f"{name} is {group[name]!r}, but it must be an integer of {minimum} or more."
             )

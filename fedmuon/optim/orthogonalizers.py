@@ -72,17 +72,21 @@ class Orthogonalizer:
                 f"apply of an Orthogonalizer has type {type(self.apply).__name__}, but it must "
                 "be a function on matrices [..., m, n]. Pass a function."
             )
-        found: Any = self.lipschitz
-        if found is None:
+        value: Any = self.lipschitz
+        if value is None:
             return
         try:  # a real number, or one entry of an array or tensor
-            one = found.item() if hasattr(found, "item") else found
-            number = float(one) if isinstance(one, Real) and not isinstance(one, bool) else math.nan
+            scalar = value.item() if hasattr(value, "item") else value
+            number = (
+                float(scalar)
+                if isinstance(scalar, Real) and not isinstance(scalar, bool)
+                else math.nan
+            )
         except (ValueError, RuntimeError, OverflowError, NotImplementedError):  # no single number
             number = math.nan
         if not 0 <= number < math.inf:
-            shown = " ".join(repr(found).split())[:60]
-            raise InputError(f"lipschitz = {shown} is not valid. Use a finite number of 0 or more.")
+            text = " ".join(repr(value).split())[:60]
+            raise InputError(f"lipschitz = {text} is not valid. Use a finite number of 0 or more.")
         object.__setattr__(self, "lipschitz", number)
 
 
@@ -142,7 +146,7 @@ def newton_schulz(
         >>> round(orthogonalizers.newton_schulz(steps=5, eps=0.1).lipschitz, 2)
         75.94
     """
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "steps": steps,
         "coefficients": coefficients,
         "eps": eps,
@@ -150,8 +154,8 @@ def newton_schulz(
     }
     positive_schedule(coefficients, steps)
     unknown = normalization == AOL or products is not None
-    constant = None if unknown else lipschitz("newton-schulz", "sharp", **given)
-    return Orthogonalizer(partial(maps.newton_schulz, **given, products=products), constant)
+    constant = None if unknown else lipschitz("newton-schulz", "sharp", **options)
+    return Orthogonalizer(partial(maps.newton_schulz, **options, products=products), constant)
 
 
 def clipped_sign(gamma: float = 0.1) -> Orthogonalizer:
@@ -201,10 +205,10 @@ def map_of_table(
     def sketched(m: Tensor, context: Context, block: int) -> Tensor:
         parts = zip(m.chunk(len(context.draws)), context.draws, strict=True)
         names = ("rank", "oversample", "power", "steps", "sketch")
-        given = {name: getattr(table, name) for name in names}
-        given["coefficients"] = coefficients
+        options = {name: getattr(table, name) for name in names}
+        options["coefficients"] = coefficients
         return torch.cat([  # all replicas of a client share its sketch
-            maps.randomized_polar(part, **given, generator=draw(Draw.SKETCH, block=block))
+            maps.randomized_polar(part, **options, generator=draw(Draw.SKETCH, block=block))
             for part, draw in parts
         ])  # fmt: skip
 
@@ -228,7 +232,7 @@ def value_of_table(table: OrthogonalizerTable) -> Orthogonalizer:
 
     Randomized orthogonalizers are rejected, because a custom recipe cannot pass random numbers.
     """
-    made: dict[str, Callable[[], Orthogonalizer]] = {
+    makers: dict[str, Callable[[], Orthogonalizer]] = {
         "smoothed-polar": partial(smoothed_polar, table.lambda_),
         "newton-schulz": partial(
             newton_schulz,
@@ -241,12 +245,12 @@ def value_of_table(table: OrthogonalizerTable) -> Orthogonalizer:
         "clipped-sign": partial(clipped_sign, table.clip_level),
         "exact-sign": partial(Orthogonalizer, maps.exact_sign),
     }
-    if table.name not in made:
+    if table.name not in makers:
         raise InputError(
             f"[orthogonalizer] name = '{table.name}' needs random numbers in each step, but a "
-            f"custom recipe cannot provide them. Choose one of {', '.join(made)}."
+            f"custom recipe cannot provide them. Choose one of {', '.join(makers)}."
         )
-    return made[table.name]()
+    return makers[table.name]()
 
 
 # Custom orthogonalizers
@@ -259,13 +263,17 @@ def as_orthogonalizer(found: Any, guard: Guard | None = None) -> Orthogonalizer:
     """
     guard = guard or Guard("orthogonalizer", found)
     with guard:
-        made = as_map(found, guard.named)
-    apply: Any = made.apply.func if isinstance(made.apply, partial) else made.apply
+        orthogonalizer = as_map(found, guard.named)
+    apply: Any = (
+        orthogonalizer.apply.func
+        if isinstance(orthogonalizer.apply, partial)
+        else orthogonalizer.apply
+    )
     module = apply.__module__ if isinstance(apply, FunctionType) else ""
     built_in = (module or "").startswith("fedmuon.orthogonalize")
     if built_in or type(apply).__module__ == "fedmuon.core.errors":  # in its guard already
-        return made
-    return replace(made, apply=guard.calling(made.apply))
+        return orthogonalizer
+    return replace(orthogonalizer, apply=guard.calling(orthogonalizer.apply))
 
 
 def as_map(found: Any, named: str = "") -> Orthogonalizer:
@@ -285,17 +293,17 @@ def map_of_value(value: Orthogonalizer) -> Map:
     checked: set[object] = set()
 
     def apply(m: Tensor, context: Context, block: int) -> Tensor:
-        found = value.apply(m.clone())
-        if not isinstance(found, Tensor) or found.shape != m.shape or found.dtype != m.dtype:
+        result = value.apply(m.clone())
+        if not isinstance(result, Tensor) or result.shape != m.shape or result.dtype != m.dtype:
             raise InputError(
-                f"the orthogonalizer returns {getattr(found, 'shape', type(found).__name__)} "
-                f"{getattr(found, 'dtype', '')} for matrices of shape {tuple(m.shape)} and dtype "
+                f"the orthogonalizer returns {getattr(result, 'shape', type(result).__name__)} "
+                f"{getattr(result, 'dtype', '')} for matrices of shape {tuple(m.shape)} and dtype "
                 f"{m.dtype}. Return a tensor with the shape and dtype of the input."
             )
         if (kind := (m.shape[-2:], m.dtype, m.device)) not in checked:
             require_sound(value, m)
             checked.add(kind)
-        return found
+        return result
 
     return apply
 

@@ -75,8 +75,8 @@ def _recipe(function: Callable[Arguments, Recipe]) -> Callable[Arguments, Recipe
     signature, recipe = inspect.signature(function), function.__name__.replace("_", "-")
 
     @wraps(function)
-    def made(*args: Arguments.args, **given: Arguments.kwargs) -> Recipe:
-        for name in given:
+    def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Recipe:
+        for name in kwargs:
             key = name.replace("_", "-")
             if name not in signature.parameters:
                 mend = f"Set {key} in [local] of the config, or leave {key} out."
@@ -84,7 +84,7 @@ def _recipe(function: Callable[Arguments, Recipe]) -> Callable[Arguments, Recipe
                 raise InputError(
                     f"{key} has no effect, because the recipe {recipe} has no such option. {mend}"
                 )
-        arguments = signature.bind(*args, **given).arguments
+        arguments = signature.bind(*args, **kwargs).arguments
         values = {
             name.replace("_", "-"): value
             for name, value in arguments.items()
@@ -92,9 +92,9 @@ def _recipe(function: Callable[Arguments, Recipe]) -> Callable[Arguments, Recipe
         }
         task = "network" if arguments.get("routes") else "matrix"
         parse({"local": {**values, "recipe": recipe}, "task": {"name": task}})
-        return function(*args, **given)
+        return function(*args, **kwargs)
 
-    return made
+    return checked
 
 
 # Federated methods
@@ -416,7 +416,7 @@ def fedper(lr: Number = 1.0, personal: str = "", weight_decay: float = 0.0) -> R
         >>> recipes.fedper(personal="head.*").is_personal("head.weight")
         True
     """
-    patterns = tuple(filter(None, (one.strip() for one in personal.split(","))))
+    patterns = tuple(filter(None, (pattern.strip() for pattern in personal.split(","))))
     chain = Chain((gradient(), descend(lr, {}, weight_decay)))
     stages = (PersonalParameters(patterns),) if patterns else ()
     return Recipe(chain, replace_by_mean, stages=stages)
@@ -452,9 +452,9 @@ def ditto(lr: Number = 1.0, personal_weight: float = 0.1, weight_decay: float = 
         >>> recipes.ditto(personal_weight=0.5).persistent
         ('personal',)
     """
-    own = links.personal_model(lr, personal_weight, weight_decay)
-    chain = Chain((gradient(), own, descend(lr, {}, weight_decay)))
-    return Recipe(chain, replace_by_mean, persistent=(own.name,))
+    personal_model = links.personal_model(lr, personal_weight, weight_decay)
+    chain = Chain((gradient(), personal_model, descend(lr, {}, weight_decay)))
+    return Recipe(chain, replace_by_mean, persistent=(personal_model.name,))
 
 
 def _adaptive(
@@ -708,7 +708,7 @@ def scaffold(
     def client(
         received: Params, params: Params, states: States, steps: int, factor: float
     ) -> tuple[Params, States]:
-        own, shared = states["client-control"], states["server-control"]
+        control, shared = states["client-control"], states["server-control"]
         if factor == 0:  # no step was taken, so the mean gradient is unknown
             return params, {**states, "control-change": zeros(params)}
         moved = {
@@ -716,7 +716,7 @@ def scaffold(
             for name, value in params.items()
         }
         change = {name: moved[name] - shared[name] for name in params}
-        after = {name: own[name] + change[name] for name in params}
+        after = {name: control[name] + change[name] for name in params}
         return params, {**states, "client-control": after, "control-change": change}
 
     def server(
@@ -730,9 +730,12 @@ def scaffold(
         }
         return after, {**states, "server-control": control}
 
-    own, shared = links.shift("client-control", -1.0), links.shift("server-control", 1.0)
+    client_shift, server_shift = (
+        links.shift("client-control", -1.0),
+        links.shift("server-control", 1.0),
+    )
     return Recipe(
-        Chain((gradient(), own, shared, descend(lr, {}, weight_decay))),
+        Chain((gradient(), client_shift, server_shift, descend(lr, {}, weight_decay))),
         server,
         sent=("server-control",),
         returned=("control-change",),
@@ -829,12 +832,12 @@ def fedmuon_corrected(
         after = {name: old[name].lerp(mean[name], share) for name in old}
         return after, {**states, "server-correction": correction}
 
-    own, shared = (
+    client_shift, server_shift = (
         only(lambda name: name not in apart, link)
         for link in (links.shift("client-correction", -1.0), links.shift("server-correction", 1.0))
     )
     return Recipe(
-        Chain((gradient(), *steps[:-2], own, shared, *steps[-2:])),
+        Chain((gradient(), *steps[:-2], client_shift, server_shift, *steps[-2:])),
         server,
         sent=("server-correction",),
         returned=("correction-change",),
@@ -976,9 +979,9 @@ def ef21_muon(
     """
     steps = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes,
                         aux, aux_lr)  # fmt: skip
-    heavy = next(one for one in steps if one.name == "momentum")
-    of_server = tuple(one for one in steps if one is not heavy)
-    lasting = {one.name: one.init for one in of_server if one.lasting}
+    heavy = next(step for step in steps if step.name == "momentum")
+    of_server = tuple(step for step in steps if step is not heavy)
+    lasting = {step.name: step.init for step in of_server if step.lasting}
 
     def stay(direction: Params, state: State, context: Context) -> tuple[Params, State]:
         return zeros(direction), direction  # only the server changes the model
@@ -1149,7 +1152,7 @@ def muloco(
                         aux, aux_lr)  # fmt: skip
     # The server's momentum v has another meaning than the clients' M, so M gets another name.
     steps = tuple(
-        replace(one, name="local-momentum") if one.name == "momentum" else one for one in steps
+        replace(step, name="local-momentum") if step.name == "momentum" else step for step in steps
     )
     rule = server_step(server_lr or 0.7, server_momentum, True)
     return Recipe(Chain((gradient(), *steps)), rule, kept=MOMENTUM)
@@ -1403,14 +1406,14 @@ def make_recipe(
     of_map = {"orthogonalizer": link, "routes": routed}
     rate = local.lr if lr is None else lr
     if local.recipe in PRIVATE:
-        made = _private(local, privacy or Privacy(), rate, of_map, joint_block, turns)
-        return _renormalized(made, local, routed)
+        result = _private(local, privacy or Privacy(), rate, of_map, joint_block, turns)
+        return _renormalized(result, local, routed)
     recipe, keys = RECIPES[local.recipe]
-    given = {name: getattr(local, name) for name in keys}
-    given |= {"clients": clients} if local.recipe in COUNTS_CLIENTS else {}
+    options = {name: getattr(local, name) for name in keys}
+    options |= {"clients": clients} if local.recipe in COUNTS_CLIENTS else {}
     unchecked = inspect.unwrap(recipe)  # values of a config were checked when it was read
-    made = unchecked(rate, **given, **(of_map if local.recipe in ORTHOGONALIZED else {}))
-    return _renormalized(made, local, routed)
+    result = unchecked(rate, **options, **(of_map if local.recipe in ORTHOGONALIZED else {}))
+    return _renormalized(result, local, routed)
 
 
 def _renormalized(recipe: Recipe, local: Local, routed: Mapping[str, int] | None) -> Recipe:
@@ -1474,9 +1477,9 @@ def _private(
         inner = heavy if base == "sgd" else links.adamw(decay=0.0)
         steps = inner, descend(lr, {}, local.weight_decay)
     else:
-        given = {name: getattr(local, name) for name in MUON} | of_map
+        options = {name: getattr(local, name) for name in MUON} | of_map
         if base == "muonbc" and privacy.probes:
-            given["orthogonalizer"] = links.bias_correction(
+            options["orthogonalizer"] = links.bias_correction(
                 of_map["orthogonalizer"],
                 privacy.probes,
                 mechanism.spread,
@@ -1484,7 +1487,7 @@ def _private(
                 average=local.momentum_form == "ema",
                 gain=disk[0] if disk else 1.0,
             )
-        steps = _muon_links(lr, **given)
+        steps = _muon_links(lr, **options)
     return replace(centralized(release, *steps), mechanism=mechanism)
 
 

@@ -79,12 +79,12 @@ class RoutingTable(tuple[Route, ...]):
 
     def __str__(self) -> str:
         rows = [("name", "shape", "matrices", "optimizer", "reason")]
-        for one in self:
+        for route in self:
             view = "-"
-            if one.matrices is not None:
-                count, *shape = one.matrices
+            if route.matrices is not None:
+                count, *shape = route.matrices
                 view = f"{count} of {_times(shape)}" if count > 1 else _times(shape)
-            rows.append((one.name, _times(one.shape), view, one.optimizer, one.reason))
+            rows.append((route.name, _times(route.shape), view, route.optimizer, route.reason))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
         return "\n".join(lines)
@@ -135,13 +135,13 @@ def routing_table(
                 f"{which} is one string, but it must be a list of patterns. Use "
                 f"{which}=[{patterns!r}]."
             )
-    found = [
+    trainable = [
         (name, layer, param)
         for name, layer, _, param in owned_parameters(model)
         if param.requires_grad
     ]
     for pattern in (*to_muon, *to_aux):
-        if not any(fnmatchcase(name, pattern) for name, _, _ in found):
+        if not any(fnmatchcase(name, pattern) for name, _, _ in trainable):
             raise InputError(
                 f"No parameter name matches the pattern {pattern!r}. To see all names, run "
                 "print(routing_table(model))."
@@ -149,21 +149,21 @@ def routing_table(
     layers = _layers(model)
     outer = {id(layers[0]): "first layer", id(layers[-1]): "last layer"} if layers and ends else {}
     uses: dict[Tensor, list[tuple[str, nn.Module]]] = {}
-    for name, layer, param in found:
+    for name, layer, param in trainable:
         uses.setdefault(param, []).append((name, layer))
     reasons: dict[Tensor, str] = {}
-    for param, own in uses.items():
-        each = (
+    for param, owners in uses.items():
+        candidates = (
             _reason(param, name, layer, None if "lora" in name else outer.get(id(layer)))
-            for name, layer in own
+            for name, layer in owners
         )
-        reasons[param] = next(filter(None, each), "")
+        reasons[param] = next(filter(None, candidates), "")
         for patterns, forced in ((to_muon, ""), (to_aux, "named")):
-            if any(fnmatchcase(name, pattern) for name, _ in own for pattern in patterns):
+            if any(fnmatchcase(name, pattern) for name, _ in owners for pattern in patterns):
                 reasons[param] = forced
-    chosen = None if not all(reasons.values()) else _largest(reasons)
+    largest = None if not all(reasons.values()) else _largest(reasons)
     return RoutingTable(
-        _route(param, uses[param], "" if param is chosen else reason, fused, param is chosen)
+        _route(param, uses[param], "" if param is largest else reason, fused, param is largest)
         for param, reason in reasons.items()
     )
 
@@ -248,30 +248,30 @@ def groups(
     fused = FUSED if split_qkv else {}
     table = routing_table(model, to_muon=to_muon, to_aux=to_aux, fused=fused, ends=ends)
     if show:
-        sizes = {which: [one.param.numel() for one in table if one.optimizer == which]
+        sizes = {which: [route.param.numel() for route in table if route.optimizer == which]
                  for which in ("muon", "aux")}  # fmt: skip
         print(table)
-        print(*(f"{which}: {len(found)} parameters, {sum(found):,} entries"
-                for which, found in sizes.items()), sep="; ")  # fmt: skip
+        print(*(f"{which}: {len(entries)} parameters, {sum(entries):,} entries"
+                for which, entries in sizes.items()), sep="; ")  # fmt: skip
     return _groups_of(table)
 
 
 def _groups_of(table: RoutingTable) -> list[dict[str, Any]]:
     hidden: dict[int, list[tuple[str, Tensor]]] = {}
-    for one in table:
-        if one.matrices:
-            hidden.setdefault(one.matrices[0], []).append((one.name, one.param))
+    for route in table:
+        if route.matrices:
+            hidden.setdefault(route.matrices[0], []).append((route.name, route.param))
     if not hidden:
         raise InputError(
             "No parameter of this model is a hidden matrix, so Muon would update nothing. Name "
             'parameters with to_muon=["*.weight"], or use torch.optim.AdamW alone.'
         )
-    made: list[dict[str, Any]] = [
+    muon_groups: list[dict[str, Any]] = [
         {"params": params, "use_muon": True, "blocks": blocks}
         for blocks, params in sorted(hidden.items())
     ]
-    others = [(one.name, one.param) for one in table if not one.matrices]
-    return [*made, {"params": others, "use_muon": False}] if others else made
+    others = [(route.name, route.param) for route in table if not route.matrices]
+    return [*muon_groups, {"params": others, "use_muon": False}] if others else muon_groups
 
 
 def _is_matrix(param: Tensor) -> bool:
@@ -289,7 +289,7 @@ def _layers(model: nn.Module) -> list[nn.Module]:
     return [
         layer
         for layer in model.modules()
-        if id(layer) not in adapters and any(_is_matrix(one) for one in _weights(layer))
+        if id(layer) not in adapters and any(_is_matrix(weight) for weight in _weights(layer))
     ]
 
 
@@ -301,8 +301,8 @@ def _weights(layer: nn.Module) -> list[Tensor]:
 
 def _is_frozen(layer: nn.Module) -> bool:
     """Return whether the layer itself has matrices, none of which is trained."""
-    own = [one for one in _weights(layer) if _is_matrix(one)]
-    return bool(own) and not any(one.requires_grad for one in own)
+    matrices = [weight for weight in _weights(layer) if _is_matrix(weight)]
+    return bool(matrices) and not any(matrix.requires_grad for matrix in matrices)
 
 
 def _adapters(model: nn.Module) -> set[int]:
@@ -310,17 +310,17 @@ def _adapters(model: nn.Module) -> set[int]:
 
     An adapter is next to a frozen layer with a name in `BASES`, or its name contains "lora".
     """
-    found: set[int] = set()
+    ids: set[int] = set()
     for name, parent in model.named_modules():
         if "lora" in name.lower():
-            found.add(id(parent))
+            ids.add(id(parent))
         children = dict(parent.named_children())
         if parent is not model and any(
             _is_frozen(child) for key, child in children.items() if key in BASES
         ):
             others = [child for key, child in children.items() if key not in BASES]
-            found |= {id(one) for child in others for one in child.modules()}
-    return found
+            ids |= {id(module) for child in others for module in child.modules()}
+    return ids
 
 
 def _reason(param: Tensor, name: str, module: nn.Module, end: str | None) -> str:
@@ -377,8 +377,8 @@ def _route(
     if "weight_ih" in name or "weight_hh" in name:  # one matrix per gate, stacked vertically
         gates = GATES.get(type(owner), 1)
         blocks = gates if shape[0] >= param.shape[1:].numel() else blocks
-    why = "largest matrix" if largest else "fused" if blocks > 1 else "hidden"
-    return Route(name, shape, (blocks, *matrix_shape(param.shape, blocks)), "muon", why, param)
+    role = "largest matrix" if largest else "fused" if blocks > 1 else "hidden"
+    return Route(name, shape, (blocks, *matrix_shape(param.shape, blocks)), "muon", role, param)
 
 
 def _times(shape: Sequence[int]) -> str:
