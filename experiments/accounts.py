@@ -191,11 +191,11 @@ def alike(
             f"epsilon, it can also be {BINS}."
         )
     _require_adjacency(adjacency)
-    named = "--buffers" if buffers else "--band"
+    option = "--buffers" if buffers else "--band"
     if (band != 1 or buffers) and sampling != "cyclic":
         raise InputError(
-            f"{named} has an effect only with --sampling cyclic. Add --sampling cyclic, or "
-            f"remove {named}."
+            f"{option} has an effect only with --sampling cyclic. Add --sampling cyclic, or "
+            f"remove {option}."
         )
     _require_correlation(sampling, band, momentum, buffers)
     if sampling not in ("shuffle", "cyclic"):
@@ -231,7 +231,7 @@ def _require_correlation(
     """
     beta, nesterov = momentum
     if momentum != (1.0, False) and band == 1 and not buffers:
-        named = "--nesterov" if beta == 1 else "--momentum"
+        option = "--nesterov" if beta == 1 else "--momentum"
         needed = ["--band or --buffers"]
         if sampling != "cyclic":
             needed.insert(0, "--sampling cyclic")
@@ -240,7 +240,7 @@ def _require_correlation(
         *before, last = needed
         listed = ", ".join([*before, f"and {last}"]) if before else last
         raise InputError(
-            f"{named} has an effect only on correlated noise. Add {listed}, or remove {named}."
+            f"{option} has an effect only on correlated noise. Add {listed}, or remove {option}."
         )
     require_momentum(*momentum)
 
@@ -267,8 +267,8 @@ def fixed_order_of(
         require_at_most(1e5, steps=steps)
         from fedmuon.privacy.mechanisms.buffered import optimized  # scipy
 
-        found = optimized(steps, lots, buffers, *momentum)
-        return FixedOrderSampling("cyclic", 0, *momentum, found)
+        buffer_weights = optimized(steps, lots, buffers, *momentum)
+        return FixedOrderSampling("cyclic", 0, *momentum, buffer_weights)
     if band > 1:
         require_at_most(1e7, steps=steps)
     return FixedOrderSampling("shuffle" if sampling == "shuffle" else "cyclic", band, *momentum)
@@ -308,17 +308,17 @@ def answer_of_bins(
     bins = lots_of(population, lot)
     ordered = fixed_order_of("cyclic", steps, bins, *correlation)
     fixed = composition.epsilon(noise / ordered.alike(steps, bins), 1.0, 1, delta, blocks).upper
-    found = epsilon_of_bins(
+    estimate = epsilon_of_bins(
         ordered.coefficients(steps), steps, bins, joint, delta, trials, CONFIDENCE
     )
-    upper = min(found.upper, fixed)
+    upper = min(estimate.upper, fixed)
     return {
         "epsilon": upper,
-        "lower": min(found.lower, upper),
+        "lower": min(estimate.lower, upper),
         "upper": upper,
         "in_a_public_order": fixed,
         "mode": mode,
-        "accountant": f"Monte Carlo, {found.trials:,} trials",
+        "accountant": f"Monte Carlo, {estimate.trials:,} trials",
         "adjacency": adjacency,
         "sampling": BINS,
         "bins": bins,
@@ -346,11 +346,11 @@ def cut_of(
         "--mode": (mode, ("joint",)),
         "--adjacency": (adjacency, ("zero-out", "replace-one")),
     }
-    for option, (value, those) in allowed.items():
-        if value not in those:
+    for option, (value, supported) in allowed.items():
+        if value not in supported:
             raise InputError(
                 f"{option} is '{value}', but --max-lot works only with {option} "
-                f"{' or '.join(those)}. Remove --max-lot, or change {option}."
+                f"{' or '.join(supported)}. Remove --max-lot, or change {option}."
             )
     if most < lot:
         raise InputError(
@@ -379,21 +379,21 @@ def epsilon_and_cut(
     `correlation` describes correlated noise by three values: its band, its momentum and its number
     of buffers.
     """
-    over, share, many = alike(lot, population, steps, sampling, mode, adjacency, correlation)
+    divisor, share, n_steps = alike(lot, population, steps, sampling, mode, adjacency, correlation)
     cut = cut_of(max_lot, lot, population, steps, sampling, mode, adjacency)
-    found = account_cut(
+    result = account_cut(
         lambda at: composition.epsilon(
-            noise / over, share, many, at, blocks, mode, adjacency, accountant=accountant
+            noise / divisor, share, n_steps, at, blocks, mode, adjacency, accountant=accountant
         ),
         delta,
         cut,
     )
-    if cut and math.isinf(found.upper):
+    if cut and math.isinf(result.upper):
         raise InputError(
             f"with --max-lot {max_lot}, a lot is cut with probability up to {cut:.2g}. This "
             f"probability uses up the whole delta = {delta:g}. Increase --max-lot."
         )
-    return dataclasses.replace(found, sampling=sampling), cut
+    return dataclasses.replace(result, sampling=sampling), cut
 
 
 def noise_and_cut(
@@ -414,7 +414,7 @@ def noise_and_cut(
     The result also contains the epsilon that this noise spends, and a bound on the probability that
     lots are truncated.
     """
-    over, share, many = alike(lot, population, steps, sampling, mode, adjacency, correlation)
+    divisor, share, n_steps = alike(lot, population, steps, sampling, mode, adjacency, correlation)
     cut = cut_of(max_lot, lot, population, steps, sampling, mode, adjacency)
     left = delta_left(delta, cut, epsilon)
     if cut and left < composition.LEAST_DELTA:
@@ -423,14 +423,14 @@ def noise_and_cut(
             f"= {epsilon:g}, this probability uses up the whole delta = {delta:g}. Increase "
             "--max-lot."
         )
-    noise, found = composition.noise_for(epsilon, share, many, left, blocks, mode, adjacency)
+    noise, result = composition.noise_for(epsilon, share, n_steps, left, blocks, mode, adjacency)
     if cut:
-        found = account_cut(
-            lambda at: composition.epsilon(noise, share, many, at, blocks, mode, adjacency),
+        result = account_cut(
+            lambda at: composition.epsilon(noise, share, n_steps, at, blocks, mode, adjacency),
             delta,
             cut,
         )
-    return over * noise, dataclasses.replace(found, sampling=sampling), cut
+    return divisor * noise, dataclasses.replace(result, sampling=sampling), cut
 
 
 # The public functions.
@@ -442,8 +442,8 @@ def _by_keyword() -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        said = OPTION.sub(lambda one: one[1].replace("-", "_"), str(error))
-        error.args = (said, *error.args[1:])
+        message = OPTION.sub(lambda match: match[1].replace("-", "_"), str(error))
+        error.args = (message, *error.args[1:])
         raise
 
 
@@ -511,9 +511,9 @@ def epsilon(
         >>> round(found.epsilon, 2), found.certified
         (61.98, True)
     """
-    given = noise, lot, population, steps, delta, blocks, mode, adjacency, sampling
+    setting = noise, lot, population, steps, delta, blocks, mode, adjacency, sampling
     correlation = band, (momentum, nesterov), buffers
-    return epsilon_and_cut(*given, correlation, max_lot, accountant)[0]
+    return epsilon_and_cut(*setting, correlation, max_lot, accountant)[0]
 
 
 @_by_keyword()
@@ -571,9 +571,9 @@ def sigma(
         >>> round(found.noise, 2)
         1.03
     """
-    given = epsilon, lot, population, steps, delta, blocks, mode, adjacency, sampling
+    setting = epsilon, lot, population, steps, delta, blocks, mode, adjacency, sampling
     correlation = band, (momentum, nesterov), buffers
-    return NoiseResult(*noise_and_cut(*given, correlation, max_lot)[:2])
+    return NoiseResult(*noise_and_cut(*setting, correlation, max_lot)[:2])
 
 
 @_by_keyword()
@@ -666,17 +666,17 @@ def audit_run(
     from fedmuon.experiments import api  # imports torch
     from fedmuon.experiments.auditing import one_run
 
-    chosen = api.configured(config)
-    kept = Temporary() if out is None else None
-    folder = kept.path / "run" if kept is not None else Path(out or "")
-    record = one_run.execute(chosen, folder, canaries, sees)
+    run_config = api.configured(config)
+    temporary = Temporary() if out is None else None
+    folder = temporary.path / "run" if temporary is not None else Path(out or "")
+    record = one_run.execute(run_config, folder, canaries, sees)
     return RunAuditResult(
-        path=folder, record=record, temporary=kept, note=record.get("note", ""),
+        path=folder, record=record, temporary=temporary, note=record.get("note", ""),
         **_fields(RunAuditResult, record, "path", "temporary", "note"),
     )  # fmt: skip
 
 
 def _fields(kind: type, record: Mapping[str, Any], *others: str) -> dict[str, Any]:
     """Return the entries of a record that are fields of the result class."""
-    names = {one.name for one in dataclasses.fields(kind)} - {"record", *others}
+    names = {field.name for field in dataclasses.fields(kind)} - {"record", *others}
     return {name: record[name] for name in names}

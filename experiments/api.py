@@ -148,11 +148,11 @@ def run(
         "data": data, "partition": partition, "task": task, "recipe": recipe,
         "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,
     }  # fmt: skip
-    chosen = _chosen(config, objects, test, resume, out)
-    with _folder(out, resume) as (folder, kept), in_python(), _bar(progress, "rounds") as bar:
+    run_config = _chosen(config, objects, test, resume, out)
+    with _folder(out, resume) as (folder, temporary), in_python(), _bar(progress, "rounds") as bar:
         say = print if is_wanted(progress) else lambda sentence: None
-        execute(chosen, folder, resume, *bar, callbacks=callbacks, say=say)
-    return Result(folder, chosen.given, kept)
+        execute(run_config, folder, resume, *bar, callbacks=callbacks, say=say)
+    return Result(folder, run_config.given, temporary)
 
 
 @_plainly()
@@ -238,14 +238,14 @@ def sweep(
     }  # fmt: skip
     with in_python():
         _require_counts(seeds=seeds, jobs=jobs)
-        base, given = _tables_and_objects(config, objects, test)
-        work = grid_search(base, grid, seeds, select, given=given)
+        base, user_objects = _tables_and_objects(config, objects, test)
+        work = grid_search(base, grid, seeds, select, given=user_objects)
     workers = Workers(jobs) if jobs > 1 else contextlib.nullcontext()
-    with _folder(out, resume) as (folder, kept), in_python(), _bar(progress, "rounds") as bar:
+    with _folder(out, resume) as (folder, temporary), in_python(), _bar(progress, "rounds") as bar:
         with workers as by:
             summary, _ = run_grid(work, folder, resume, by or here, *bar)
         folders = [folder / "runs" / cell.name for cell in work.cells]
-    return SweepResult(folder, summary, folders, given, kept)
+    return SweepResult(folder, summary, folders, user_objects, temporary)
 
 
 @_plainly()
@@ -293,9 +293,13 @@ def suite(
     with in_python():
         tables = {table: dict(keys) for table, keys in (changes or {}).items()}
         work = find(name, data, scale, tables, None, seeds)
-    with _folder(out, resume) as (folder, kept), in_python(), _bar(progress, work.counted) as bar:
+    with (
+        _folder(out, resume) as (folder, temporary),
+        in_python(),
+        _bar(progress, work.counted) as bar,
+    ):
         summary = compute(work, folder, resume, here, *bar)
-    return SuiteResult(folder, summary, kept)
+    return SuiteResult(folder, summary, temporary)
 
 
 @_plainly()
@@ -384,13 +388,17 @@ def stability(
         "data": data, "partition": partition, "task": task, "recipe": recipe,
         "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,
     }  # fmt: skip
-    asked = {"trials": trials, "neighbours": neighbours}
-    table = {name: value for name, value in asked.items() if value is not None}
-    more = {"stability": table} if table else {}
-    chosen = _chosen(config, objects, test, resume, out, more)
-    with _folder(out, resume) as (folder, kept), in_python(), _bar(progress, "neighbours") as bar:
-        runs.execute(certificates.in_float64(chosen), folder, resume, *bar)
-    return StabilityResult(folder, chosen.given, kept)
+    options = {"trials": trials, "neighbours": neighbours}
+    table = {name: value for name, value in options.items() if value is not None}
+    extra = {"stability": table} if table else {}
+    run_config = _chosen(config, objects, test, resume, out, extra)
+    with (
+        _folder(out, resume) as (folder, temporary),
+        in_python(),
+        _bar(progress, "neighbours") as bar,
+    ):
+        runs.execute(certificates.in_float64(run_config), folder, resume, *bar)
+    return StabilityResult(folder, run_config.given, temporary)
 
 
 @_plainly()
@@ -482,16 +490,22 @@ def gap(
     }  # fmt: skip
     with in_python():
         _require_counts(seeds=seeds, jobs=jobs)
-        base, given = _tables_and_objects(settings.instead_of(config, setting), objects, test)
+        base, user_objects = _tables_and_objects(
+            settings.instead_of(config, setting), objects, test
+        )
         select = "train-loss" if grid else None  # every run records it; nothing is chosen
-        search = grid_search(base, {} if grid is None else grid, seeds, select, given=given)
+        search = grid_search(base, {} if grid is None else grid, seeds, select, given=user_objects)
         work = gap_grid.gap_grid(search, together)
     workers = Workers(jobs) if jobs > 1 else contextlib.nullcontext()
-    with _folder(out, resume) as (folder, kept), in_python(), _bar(progress, work.counted) as bar:
+    with (
+        _folder(out, resume) as (folder, temporary),
+        in_python(),
+        _bar(progress, work.counted) as bar,
+    ):
         with workers as by:
             summary, _ = gap_grid.run_gaps(work, folder, resume, by or here, *bar)
         folders = [folder / "runs" / cell.name for cell in work.cells]
-    return GapResult(folder, summary, folders, given, kept)
+    return GapResult(folder, summary, folders, user_objects, temporary)
 
 
 @in_python()
@@ -601,14 +615,14 @@ def routes(
         tables = {"task": {"name": "network"}}
         return routing(resolve(_chosen(tables, {"recipe": recipe}, None, False, None)), config)
     objects = {"data": data, "task": task, "recipe": recipe}
-    chosen = resolve(_chosen(config, objects, None, False, None))
-    network = build_experiment(chosen, build_data(chosen)).task
+    resolved = resolve(_chosen(config, objects, None, False, None))
+    network = build_experiment(resolved, build_data(resolved)).task
     if not isinstance(network, NetworkTask):
         raise InputError(
-            f"task.name is {chosen.task.name!r}, whose model is one matrix, so there is nothing to "
-            "route. Pass a network, such as task=module."
+            f"task.name is {resolved.task.name!r}, whose model is one matrix, so there is nothing "
+            "to route. Pass a network, such as task=module."
         )
-    return routing(chosen, network.module)
+    return routing(resolved, network.module)
 
 
 @in_python()
@@ -653,8 +667,8 @@ def unlearn(
         >>> record["epsilon"], record["delta"]
         (1.0, 1e-05)
     """
-    made = run if isinstance(run, Result) else Result(Path(run))
-    return unlearning.execute(made.path, samples, epsilon, delta, Path(out), made.given)
+    result = run if isinstance(run, Result) else Result(Path(run))
+    return unlearning.execute(result.path, samples, epsilon, delta, Path(out), result.given)
 
 
 @in_python()
@@ -696,22 +710,24 @@ def bound(
         >>> fedmuon.bound(config=tables, size=1000)["status"]
         'certified'
     """
-    given = {"l_orth": l_orth, "l_g": l_g}
-    named = {name: value for name, value in given.items() if value is not None}
+    arguments = {"l_orth": l_orth, "l_g": l_g}
+    constants = {name: value for name, value in arguments.items() if value is not None}
     if run is None:
-        held = _nested(config)
-        data = {"train": 1_000_000_000, "minimum": 1} | held.get("data", {})  # no data is loaded
-        chosen = parse({**held, "data": data})
+        tables = _nested(config)
+        data = {"train": 1_000_000_000, "minimum": 1} | tables.get("data", {})  # no data is loaded
+        bound_config = parse({**tables, "data": data})
         size, rho = 200 if size is None else size, 0.01 if rho is None else rho
-        case = certificates.from_parameters(chosen, size, rho, **named)
+        case = certificates.from_parameters(bound_config, size, rho, **constants)
     elif size is not None or config is not None:
         raise InputError(
             "`config` or `size` was passed together with `run`, but a run has its own config and "
             "size. Leave `config` and `size` out."
         )
     else:
-        made = run if isinstance(run, Result) else Result(Path(run))
-        case = dataclasses.replace(from_directory(made.path, rho=rho, given=made.given), **named)
+        result = run if isinstance(run, Result) else Result(Path(run))
+        case = dataclasses.replace(
+            from_directory(result.path, rho=rho, given=result.given), **constants
+        )
     return certificates.report(case, certificates.certify(case))
 
 
@@ -752,23 +768,28 @@ def compare(
         raise InputError("compare takes its runs in one list: compare([first, second])")
     labelled = runs if isinstance(runs, Mapping) else {"": runs}
     folders = {
-        str(label): [one.path if isinstance(one, Result) else one for one in _flat(held)]
-        for label, held in labelled.items()
+        str(label): [item.path if isinstance(item, Result) else item for item in _flat(group)]
+        for label, group in labelled.items()
     }
-    found = comparison(folders)
-    told = [*map(as_keywords, found.left_out)]
-    results = [one for held in labelled.values() for one in _flat(held) if isinstance(one, Result)]
-    temporary = [one.temporary for one in results if one.temporary]
-    return dataclasses.replace(found, left_out=told, temporary=temporary)
+    compared = comparison(folders)
+    left_out = [*map(as_keywords, compared.left_out)]
+    results = [
+        result
+        for group in labelled.values()
+        for result in _flat(group)
+        if isinstance(result, Result)
+    ]
+    temporary = [result.temporary for result in results if result.temporary]
+    return dataclasses.replace(compared, left_out=left_out, temporary=temporary)
 
 
-def _flat(held: One | Sequence[One]) -> list[Result | Path]:
+def _flat(runs: One | Sequence[One]) -> list[Result | Path]:
     """Flatten nested lists of results and folders."""
-    if isinstance(held, Result):
-        return [held]
-    if isinstance(held, str | Path):
-        return [Path(held)]
-    return [one for part in held for one in _flat(part)]
+    if isinstance(runs, Result):
+        return [runs]
+    if isinstance(runs, str | Path):
+        return [Path(runs)]
+    return [item for part in runs for item in _flat(part)]
 
 
 def configured(config: Configured) -> Config:
@@ -778,9 +799,9 @@ def configured(config: Configured) -> Config:
 
 def _require_counts(**counts: Any) -> None:
     """Raise an error if a value is not a positive integer."""
-    for name, many in counts.items():
-        if isinstance(many, bool) or not isinstance(many, int) or many < 1:
-            raise InputError(f"{name} is {many!r}, but it must be an integer that is at least 1")
+    for name, count in counts.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise InputError(f"{name} is {count!r}, but it must be an integer that is at least 1")
 
 
 def _nested(config: Configured) -> dict[str, Any]:
@@ -789,8 +810,8 @@ def _nested(config: Configured) -> dict[str, Any]:
     if isinstance(config, Config):
         return config.model_dump(by_alias=True, exclude_unset=True)
     if isinstance(config, Mapping):
-        return {name: dict(held) if isinstance(held, Mapping) else held
-                for name, held in config.items()}  # fmt: skip
+        return {name: dict(table) if isinstance(table, Mapping) else table
+                for name, table in config.items()}  # fmt: skip
     return read(Path(config))
 
 
@@ -800,58 +821,60 @@ def _chosen(
     test: Any,
     resume: bool,
     out: str | Path | None,
-    more: Mapping[str, Mapping[str, Any]] | None = None,
+    extra: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Config:
     """Return the config that combines the tables, the keywords and the objects of a call.
 
     If a run is resumed without a config, use the config of that run.
     """
-    held, given = _tables_and_objects(config, objects, test)
-    for name, values in (more or {}).items():
-        held[name] = held.get(name, {}) | dict(values)
+    tables, user_objects = _tables_and_objects(config, objects, test)
+    for name, values in (extra or {}).items():
+        tables[name] = tables.get(name, {}) | dict(values)
     if resume and config is None and out is not None:
         with in_python():
-            known = nested(load(RunDirectory(Path(out)).config_to_resume()))
-        held = {name: keys | held.get(name, {}) for name, keys in known.items()}
-    return parse(held, own_recipe=given.recipe is not None).with_objects(given)
+            resumed = nested(load(RunDirectory(Path(out)).config_to_resume()))
+        tables = {name: keys | tables.get(name, {}) for name, keys in resumed.items()}
+    return parse(tables, own_recipe=user_objects.recipe is not None).with_objects(user_objects)
 
 
 def _tables_and_objects(
     config: Configured, objects: Mapping[str, Any], test: Any
 ) -> tuple[dict[str, Any], UserObjects]:
     """Apply the keywords to the config. Return the resulting tables and the user's objects."""
-    held = _nested(config)
-    kept = _replacing(held, objects)
+    tables = _nested(config)
+    replaced = _replacing(tables, objects)
     if test is not None:
-        if kept.get("data") is None:
+        if replaced.get("data") is None:
             raise InputError(
                 "test was passed without data. Your own test samples can be used only together "
                 "with your own training samples. Pass both data and test, or leave test out."
             )
-        kept["test"] = test
-    given = dataclasses.replace(config.given if isinstance(config, Config) else NOTHING, **kept)
-    return held, given
+        replaced["test"] = test
+    user_objects = dataclasses.replace(
+        config.given if isinstance(config, Config) else NOTHING, **replaced
+    )
+    return tables, user_objects
 
 
-def _replacing(held: dict[str, Any], objects: Mapping[str, Any]) -> dict[str, Any]:
+def _replacing(tables: dict[str, Any], objects: Mapping[str, Any]) -> dict[str, Any]:
     """Write the names of the objects into the tables, and return the objects by kind.
 
     If the call passes a name instead of an object for a kind, the object of this kind is None.
     """
-    kept: dict[str, Any] = {} if objects.get("data") is None else {"test": None}
+    replaced: dict[str, Any] = {} if objects.get("data") is None else {"test": None}
     for kind, (table, key) in NAMED.items():
-        inside = held.get(table, {}).get(key) if isinstance(held.get(table), dict) else None
-        said = objects.get(kind) is not None
-        found = objects[kind] if said else inside
-        with Guard(kind, found):
-            named = isinstance(found, str)
-        if found is None or (named and not said):
+        inside = tables.get(table, {}).get(key) if isinstance(tables.get(table), dict) else None
+        is_passed = objects.get(kind) is not None
+        value = objects[kind] if is_passed else inside
+        with Guard(kind, value):
+            is_name = isinstance(value, str)
+        if value is None or (is_name and not is_passed):
             continue
-        kept[kind] = None if named else found
-        held.setdefault(table, {})[key] = found if named else GIVEN
-        if kind == "task" and not named:
-            held[table].pop("model", None)
-    return kept
+        replaced[kind] = None if is_name else value
+        tables.setdefault(table, {})[key] = value if is_name else GIVEN
+        if kind == "task" and not is_name:
+            tables[table].pop("model", None)
+    return replaced
 
 
 @contextlib.contextmanager
@@ -868,18 +891,18 @@ def _folder(out: str | Path | None, resume: bool) -> Iterator[tuple[Path, Tempor
         raise InputError(
             "resume=True needs out. Pass the run folder to resume, such as out='runs/a'."
         )
-    kept = Temporary()
+    temporary = Temporary()
     try:
-        yield kept.path, kept
+        yield temporary.path, temporary
     except BaseException:
-        if any(kept.path.iterdir()):
-            BROKEN_OFF.append(kept)
+        if any(temporary.path.iterdir()):
+            BROKEN_OFF.append(temporary)
         raise
 
 
 def _bar(progress: bool | None, counted: str) -> Any:
     """Return a progress bar if the caller wants one, otherwise callbacks that do nothing."""
     if not is_wanted(progress):
-        silent: tuple[Callable[..., None], ...] = (lambda record: None, lambda done, total: None)
+        silent: tuple[Callable[..., None], ...] = (lambda record: None, lambda count, total: None)
         return contextlib.nullcontext(silent)
     return shown(counted)

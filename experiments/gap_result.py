@@ -64,7 +64,7 @@ class GapResult:
         """One row per run and form of the bound. This is the content of gap.csv."""
         columns = gap_grid.rows_in(self.path)
         return [
-            dict(zip(columns, (one.item() for one in row), strict=True))
+            dict(zip(columns, (value.item() for value in row), strict=True))
             for row in zip(*columns.values(), strict=True)
         ]
 
@@ -76,7 +76,7 @@ class GapResult:
     @property
     def runs(self) -> list[Result]:
         """Every run, in the order of the grid."""
-        return [Result(one, self.given, self.temporary) for one in self.folders]
+        return [Result(folder, self.given, self.temporary) for folder in self.folders]
 
     @in_python()
     def to_frame(self) -> "DataFrame":

@@ -155,22 +155,22 @@ class Result:
                 f"{self.config.federation.clients - 1}"
             )
         if not (self.path / PERSONAL_MODELS).exists():
-            why = (
+            reason = (
                 "with [engine] name = 'deployment', the SuperNodes store the personal models. Use "
                 "another engine, such as 'inline', to save them in the run folder."
                 if self.config.engine.name == "deployment"
                 else f"the recipe '{self.config.local.recipe}' trains no personal models. Run the "
                 "experiment with a recipe or a config that trains personal models."
             )
-            raise InputError(f"{self.path} contains no personal models, because {why}")
-        held = read_tensors(self._sound(PERSONAL_MODELS))[0]
-        places = {int(one): place for place, one in enumerate(held.pop("client"))}
+            raise InputError(f"{self.path} contains no personal models, because {reason}")
+        tensors = read_tensors(self._sound(PERSONAL_MODELS))[0]
+        places = {int(owner): place for place, owner in enumerate(tensors.pop("client"))}
         if client in places:
-            own = {name: value[places[client]] for name, value in held.items()}
+            personal = {name: value[places[client]] for name, value in tensors.items()}
         else:
             first = read_tensors(self._sound("initial.safetensors"))[0]
-            own = {name: first[name] for name in held}
-        return self.model | own
+            personal = {name: first[name] for name in tensors}
+        return self.model | personal
 
     def _sound(self, name: str) -> Path:
         """Return the path of a file in the folder of a finished run.
@@ -207,9 +207,15 @@ class Result:
         return as_html(self._measured(), f"{self.path}{private}")
 
     def _measured(self) -> list[Record]:
-        known = self.summary
-        of = {"recipe": known["recipe"], "data": known["data"], "rounds": known["rounds"]}
-        return [of | {name: one for name, one in known.items() if isinstance(one, float)}]
+        summary = self.summary
+        setting = {
+            "recipe": summary["recipe"],
+            "data": summary["data"],
+            "rounds": summary["rounds"],
+        }
+        return [
+            setting | {name: value for name, value in summary.items() if isinstance(value, float)}
+        ]
 
     def _records(self) -> list[Record]:
         return self.rounds
@@ -340,10 +346,10 @@ class StabilityResult(Result):
 
         A row contains the replaced sample, the perturbation, the exposure and the certificate.
         """
-        whole = ("trial", "client", "index", "replacement")
+        integers = ("trial", "client", "index", "replacement")
         with open(self._sound("neighbours.csv"), encoding="utf-8", opener=regular) as file:
             return [
-                {k: int(v) if k in whole else float(v) for k, v in row.items()}
+                {k: int(v) if k in integers else float(v) for k, v in row.items()}
                 for row in csv.DictReader(file)
             ]
 
@@ -354,9 +360,9 @@ class StabilityResult(Result):
         return json.loads(read_text(self._sound("bound.json")))
 
     def _measured(self) -> list[Record]:
-        most = max(one["perturbation"] for one in self.neighbours)
-        found = {"bound": self.bound["value"], "status": self.bound["status"]}
-        return [{"neighbours": len(self.neighbours), "largest perturbation": most, **found}]
+        largest = max(neighbour["perturbation"] for neighbour in self.neighbours)
+        bound = {"bound": self.bound["value"], "status": self.bound["status"]}
+        return [{"neighbours": len(self.neighbours), "largest perturbation": largest, **bound}]
 
     def _records(self) -> list[Record]:
         return self.neighbours
@@ -408,7 +414,8 @@ class StabilityResult(Result):
 
         require_width(width, ax)
         columns = {
-            name: np.array([one[name] for one in self.neighbours]) for name in self.neighbours[0]
+            name: np.array([neighbour[name] for neighbour in self.neighbours])
+            for name in self.neighbours[0]
         }
         if ax is not None:
             draw_strips(ax, columns)
@@ -471,7 +478,7 @@ class SweepResult:
     @property
     def runs(self) -> list[Result]:
         """Every run, in the order of the grid."""
-        return [Result(one, self.given, self.temporary) for one in self.folders]
+        return [Result(folder, self.given, self.temporary) for folder in self.folders]
 
     @property
     def warnings(self) -> list[str]:
@@ -588,7 +595,7 @@ class SweepResult:
 
     def _said(self) -> list[str]:
         """Return the sentences below the table."""
-        return [*spent_words(self.summary), *(f"Warning: {one}." for one in self.warnings)]
+        return [*spent_words(self.summary), *(f"Warning: {warning}." for warning in self.warnings)]
 
 
 @dataclass(frozen=True, repr=False)
@@ -658,31 +665,37 @@ class Comparison:
                 "The comparison has only one row, but a difference needs two rows. Compare runs "
                 "that differ in a setting, or label the runs: compare({'a': runs, 'b': others})."
             )
-        held = {name: [RunDirectory(one).finished() for one in folders]
+        summaries = {name: [RunDirectory(folder).finished() for folder in folders]
                 for name, folders in self.folders.items()}  # fmt: skip
-        every, wanted = [*itertools.chain(*held.values())], record_name(metric)
-        known = [
-            name for name in every[0] if all(isinstance(one.get(name), float) for one in every)
+        records, measure = [*itertools.chain(*summaries.values())], record_name(metric)
+        measures = [
+            name
+            for name in records[0]
+            if all(isinstance(record.get(name), float) for record in records)
         ]
-        if wanted not in known:
-            raise InputError(f"metric = {metric!r} is not in every run: {instead(metric, known)}")
-        values = {name: {one["seed"]: one[wanted] for one in runs} for name, runs in held.items()}
-        found: list[Record] = []
-        for (first, mine), (second, others) in itertools.combinations(values.items(), 2):
-            pairs = [(mine[seed], others[seed]) for seed in mine if seed in others]
+        if measure not in measures:
+            raise InputError(
+                f"metric = {metric!r} is not in every run: {instead(metric, measures)}"
+            )
+        values = {
+            name: {run["seed"]: run[measure] for run in runs} for name, runs in summaries.items()
+        }
+        rows: list[Record] = []
+        for (first, left), (second, right) in itertools.combinations(values.items(), 2):
+            pairs = [(left[seed], right[seed]) for seed in left if seed in right]
             if len(pairs) < 2:
                 raise InputError(
-                    f"Of the seeds {sorted({*mine, *others})}, the rows {first!r} and {second!r} "
+                    f"Of the seeds {sorted({*left, *right})}, the rows {first!r} and {second!r} "
                     f"have {len(pairs)} in common, but an interval needs at least 2. Use the same "
                     "seeds (federation.seed) for both rows."
                 )
             mean, half = paired(pairs)
-            found.append({
+            rows.append({
                 "first": first, "second": second, "seeds": len(pairs), "mean": mean,
                 "low": mean - half, "high": mean + half,
-                "first higher": sum(one > other for one, other in pairs),
+                "first higher": sum(value > other for value, other in pairs),
             })  # fmt: skip
-        return found
+        return rows
 
     def to_frame(self) -> "DataFrame":
         """Return the rows as a pandas DataFrame.
@@ -794,7 +807,7 @@ class Comparison:
         """
         notes = [HALF_NOTE] if any(name.endswith(SPREAD) for name in self.measures) else []
         notes += [self.note] if self.note else []
-        return [*notes, *(f"Left out: {why}" for why in self.left_out)]
+        return [*notes, *(f"Left out: {reason}" for reason in self.left_out)]
 
 
 def _curves(
@@ -814,8 +827,8 @@ def as_html(rows: Sequence[Record], below: str = "") -> str:
     head, *body = ([escape(word) for word in line] for line in _cells(rows))
     lines = ["".join(f"<th>{word}</th>" for word in head)]
     lines += ["".join(f"<td>{word}</td>" for word in line) for line in body]
-    found = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<table>{found}</table>" + (f"<code>{escape(below)}</code>" if below else "")
+    table = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table>{table}</table>" + (f"<code>{escape(below)}</code>" if below else "")
 
 
 def lines_of(rows: Sequence[Record]) -> list[str]:
@@ -834,7 +847,9 @@ def _cells(rows: Sequence[Record]) -> list[list[str]]:
     lines = [heads]
     for row in rows:
         values = [row.get(name, "") for name in heads]
-        lines.append([f"{one:.4g}" if isinstance(one, float) else str(one) for one in values])
+        lines.append(
+            [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
+        )
     return lines
 
 
@@ -873,8 +888,8 @@ class Finished:
         summary = RunDirectory(run.path).finished() if run.summary is None else run.summary
         _ = run.totals, run.config  # may be damaged
         file = run.path / "objects.json"
-        told = json.loads(read_text(file)) if file.exists() else {}
-        objects = {kind: str(one) for kind, one in told.items()}
+        stored = json.loads(read_text(file)) if file.exists() else {}
+        objects = {kind: str(name) for kind, name in stored.items()}
         return cls(run, summary, objects, (run.path / "neighbours.csv").exists())
 
     @property
@@ -895,11 +910,11 @@ class Finished:
         config = self.config
         if not self.neighbours:
             config = config.model_copy(update={"stability": type(config.stability)()})
-        found = flatten(config)
+        flat = flatten(config)
         target, spent = config.privacy.epsilon, self.summary.get("privacy", {}).get("epsilon")
         if target and spent and math.isclose(spent, target, rel_tol=SPENT):
-            found[NOISE] = "by epsilon"
-        return found
+            flat[NOISE] = "by epsilon"
+        return flat
 
     def reads(self, name: str) -> bool:
         """Return whether the key has an effect on the run."""
@@ -956,32 +971,32 @@ def _grouped(runs: Sequence[tuple[str, Finished]], note: str, left: Sequence[str
         key = (*key, copies[copy])  # two runs with the same seed cannot be in one group
         copies[copy] += 1
         groups.setdefault(key, []).append(run)
-        shown = [name for name in differing if name != DIGEST and run.reads(name)]
-        changed.setdefault(key, {name: flat.get(name) for name in shown})
+        title_keys = [name for name in differing if name != DIGEST and run.reads(name)]
+        changed.setdefault(key, {name: flat.get(name) for name in title_keys})
     # Row titles show the keys that differ. A key that several tables define includes its table.
     short = Counter(name.partition(".")[2] for name in names)
     titles = []
-    for of in changed.values():
-        words = {key: key.partition(".")[2] for key in of}
-        named = {key: word if short[word] == 1 else key for key, word in words.items()}
-        titles.append(", ".join(f"{named[key]}={value}" for key, value in of.items()))
-    alike = Counter(titles)
+    for changes in changed.values():
+        words = {key: key.partition(".")[2] for key in changes}
+        labels = {key: word if short[word] == 1 else key for key, word in words.items()}
+        titles.append(", ".join(f"{labels[key]}={value}" for key, value in changes.items()))
+    title_counts = Counter(titles)
     rows, sent, curves, folders = [], [], {}, {}
     for (key, members), title in zip(groups.items(), titles, strict=True):
         label, folder = key[0], members[0].folder
         name = title or folder.name
-        if title and alike[title] > 1:
+        if title and title_counts[title] > 1:
             name = f"{title} ({folder.name})"
         if label:
-            name = label if [one[0] for one in groups].count(label) == 1 else f"{label}: {name}"
+            name = label if [group[0] for group in groups].count(label) == 1 else f"{label}: {name}"
         name = f"{name} ({folder})" if name in curves else name
         row = {"run": name, **changed[key], **_spent(members)}
         rows.append({**row, "seeds": len(members), **_measures(members)})
         sent.append(_traffic(members))
         curves[name] = members
-        folders[name] = [one.folder for one in members]
-    if any(one != sent[0] for one in sent):  # show the traffic only if it differs
-        rows = [row | one for row, one in zip(rows, sent, strict=True)]
+        folders[name] = [member.folder for member in members]
+    if any(traffic != sent[0] for traffic in sent):  # show the traffic only if it differs
+        rows = [row | traffic for row, traffic in zip(rows, sent, strict=True)]
     return Comparison(rows, Curves(curves), note, folders, left)
 
 
@@ -992,7 +1007,7 @@ class Curves(Mapping[str, list[list[Record]]]):
         self._members = members
 
     def __getitem__(self, name: str) -> list[list[Record]]:
-        return [one.run.from_start for one in self._members[name]]
+        return [member.run.from_start for member in self._members[name]]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._members)
@@ -1008,12 +1023,14 @@ def _name_objects(flats: Sequence[dict[str, Any]], objects: Sequence[Mapping[str
     """
     for kind, (table, key) in NAMED.items():
         place = f"{table}.{key}"
-        every = {one[kind].partition(":")[::2] for one in objects if ":" in one.get(kind, "")}
-        alike = Counter(name for name, _ in every)
-        for flat, one in zip(flats, objects, strict=True):
-            name, _, digest = one.get(kind, "").partition(":")
+        versions = {
+            entry[kind].partition(":")[::2] for entry in objects if ":" in entry.get(kind, "")
+        }
+        name_counts = Counter(name for name, _ in versions)
+        for flat, run_objects in zip(flats, objects, strict=True):
+            name, _, digest = run_objects.get(kind, "").partition(":")
             if flat.get(place) == GIVEN and digest:
-                flat[place] = name if alike[name] == 1 else f"{name} of digest {digest[:6]}"
+                flat[place] = name if name_counts[name] == 1 else f"{name} of digest {digest[:6]}"
 
 
 def _spent(members: Sequence[Finished]) -> Record:
@@ -1021,17 +1038,19 @@ def _spent(members: Sequence[Finished]) -> Record:
 
     The result also contains the delta and the assumptions of this epsilon.
     """
-    accounts = [one.summary["privacy"] for one in members if "privacy" in one.summary]
+    accounts = [member.summary["privacy"] for member in members if "privacy" in member.summary]
     if not accounts:
         return {}
-    known = [math.inf if one["epsilon"] is None else one["epsilon"] for one in accounts]
-    worst = accounts[known.index(max(known))]
+    epsilons = [
+        math.inf if account["epsilon"] is None else account["epsilon"] for account in accounts
+    ]
+    worst = accounts[epsilons.index(max(epsilons))]
     return {
-        "spent epsilon": max(known),
-        "at delta": max(one["delta"] for one in accounts),
+        "spent epsilon": max(epsilons),
+        "at delta": max(account["delta"] for account in accounts),
         "adjacency": adjacency_of(worst),
         "level": "client" if worst.get("unit") == "client" else "example",
-        "certified": all(one["certified"] for one in accounts),
+        "certified": all(account["certified"] for account in accounts),
     }
 
 
@@ -1040,11 +1059,11 @@ def _traffic(members: Sequence[Finished]) -> Record:
 
     If the traffic is unknown, the result is {}.
     """
-    known = [one.run.totals["traffic"] for one in members]
-    totals = [one for one in known if one is not None]
-    if len(totals) < len(known):
+    traffic = [member.run.totals["traffic"] for member in members]
+    totals = [sizes for sizes in traffic if sizes is not None]
+    if len(totals) < len(traffic):
         return {}
-    means = (statistics.fmean(one) / 1e6 for one in zip(*totals, strict=True))
+    means = (statistics.fmean(sizes) / 1e6 for sizes in zip(*totals, strict=True))
     return dict(zip(("MB down", "MB up"), means, strict=True))
 
 
@@ -1053,15 +1072,15 @@ def _measures(members: Sequence[Finished]) -> Record:
 
     With several seeds, the result also contains half of the 95% interval of each mean.
     """
-    found: Record = {}
+    measures: Record = {}
     for name in (name for name in members[0].summary if name not in ("seed", "rounds")):
-        held = [one.summary.get(name) for one in members]
-        values = [value for value in held if isinstance(value, float)]
-        if values and len(values) == len(held):
-            found[name] = statistics.fmean(values)
+        entries = [member.summary.get(name) for member in members]
+        values = [value for value in entries if isinstance(value, float)]
+        if values and len(values) == len(entries):
+            measures[name] = statistics.fmean(values)
             if len(values) > 1:
                 from fedmuon.analysis.report.verdicts import half_width  # imports scipy
 
                 error = statistics.stdev(values) / math.sqrt(len(values))
-                found[f"{name}{SPREAD}"] = float(half_width(error, len(values) - 1))
-    return found
+                measures[f"{name}{SPREAD}"] = float(half_width(error, len(values) - 1))
+    return measures

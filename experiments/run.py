@@ -133,6 +133,6 @@ def _first_difference(written: Config, passed: Config) -> str:
     old, new = flatten(written), flatten(passed)
     for key in [*old, *(key for key in new if key not in old)]:
         if old.get(key) != new.get(key):
-            values = [shown(one[key]) if key in one else "not set" for one in (old, new)]
+            values = [shown(flat[key]) if key in flat else "not set" for flat in (old, new)]
             return f": {key} is {values[0]} in the file, but {values[1]} in your settings"
     return ""

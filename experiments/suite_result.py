@@ -47,7 +47,7 @@ class SuiteResult:
 
         The dictionary maps the name of each CSV file to the rows of the file.
         """
-        return {one.stem: _read_rows(one) for one in sorted(self.path.glob("*.csv"))}
+        return {file.stem: _read_rows(file) for file in sorted(self.path.glob("*.csv"))}
 
     @cached_property
     @in_python()
@@ -58,16 +58,16 @@ class SuiteResult:
         its interval as `value_low` and `value_high`.
         """
         rows = []
-        for one in (claim for findings in self._parts for claim in findings.claims):
-            effect, ends = one.effect, {}
+        for claim in (entry for findings in self._parts for entry in findings.claims):
+            effect, ends = claim.effect, {}
             if len(effect.value) == 1:
                 ends = {
                     "value": float(effect.value[0]),
                     "value_low": float(effect.low[0]),
                     "value_high": float(effect.high[0]),
                 }
-            known = {"claim": one.sentence, "verdict": one.verdict, "measured": effect.name}
-            rows.append({**known, **ends})
+            row = {"claim": claim.sentence, "verdict": claim.verdict, "measured": effect.name}
+            rows.append({**row, **ends})
         return rows
 
     def to_frame(self, table: str | None = None) -> "DataFrame":
@@ -141,7 +141,7 @@ class SuiteResult:
 
     @cached_property
     def _pictures(self) -> dict[str, Picture]:
-        return {one.name: one for part in self._parts for one in part.pictures}
+        return {picture.name: picture for part in self._parts for picture in part.pictures}
 
     def _rows_of(self, table: str | None) -> list[Record]:
         if table is None:
@@ -163,7 +163,9 @@ class SuiteResult:
 def _read_rows(file: Path) -> list[Record]:
     """Return the rows of a CSV file, with numbers converted to int or float."""
     with open(file, encoding="utf-8", newline="", opener=regular) as text:
-        return [{name: _value(held) for name, held in row.items()} for row in csv.DictReader(text)]
+        return [
+            {name: _value(value) for name, value in row.items()} for row in csv.DictReader(text)
+        ]
 
 
 def _value(text: str) -> Any:

@@ -54,22 +54,24 @@ def execute(
 
     The noise hides whether the samples were used, with the guarantee (epsilon, delta).
     """
-    if any((out / one).exists() for one in (MODEL, EVIDENCE)):
+    if any((out / name).exists() for name in (MODEL, EVIDENCE)):
         raise InputError(f"{out} already contains an unlearned model. Choose another folder.")
     multiplier = theory.noise_multiplier(epsilon, delta)
-    found = sensitivities(folder, samples, given)
+    limits = sensitivities(folder, samples, given)
     laboratory = FinishedRun.open(folder, given)
     rows = laboratory.data.rows_of(np.array(samples))
     ended, _ = read_tensors(folder / "model.safetensors")
     model = {name: value[None] for name, value in ended.items()}
     experiment = laboratory.experiment
     stay = ~np.isin(np.arange(len(experiment.shards.labels)), rows)
-    again = retrained(experiment, stay, laboratory.config.federation.seed)
-    distance = math.sqrt(sum(float((model[one] - again[one]).square().sum()) for one in model))
-    if any(distance > one for one in found.values()):
+    retrained_model = retrained(experiment, stay, laboratory.config.federation.seed)
+    distance = math.sqrt(
+        sum(float((model[name] - retrained_model[name]).square().sum()) for name in model)
+    )
+    if any(distance > limit for limit in limits.values()):
         raise InputError(
             f"retraining without the samples moved the model by {number(distance)}, but the "
-            f"certificate allows at most {number(min(found.values()))}. The certificate's "
+            f"certificate allows at most {number(min(limits.values()))}. The certificate's "
             "assumptions do not hold for this run, so no noisy model is written."
         )
     held_out, task = experiment.shards.held_out, experiment.task
@@ -81,7 +83,7 @@ def execute(
     # For each kind: the noise for its sensitivity, the accuracy with this noise, and the delta of
     # the best test that distinguishes these two models, the original and the retrained one.
     kinds = {}
-    for kind, sensitivity in found.items():
+    for kind, sensitivity in limits.items():
         sigma = sensitivity * multiplier
         accuracy = accuracies(noised(model, sigma, DRAWS))
         kinds[kind] = {
@@ -91,14 +93,14 @@ def execute(
             "spread": float(np.std(accuracy, ddof=1)),
             "told": theory.indistinguishable(distance / sigma, epsilon) if sigma else 0.0,
         }
-    best = min(found, key=lambda kind: found[kind])
+    best = min(limits, key=lambda kind: limits[kind])
     record: Record = {
         "samples": list(samples), "epsilon": epsilon, "delta": delta, "kind": best,
         "distance": distance, "accuracy": accuracies(model)[0],
-        "accuracy_retrained": accuracies(again)[0], "kinds": kinds,
+        "accuracy_retrained": accuracies(retrained_model)[0], "kinds": kinds,
     }  # fmt: skip
     with held(out):
-        noisy = noised(model, found[best] * multiplier)
+        noisy = noised(model, limits[best] * multiplier)
         files.write_bytes(out / MODEL, tensor_bytes(noisy))
         files.write_bytes(out / EVIDENCE, (json.dumps(record, indent=2) + "\n").encode())
     return record
@@ -117,24 +119,24 @@ def sensitivities(
         case = dataclasses.replace(case, start=dataclasses.replace(case.start, nonnegative=False))
     with np.load(files.require_regular(folder / "partition.npz")) as split:
         owner = dict(zip(split["train_index"].tolist(), split["client"].tolist(), strict=True))
-    if strangers := [one for one in samples if one not in owner]:
+    if strangers := [sample for sample in samples if sample not in owner]:
         raise InputError(
             f"sample {strangers[0]} is not one of the run's training samples. Pass the index of "
             "a training sample in the data source, as in train_index of partition.npz."
         )
-    leaving, found = Counter(owner[one] for one in samples), {}
+    leaving, limits = Counter(owner[sample] for sample in samples), {}
     for kind in KINDS:
         verdict = certificates.certify(case.under(constants=kind))
-        known = verdict.bound
-        if verdict.certificates is None or known is None or known.status != "certified":
-            why = verdict.refusal or (_uncertified(case, known.status) if known else "no bound")
-            raise InputError(f"the run has no certificate, so it cannot forget samples: {why}")
-        found[kind] = theory.removal(verdict.certificates, case.sizes, leaving)
-        if not math.isfinite(found[kind]):
+        bound = verdict.bound
+        if verdict.certificates is None or bound is None or bound.status != "certified":
+            reason = verdict.refusal or (_uncertified(case, bound.status) if bound else "no bound")
+            raise InputError(f"the run has no certificate, so it cannot forget samples: {reason}")
+        limits[kind] = theory.removal(verdict.certificates, case.sizes, leaving)
+        if not math.isfinite(limits[kind]):
             raise InputError(
                 "the certificate overflows, so no noise can hide a sample. Lower [local] lr."
             )
-    return found
+    return limits
 
 
 def _uncertified(case: certificates.CertifiedSetting, status: str) -> str:
@@ -193,13 +195,13 @@ def noised(model: Params, sigma: float, draws: int = 1) -> Params:
 def table(record: Record) -> Table:
     """Return a printable table of the noise and its cost for each kind of certificate."""
     rows = [
-        [kind, number(one['sensitivity']), number(one['sigma']),
-         f"{one['accuracy']:.2%} (SD {one['spread']:.2%})", number(one['told'], 2)]
-        for kind, one in record["kinds"].items()
+        [kind, number(entry['sensitivity']), number(entry['sigma']),
+         f"{entry['accuracy']:.2%} (SD {entry['spread']:.2%})", number(entry['told'], 2)]
+        for kind, entry in record["kinds"].items()
     ]  # fmt: skip
-    many = len(record["samples"])
+    count = len(record["samples"])
     title = (
-        f"{many} sample{'s' if many > 1 else ''} forgotten for ε = {record['epsilon']:g}, δ = "
+        f"{count} sample{'s' if count > 1 else ''} forgotten for ε = {record['epsilon']:g}, δ = "
         f"{record['delta']:g}\naccuracy without noise {record['accuracy']:.2%}, accuracy after "
         f"retraining {record['accuracy_retrained']:.2%}; distance between the two models "
         f"{number(record['distance'])}"

@@ -42,6 +42,6 @@ def path_of(name: str) -> Path:
     Raises:
         InputError: If no setting has this name.
     """
-    if name not in (known := descriptions()):
-        raise InputError(f"there is no setting {name!r}: {instead(name, known)}")
+    if name not in (choices := descriptions()):
+        raise InputError(f"there is no setting {name!r}: {instead(name, choices)}")
     return FOLDER / f"{name}.toml"
