@@ -103,12 +103,15 @@ def references(runs: Iterable[tuple[Config, bool]]) -> dict[str, str]:
         The entries by key. The first entry is fedmuon itself. A comment above each entry says why
         the entry is cited.
     """
-    known = {"fedmuon": software()} | entries()
-    why: dict[str, dict[str, None]] = {"fedmuon": {"simulator of the runs": None}}
+    all_entries = {"fedmuon": software()} | entries()
+    reasons_by_key: dict[str, dict[str, None]] = {"fedmuon": {"simulator of the runs": None}}
     for config, stability in runs:
         for key, reason in _used(config, stability):
-            why.setdefault(key, {})[reason] = None
-    return {key: f"% {', '.join(reasons)}\n{known[key]}" for key, reasons in why.items()}
+            reasons_by_key.setdefault(key, {})[reason] = None
+    return {
+        key: f"% {', '.join(reasons)}\n{all_entries[key]}"
+        for key, reasons in reasons_by_key.items()
+    }
 
 
 def _used(config: Config, stability: bool) -> Iterator[tuple[str, str]]:
@@ -118,15 +121,15 @@ def _used(config: Config, stability: bool) -> Iterator[tuple[str, str]]:
     for key, values in CITED.items():
         if reads(config, key):
             value = str(value_of(config, key))
-            for one in values.get(value, ()):
-                yield one, REASONS[key].format(value)
+            for entry in values.get(value, ()):
+                yield entry, REASONS[key].format(value)
     if reads(config, "orthogonalizer.name"):
         if config.orthogonalizer.row_memory:
             yield "normuon", "orthogonalizer row memory"
         if config.orthogonalizer.shards > 1:
             yield "muonbp", "orthogonalizer shards"
     if config.local.recipe in PRIVATE or config.privacy.level == "client":
-        yield from ((one, "privacy accounting") for one in ACCOUNTANT)
+        yield from ((accountant, "privacy accounting") for accountant in ACCOUNTANT)
         if config.privacy.quantile:
             yield "quantile-clipping", "clipping at a quantile"
         if _exact(config.privacy):
@@ -148,8 +151,8 @@ def _exact(privacy: Privacy) -> bool:
 def entries() -> dict[str, str]:
     """Return all entries of the bibliography by key."""
     parts = re.split(r"^(?=@)", BIBLIOGRAPHY.read_text("utf-8"), flags=re.MULTILINE)
-    found = (re.match(r"@\w+\{([^,]+),", part) for part in parts)
-    return {one[1]: one.string.strip() for one in found if one}
+    matches = (re.match(r"@\w+\{([^,]+),", part) for part in parts)
+    return {match[1]: match.string.strip() for match in matches if match}
 
 
 def software() -> str:

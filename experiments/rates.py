@@ -48,7 +48,7 @@ def require_of_run(paper: str, given: Sequence[str]) -> None:
             f"With a run folder, --paper is {paper!r}, but it must be 002 (Nesterov Muon) or 004 "
             "(Newton–Schulz convergence)."
         )
-    if idle := [one for one in given if one not in OF_RUN[paper]]:
+    if idle := [option for option in given if option not in OF_RUN[paper]]:
         raise InputError(
             f"{', '.join(idle)} has no effect with a run folder, because the run determines it: "
             f"leave {', '.join(idle)} out. For this paper, use only {', '.join(OF_RUN[paper])}."
@@ -62,7 +62,7 @@ def require_read(paper: str, given: Sequence[str]) -> None:
             f"fedmuon has no bound for paper {paper!r}. Use 000 (DP-Muon), 002 (Nesterov Muon), "
             "003 (DiSK) or 004 (Newton–Schulz convergence)."
         )
-    if idle := [one for one in given if one not in (*ALL, *READ[paper])]:
+    if idle := [option for option in given if option not in (*ALL, *READ[paper])]:
         raise InputError(
             f"{', '.join(idle)} has no effect for paper {paper}: leave {', '.join(idle)} out. "
             f"The options for this paper are {', '.join((*ALL, *READ[paper]))}."
@@ -73,24 +73,24 @@ def require_read(paper: str, given: Sequence[str]) -> None:
         _require_one_map({*given})
 
 
-def _require_one_map(given: set[str]) -> None:
+def _require_one_map(options: set[str]) -> None:
     """Raise an error if the options of Nesterov Muon (002) contradict each other.
 
     An error is raised if two options set the quality of the orthogonalizer, or if an option has no
     effect.
     """
-    if "--singular" in given and (twice := sorted({"--gamma", "--nu"} & given)):
+    if "--singular" in options and (twice := sorted({"--gamma", "--nu"} & options)):
         raise InputError(
             f"--singular already determines {twice[0]}, so {twice[0]} has no effect. Leave "
             f"{twice[0]} or --singular out."
         )
     for key, needs in {"--singular": ("--sketch", *MAP), "--sketch": SKETCHED}.items():
-        if key not in given and (idle := [one for one in needs if one in given]):
+        if key not in options and (idle := [option for option in needs if option in options]):
             raise InputError(
                 f"{idle[0]} has an effect only together with {key}: set {key}, or leave "
                 f"{idle[0]} out"
             )
-    if "--sketch" in given and (idle := [one for one in MAP if one in given]):
+    if "--sketch" in options and (idle := [option for option in MAP if option in options]):
         raise InputError(f"{idle[0]} has no effect if --sketch is set: leave {idle[0]} out")
 
 
@@ -133,19 +133,19 @@ class InexactMap:
         For a sketch, the result also contains the number of power iterations.
         """
         try:
-            singular = tuple(float(one) for one in self.singular.split(","))
+            singular = tuple(float(value) for value in self.singular.split(","))
         except ValueError:
             raise InputError(
                 f"--singular is {self.singular!r}, but it must be a list of numbers. Write "
                 "singular values as 1,0.5,0.1."
             ) from None
         if not self.sketch:
-            found = stationarity.polynomial_quality(singular, self.coefficients, self.steps)
-            return dict(zip(("gamma", "nu"), found, strict=True))
-        given = singular, self.sketch, self.oversample
-        power = stationarity.least_power(*given) if self.power is None else self.power
-        found = stationarity.sketched_quality(*given, power)
-        return {**dict(zip(("gamma", "nu"), found, strict=True)), "power": power}
+            errors = stationarity.polynomial_quality(singular, self.coefficients, self.steps)
+            return dict(zip(("gamma", "nu"), errors, strict=True))
+        arguments = singular, self.sketch, self.oversample
+        power = stationarity.least_power(*arguments) if self.power is None else self.power
+        errors = stationarity.sketched_quality(*arguments, power)
+        return {**dict(zip(("gamma", "nu"), errors, strict=True)), "power": power}
 
 
 def nesterov(problem: Problem, rule: str, gamma: float = 0.0, nu: float = 0.0) -> dict[str, Any]:
@@ -160,9 +160,9 @@ def nesterov(problem: Problem, rule: str, gamma: float = 0.0, nu: float = 0.0) -
     else:
         raise InputError(f"--schedule is {rule!r}, but it must be 'heavy-tailed' or 'alpha-free'.")
     p, shape = problem, (problem.sides, problem.sides)
-    found = nesterov_muon(_given(plan, p), p.noise, p.gap, p.smoothness, shape, gamma, nu)
-    power = None if found.schedule.rule == "given" else -stationarity.rate(p.noise.alpha, rule)
-    return {"paper": "002", **_record(found), "power_of_steps": power}
+    bound = nesterov_muon(_given(plan, p), p.noise, p.gap, p.smoothness, shape, gamma, nu)
+    power = None if bound.schedule.rule == "given" else -stationarity.rate(p.noise.alpha, rule)
+    return {"paper": "002", **_record(bound), "power_of_steps": power}
 
 
 def _require_bounded_variance(noise: Noise, paper: str) -> None:
@@ -191,12 +191,12 @@ def newton_schulz(
     terms = (p.gap, p.smoothness, noise.sigma0, p.sides, noise.batch)
     plan = stationarity.tuned_muon(p.steps, *terms)
     vector = stationarity.tuned_sgd(p.steps, p.gap, p.smoothness, noise.sigma0, noise.batch)
-    found = stationarity.muon(_given(plan, p), *terms, polar_error_bound(q))
+    bound = stationarity.muon(_given(plan, p), *terms, polar_error_bound(q))
     return {
         "paper": "004",
-        **_record(found),
-        "power_of_steps": None if found.schedule.rule == "given" else -0.25,
-        **_residuals(found, q),
+        **_record(bound),
+        "power_of_steps": None if bound.schedule.rule == "given" else -0.25,
+        **_residuals(bound, q),
         "others": {
             "muon-svd": _record(stationarity.muon(plan, *terms)),
             "sgd-momentum": _record(stationarity.sgd_momentum(vector, *terms)),
@@ -249,14 +249,14 @@ def dp_muon(
     elif excess is None:
         excess = private_stationarity.tail_excess(private.tail, clip)
     release = Release(clip, private.noise, p.noise.batch, shape, excess)
-    found = private_stationarity.dp_muon(
+    bound = private_stationarity.dp_muon(
         _given(plan, p), release, p.gap, p.smoothness, polar_error_bound(q)
     )
-    record = _record(found)
-    known = private_stationarity.MOMENT if private.moment else TAILED
-    record["assumptions"] += [known if private.excess is None else GIVEN]
-    more = {"clip": clip, "excess": excess, "noise_of_a_release": release.spread}
-    return {"paper": "000", **record, **more, **_residuals(found, q)}
+    record = _record(bound)
+    assumption = private_stationarity.MOMENT if private.moment else TAILED
+    record["assumptions"] += [assumption if private.excess is None else GIVEN]
+    extra = {"clip": clip, "excess": excess, "noise_of_a_release": release.spread}
+    return {"paper": "000", **record, **extra, **_residuals(bound, q)}
 
 
 OCTAVES = 40  # number of tried step sizes 1/L, 1/(2 L), 1/(4 L), ...
@@ -280,23 +280,23 @@ def disk(problem: Problem, private: Private, gain: float = 0.7, reach: float = -
     release = Release(clip, private.noise, noise.batch, shape)
     spread = shape[0] * shape[1] * (release.clip * release.noise / release.lot) ** 2
     rates = top * 0.5 ** np.arange(OCTAVES) if p.lr is None else [p.lr]
-    found: list[tuple[Disk, Stationarity]] = []
-    why: InputError | None = None
+    candidates: list[tuple[Disk, Stationarity]] = []
+    failure: InputError | None = None
     for lr in rates:
         run = Disk(float(lr), p.steps, gain, reach, noise.sigma0, noise.batch, spread)
         try:
-            found.append((run, private_stationarity.disk(run, p.gap, p.smoothness)))
+            candidates.append((run, private_stationarity.disk(run, p.gap, p.smoothness)))
         except InputError as error:
-            why = error
-    if why and not found:
-        raise why
-    run, best = min(found, key=lambda pair: pair[1].value)
+            failure = error
+    if failure and not candidates:
+        raise failure
+    run, best = min(candidates, key=lambda pair: pair[1].value)
     plan = replace(best.schedule, rule="given" if p.lr is not None else "least of 2^-j/L")
     slope = math.sqrt(2 * p.smoothness * p.gap)
     printed = printed_theorem_3(run, p.gap, p.smoothness, slope) if reach == -1 else math.inf
     others = {"others": {"printed, from 0": {"value": printed}}} if printed < math.inf else {}
-    more = {"gain": gain, "clip": clip, "noise_of_a_release": math.sqrt(spread)}
-    return {"paper": "003", **_record(replace(best, schedule=plan)), **more, **others}
+    extra = {"gain": gain, "clip": clip, "noise_of_a_release": math.sqrt(spread)}
+    return {"paper": "003", **_record(replace(best, schedule=plan)), **extra, **others}
 
 
 def of_run(paper: str, facts: Any, noise: Noise, gap: float, smoothness: float) -> dict[str, Any]:
@@ -331,28 +331,28 @@ def of_run(paper: str, facts: Any, noise: Noise, gap: float, smoothness: float) 
         return {**record, "value": None, "no_bound_because": against}
     plan, rank = Schedule(facts.lr, facts.beta, facts.steps, "of the run"), min(facts.shape)
     if paper == "002":
-        found = nesterov_muon(plan, noise, gap, smoothness, facts.shape, q.gamma, q.nu)
+        bound = nesterov_muon(plan, noise, gap, smoothness, facts.shape, q.gamma, q.nu)
     else:
         _require_bounded_variance(noise, "Newton–Schulz convergence (004)")
         terms = gap, smoothness, noise.sigma0, rank, noise.batch
-        found = stationarity.muon(plan, *terms, q.polar_error)
-    return {**record, **_record(found), "no_bound_because": []}
+        bound = stationarity.muon(plan, *terms, q.polar_error)
+    return {**record, **_record(bound), "no_bound_because": []}
 
 
-def _residuals(found: Stationarity, q: float) -> dict[str, float]:
-    return {"delta_q": q, "eps_q": polar_error_bound(q), "chi_q": 1 / found.contraction}
+def _residuals(bound: Stationarity, q: float) -> dict[str, float]:
+    return {"delta_q": q, "eps_q": polar_error_bound(q), "chi_q": 1 / bound.contraction}
 
 
 def _given(plan: Schedule, problem: Problem) -> Schedule:
     """Return the schedule. If the problem sets a step size or momentum, use these values in it."""
-    named = {"lr": problem.lr, "beta": problem.beta}
-    given = {name: value for name, value in named.items() if value is not None}
-    return replace(plan, **given, rule="given") if given else plan
+    arguments = {"lr": problem.lr, "beta": problem.beta}
+    changes = {name: value for name, value in arguments.items() if value is not None}
+    return replace(plan, **changes, rule="given") if changes else plan
 
 
-def _record(found: Stationarity) -> dict[str, Any]:
-    record = asdict(found)
-    return {**record, **record.pop("schedule"), "assumptions": list(found.assumptions)}
+def _record(bound: Stationarity) -> dict[str, Any]:
+    record = asdict(bound)
+    return {**record, **record.pop("schedule"), "assumptions": list(bound.assumptions)}
 
 
 def table(record: dict[str, Any]) -> Table:

@@ -60,13 +60,13 @@ def write_report(folder: Path, tell: Callable[[str], None] = lambda line: None) 
     Raises:
         InputError: If the folder itself is damaged or contains no results.
     """
-    found, missing, readable = _gathered(folder)
+    findings, missing, readable = _gathered(folder)
     # All readable runs are drawn together if there are several.
     runs = [drawn(run) for run in readable] if len(readable) > 1 else []
-    page = write_page(folder, found, runs, missing.left_out, missing.unfinished)
-    lines = [f"{LEFT_OUT}: {why}" for why in missing.left_out]
-    lines += [f"unfinished: {why}" for why in missing.unfinished]
-    for line in (*lines, *filter(None, (one.pending for one in found))):
+    page = write_page(folder, findings, runs, missing.left_out, missing.unfinished)
+    lines = [f"{LEFT_OUT}: {reason}" for reason in missing.left_out]
+    lines += [f"unfinished: {reason}" for reason in missing.unfinished]
+    for line in (*lines, *filter(None, (entry.pending for entry in findings))):
         tell(line)
     return page
 
@@ -92,16 +92,16 @@ def _gathered(folder: Path) -> tuple[list[Findings], Missing, list[RunStatus]]:
     if _is_plain(folder):
         return [of_runs([run_status(folder)])], Missing(), []
     several = {SWEEP: "a sweep", GAP: "a result of `fedmuon gap`"}
-    if what := next((what for name, what in several.items() if (folder / name).is_file()), None):
+    if kind := next((label for name, label in several.items() if (folder / name).is_file()), None):
         raise InputError(
-            f"{folder} is {what}, which has no report page. For its table, use `fedmuon show "
+            f"{folder} is {kind}, which has no report page. For its table, use `fedmuon show "
             f"{folder}`. For a report of its runs, use `fedmuon report {folder / 'runs'}`."
         )
     with mendable(folder, "read"):
         below = [*outputs_below(folder)]
-    runs = {run.path: run for run in statuses([one for one in below if is_run(one)])}
-    found, missing = _each(below, runs)
-    if not found:
+    runs = {run.path: run for run in statuses([path for path in below if is_run(path)])}
+    findings, missing = _each(below, runs)
+    if not findings:
         reasons = [*missing.left_out, *missing.unfinished]
         raise InputError(
             reasons[0]
@@ -112,7 +112,7 @@ def _gathered(folder: Path) -> tuple[list[Findings], Missing, list[RunStatus]]:
                 "--resume."
             )
         )
-    return found, missing, [run for run in runs.values() if not run.damage]
+    return findings, missing, [run for run in runs.values() if not run.damage]
 
 
 def outputs_below(folder: Path) -> Iterator[Path]:
@@ -134,11 +134,11 @@ def _each(
     All plain runs share one section of the report. If there are several sections, the title of each
     section names its folder.
     """
-    found, plain_runs, missing = [], [], Missing()
+    findings, plain_runs, missing = [], [], Missing()
     for folder in folders:
         try:
             if reader := _reader(folder):
-                found.append(_read(reader, folder))
+                findings.append(_read(reader, folder))
             elif run := runs.get(folder):  # an unfinished run is only drawn with the others
                 if run.damage:
                     raise InputError(run.damage)
@@ -147,9 +147,9 @@ def _each(
             missing.unfinished.append(str(error))
         except InputError as error:
             missing.left_out.append(str(error))
-    if len(found) + bool(plain_runs) > 1:
-        found = [replace(one, title=f"{one.title} ({one.name})") for one in found]
-    return [*found, *([of_runs(plain_runs)] if plain_runs else [])], missing
+    if len(findings) + bool(plain_runs) > 1:
+        findings = [replace(entry, title=f"{entry.title} ({entry.name})") for entry in findings]
+    return [*findings, *([of_runs(plain_runs)] if plain_runs else [])], missing
 
 
 def _is_plain(folder: Path) -> bool:
@@ -165,22 +165,22 @@ def _read(reader: Callable[[Path], Findings], folder: Path) -> Findings:
         run = RunStatus(folder)
         if run.damage:
             raise InputError(run.damage)
-        word, _, why = run.state.partition(": ")
+        word, _, holder = run.state.partition(": ")
         left = f"{folder}: the runs on neighbouring data sets are not finished"
         if word == "unfinished":
             raise Unfinished(f"{left}, resume with: {run.again}")
         if word == "running":
             raise Unfinished(
-                f"{left}, and {why} is still running them. Wait until that process ends. If the "
+                f"{left}, and {holder} is still running them. Wait until that process ends. If the "
                 f"process stops early, resume with: {run.again}"
             )
         raise Unfinished(f"{folder}: {run.state}")
     with as_written(folder):
-        found = reader(folder)
+        findings = reader(folder)
     if reader is of_neighbours:  # the rounds of this run are drawn together with those of others
         RunDirectory(folder).require_unchanged()
-        found = replace(found, pictures=[*found.pictures, *clients_picture(folder)])
-    return found
+        findings = replace(findings, pictures=[*findings.pictures, *clients_picture(folder)])
+    return findings
 
 
 def _reader(folder: Path) -> Callable[[Path], Findings] | None:
@@ -199,11 +199,11 @@ def of_suite(folder: Path) -> Findings:
     The `kind` in suite.json determines which module reads the folder.
     """
     file = folder / "suite.json"
-    about = read_json(file, SHARED)
-    kind = str(about["kind"])
+    content = read_json(file, SHARED)
+    kind = str(content["kind"])
     if kind not in KINDS:
         raise InputError(f"{file} contains the unknown kind of suite {kind!r}: {RUN_AGAIN}")
-    return KINDS[kind].findings(folder, about)
+    return KINDS[kind].findings(folder, content)
 
 
 # The same results in a terminal.
@@ -233,8 +233,8 @@ def suite_tables(found: Findings) -> list[Table | Text]:
     if found.caution:
         parts.append(Text(f"{plain(found.caution, None)}\n"))
     commands = dict.fromkeys(claim.command for claim in found.claims if claim.command)
-    parts += [Text(f"To decide open claims: {plain(one, None)}\n") for one in commands]
-    numbers = [[_escaped(one) for one in row] for row in found.numbers]
+    parts += [Text(f"To decide open claims: {plain(command, None)}\n") for command in commands]
+    numbers = [[_escaped(cell) for cell in row] for row in found.numbers]
     head = [_escaped(name) for name in found.head]
     return [*parts, columns(found.numbers_title, head, numbers)]
 

@@ -61,55 +61,55 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
     if (folder / "config.toml").exists():
         directory.require_sound()
     # The run may still be running, so read the ledger last: it is written before the other files.
-    done, head, ledger = directory.rounds_begun(), directory.ledger_head(), directory.ledger()
+    rounds, head, ledger = directory.rounds_begun(), directory.ledger_head(), directory.ledger()
     if not ledger.about:
         raise InputError(
             f"{file} is empty, because the run was interrupted before its first release. Nothing "
             "has been released yet."
         )
-    ledger.require(done, head)
+    ledger.require(rounds, head)
     summary, doubt = directory.summary(), CAVEATS[ledger.about["noise"]]
-    held: tuple[Config, np.ndarray] | None = None  # the config, and the sizes of the clients
+    setup: tuple[Config, np.ndarray] | None = None  # the config, and the sizes of the clients
     split = folder / "partition.npz"
     if (folder / "config.toml").exists() and split.exists():
         with np.load(require_regular(split)) as arrays:
-            held = load(folder / "config.toml"), np.bincount(arrays["client"])
+            setup = load(folder / "config.toml"), np.bincount(arrays["client"])
     if (goal := delta) is None:
         public = ledger.about["rate_from"] == "public"
-        goal = summary["privacy"]["delta"] if summary else _delta(folder, held, public)
+        goal = summary["privacy"]["delta"] if summary else _delta(folder, setup, public)
     answers = epsilons(ledger, goal, accountant)
     stopped = bool((summary or {}).get("stopped"))
     names = ("epsilon", "lower", "upper", "rdp")
-    told = ("adjacency", "rate_from", "sampling", "unit", "trust", "honest", "shares")
+    assumptions = ("adjacency", "rate_from", "sampling", "unit", "trust", "honest", "shares")
     called = dict(enumerate(read_client_names(folder)))
     clients = {
         str(client_name(client)): (
-            {name: finite(getattr(one, name)) for name in names}
+            {name: finite(getattr(answer, name)) for name in names}
             | ({"name": called[client]} if client in called else {})
         )
-        for client, one in answers.items()
+        for client, answer in answers.items()
     }
-    most = max((one.upper for one in answers.values()), default=0.0)
-    cut = any(TOO_OFTEN in one.note for one in answers.values())
+    largest = max((answer.upper for answer in answers.values()), default=0.0)
+    cut = any(TOO_OFTEN in answer.note for answer in answers.values())
     endless = TOO_OFTEN if cut else "A release had no noise, so epsilon is infinite."
     notes = (
         STOPPED if stopped else "",
         doubt,
         "" if answers else "Nothing has been released yet.",
         "" if summary else UNFINISHED,
-        "" if math.isfinite(most) else endless,
-        "" if held is None else loose(goal, protected(*held)),
+        "" if math.isfinite(largest) else endless,
+        "" if setup is None else loose(goal, protected(*setup)),
     )
     secret = ledger.about.get("unit") == "client" and ledger.about["sampling"] == "poisson"
     never_part = 0
-    if held is not None and not secret:
-        never_part = held[0].federation.clients - len(ledger.clients())
+    if setup is not None and not secret:
+        never_part = setup[0].federation.clients - len(ledger.clients())
     return {
         "delta": goal,
         "mode": "joint",
-        **{name: ledger.about[name] for name in told if name in ledger.about},
-        "epsilon": finite(most),
-        "certified": math.isfinite(most) and not (doubt or stopped),
+        **{name: ledger.about[name] for name in assumptions if name in ledger.about},
+        "epsilon": finite(largest),
+        "certified": math.isfinite(largest) and not (doubt or stopped),
         "note": " ".join(filter(None, notes)),
         "clients": clients,
         "never_part": never_part,
@@ -123,79 +123,79 @@ def _audited(folder: Path) -> Record:
         return {}
     from fedmuon.experiments.auditing import one_run  # imports scipy, which only audits need
 
-    found = one_run.read_record(folder)
-    if found is None:
+    record = one_run.read_record(folder)
+    if record is None:
         return {}
     names = ("epsilon_at_least", "confidence", "delta")
-    bound = max(one_run.BOUNDS, key=lambda name: found[name])
-    best = {"bound": bound, "best": found[bound], "basis": one_run.BOUNDS[bound],
-            "said": " ".join(one_run.collusion(found))}  # fmt: skip
-    return {"audit": {**{name: found[name] for name in names}, **best}}
+    bound = max(one_run.BOUNDS, key=lambda name: record[name])
+    best = {"bound": bound, "best": record[bound], "basis": one_run.BOUNDS[bound],
+            "said": " ".join(one_run.collusion(record))}  # fmt: skip
+    return {"audit": {**{name: record[name] for name in names}, **best}}
 
 
-def _delta(folder: Path, held: tuple[Config, np.ndarray] | None, public: bool) -> float:
+def _delta(folder: Path, setup: tuple[Config, np.ndarray] | None, public: bool) -> float:
     """Return the delta of a run that is still running."""
-    if held is None:
+    if setup is None:
         raise InputError(
             f"{folder} does not contain the delta of the run. Add --delta, such as --delta 1e-5."
         )
-    privacy = held[0].privacy
+    privacy = setup[0].privacy
     if public and privacy.level == "example" and not (privacy.delta or privacy.public_population):
         raise InputError(
             f"the run in {folder} has not ended, so its delta is not known yet. Add --delta, such "
             "as --delta 1e-5."
         )
-    return delta_of(*held)
+    return delta_of(*setup)
 
 
 def table(record: Record) -> Table:
     """Return the record as a table for printing."""
     rows = [
         (
-            client_label(client, held.get("name")),
-            *(_shown(held[name]) for name in ("upper", "lower", "rdp")),
+            client_label(client, entry.get("name")),
+            *(_shown(entry[name]) for name in ("upper", "lower", "rdp")),
         )
-        for client, held in record["clients"].items()
+        for client, entry in record["clients"].items()
     ]
     head = ("client", "epsilon", "at least", "RDP")
-    of = f", trust {record['trust']}, unit client" if "unit" in record else ""
+    trust = f", trust {record['trust']}, unit client" if "unit" in record else ""
     delta = number(record["delta"], 3)
-    about = f"joint, {record['adjacency']}, {released_by(record)}{of}, delta {delta}"
-    shown = columns(about, head, rows)
+    title = f"joint, {record['adjacency']}, {released_by(record)}{trust}, delta {delta}"
+    rich_table = columns(title, head, rows)
     if record["never_part"]:
-        shown.add_row(f"{record['never_part']} never took part", *[_shown(0.0)] * 3)
-    shown.add_section()
-    shown.add_row("maximum", _shown(record["epsilon"]))
+        rich_table.add_row(f"{record['never_part']} never took part", *[_shown(0.0)] * 3)
+    rich_table.add_section()
+    rich_table.add_row("maximum", _shown(record["epsilon"]))
     words = [record["note"]]
-    if (found := record.get("audit")) is not None:
-        shown.add_row(f"audited, {found['bound']}", "", f">= {found['best']:.4f}", "")
+    if (audit := record.get("audit")) is not None:
+        rich_table.add_row(f"audited, {audit['bound']}", "", f">= {audit['best']:.4f}", "")
         words.append(
-            f"The bound of the audit uses {found['basis']}, at delta = "
-            f"{number(found['delta'], 3)}, and holds with {found['confidence']:.0%} confidence."
+            f"The bound of the audit uses {audit['basis']}, at delta = "
+            f"{number(audit['delta'], 3)}, and holds with {audit['confidence']:.0%} confidence."
         )
-        words.append(found["said"])
-    shown.caption = " ".join(filter(None, words)) or None
-    return shown
+        words.append(audit["said"])
+    rich_table.caption = " ".join(filter(None, words)) or None
+    return rich_table
 
 
 def runs_of(folder: Path) -> list[Path]:
     """Return the private runs of a folder that `run --seeds` or `sweep` wrote."""
-    return [one.parent for one in sorted(folder.glob(f"runs/*/{LEDGER}"))]
+    return [ledger.parent for ledger in sorted(folder.glob(f"runs/*/{LEDGER}"))]
 
 
 def spent_of_runs(
     folders: Sequence[Path], delta: float | None = None, accountant: str = "pld"
 ) -> Record:
     """Compute the epsilon of each of several runs on the same data, and of all runs together."""
-    runs = {one.name: spent(one, delta, accountant) for one in folders}
-    return {"runs": runs, **together([account_of(one) for one in runs.values()])}
+    runs = {folder.name: spent(folder, delta, accountant) for folder in folders}
+    return {"runs": runs, **together([account_of(run) for run in runs.values()])}
 
 
 def account_of(private: Mapping[str, Any]) -> Record:
     """Return the epsilon of one run and its assumptions, from a summary or from `spent`."""
     level = "client" if private.get("unit") == "client" else "example"
-    held = {name: private[name] for name in ("epsilon", "delta", "certified")}
-    return {**held, "adjacency": adjacency_of(private), "level": level}
+    values = {name: private[name] for name in ("epsilon", "delta", "certified")}
+    return {**values, "adjacency": adjacency_of(private), "level": level}
 
 
 def together(accounts: Sequence[Record]) -> Record:
@@ -203,16 +203,18 @@ def together(accounts: Sequence[Record]) -> Record:
 
     The sum is what all runs together spend.
     """
-    epsilons = [math.inf if one["epsilon"] is None else one["epsilon"] for one in accounts]
-    deltas = [one["delta"] for one in accounts]
+    epsilons = [
+        math.inf if account["epsilon"] is None else account["epsilon"] for account in accounts
+    ]
+    deltas = [account["delta"] for account in accounts]
     return {
         "epsilon": finite(max(epsilons)),
         "delta": max(deltas),
         "epsilon_of_all": finite(sum(epsilons)),
         "delta_of_all": sum(deltas),
-        **{name: " or ".join(sorted({one[name] for one in accounts}))
+        **{name: " or ".join(sorted({account[name] for account in accounts}))
            for name in ("adjacency", "level")},
-        "certified": all(one["certified"] for one in accounts),
+        "certified": all(account["certified"] for account in accounts),
         "accounts": len(accounts),
     }  # fmt: skip
 
@@ -220,18 +222,18 @@ def together(accounts: Sequence[Record]) -> Record:
 def table_of_runs(record: Record) -> Table:
     """Return the result of `spent_of_runs` as a table for printing."""
     rows = [
-        (escape(name), _shown(one["epsilon"]), number(one["delta"], 3))
-        for name, one in record["runs"].items()
+        (escape(name), _shown(run["epsilon"]), number(run["delta"], 3))
+        for name, run in record["runs"].items()
     ]
-    about = f"joint, {record['adjacency']}, level {record['level']}"
-    shown = columns(about, ("run", "epsilon", "delta"), rows)
-    shown.add_section()
-    delta, whole = (number(record[name], 3) for name in ("delta", "delta_of_all"))
-    shown.add_row("maximum", _shown(record["epsilon"]), delta)
-    shown.add_row("all runs (sum)", _shown(record["epsilon_of_all"]), whole)
-    notes = dict.fromkeys(one["note"] for one in record["runs"].values())
-    shown.caption = " ".join(filter(None, notes)) or None
-    return shown
+    title = f"joint, {record['adjacency']}, level {record['level']}"
+    rich_table = columns(title, ("run", "epsilon", "delta"), rows)
+    rich_table.add_section()
+    delta, delta_of_all = (number(record[name], 3) for name in ("delta", "delta_of_all"))
+    rich_table.add_row("maximum", _shown(record["epsilon"]), delta)
+    rich_table.add_row("all runs (sum)", _shown(record["epsilon_of_all"]), delta_of_all)
+    notes = dict.fromkeys(run["note"] for run in record["runs"].values())
+    rich_table.caption = " ".join(filter(None, notes)) or None
+    return rich_table
 
 
 def _shown(value: float | None) -> str:
@@ -246,9 +248,12 @@ def privacy_record(config: Config, summary: Mapping[str, Any]) -> Record:
     private = summary.get("privacy")
     if private is None:
         return {}
-    held = {name: private.get(name) for name in ("epsilon", "certified", "clients", "noise")}
-    named = {"adjacency": adjacency_of(private), "sampling": private.get("sampling", "poisson")}
-    return {"privacy": {**held, **named, "target": config.privacy.epsilon}}
+    values = {name: private.get(name) for name in ("epsilon", "certified", "clients", "noise")}
+    assumptions = {
+        "adjacency": adjacency_of(private),
+        "sampling": private.get("sampling", "poisson"),
+    }
+    return {"privacy": {**values, **assumptions, "target": config.privacy.epsilon}}
 
 
 def with_privacy_columns(
@@ -263,28 +268,28 @@ def with_privacy_columns(
         | {
             "client": EVERYONE if client == EACH else int(client),
             "epsilon": value,
-            "target": one["privacy"]["target"],
+            "target": record["privacy"]["target"],
         }
-        | _compared(one["privacy"])
-        for head, one in zip(heads, records, strict=True)
-        for client, value in (one.get("privacy", {}).get("clients") or {}).items()
+        | _compared(record["privacy"])
+        for head, record in zip(heads, records, strict=True)
+        for client, value in (record.get("privacy", {}).get("clients") or {}).items()
     ]
     if not clients:
         return made
     runs = []
-    for row, one in zip(made["runs"], records, strict=True):
-        held = one.get("privacy") or {}
-        known = held.get("epsilon")
-        spent = {"epsilon": math.nan if known is None else known, **_compared(held)}
-        runs.append({**row, **spent, "certified": bool(held.get("certified"))})
+    for row, record in zip(made["runs"], records, strict=True):
+        privacy = record.get("privacy") or {}
+        epsilon = privacy.get("epsilon")
+        spent = {"epsilon": math.nan if epsilon is None else epsilon, **_compared(privacy)}
+        runs.append({**row, **spent, "certified": bool(privacy.get("certified"))})
     return {**made, "runs": runs, "clients": clients}
 
 
-def _compared(held: Mapping[str, Any]) -> Record:
+def _compared(privacy: Mapping[str, Any]) -> Record:
     """Return the adjacency and the sampling for which an epsilon holds.
 
     Runs of early versions of fedmuon did not store them. These runs used zero-out adjacency and
     Poisson sampling.
     """
-    missing = {"adjacency": "zero-out", "sampling": "poisson"} if held else {}
-    return {name: held.get(name, missing.get(name, "")) for name in ("adjacency", "sampling")}
+    missing = {"adjacency": "zero-out", "sampling": "poisson"} if privacy else {}
+    return {name: privacy.get(name, missing.get(name, "")) for name in ("adjacency", "sampling")}

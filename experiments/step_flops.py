@@ -125,10 +125,12 @@ def beside_table_2(name: str) -> list[dict[str, Any]]:
 
     In Muon's runs of nanoGPT, parameters that are not matrices are updated in every other step.
     """
-    rows, whole = [], model(name)
-    halved = [one if one.matrices else one._replace(copies=one.copies / 2) for one in whole]
+    rows, model_parts = [], model(name)
+    halved = [
+        part if part.matrices else part._replace(copies=part.copies / 2) for part in model_parts
+    ]
     for (label, rule), printed in zip(published_rules(name).items(), TABLE_2[name], strict=True):
-        moving = halved if name == "nanogpt" and rule.name == "muon" else whole
+        moving = halved if name == "nanogpt" and rule.name == "muon" else model_parts
         counted = total(costs(moving, rule)) / 1e9
         row = {"optimizer": label, "counted": counted, "printed": printed}
         rows.append({**row, "difference": counted - printed})
@@ -140,27 +142,27 @@ def record(name: str, rule: Rule) -> dict[str, Any]:
 
     If Table 2 contains the model, the record also contains the published numbers.
     """
-    found, rows = costs(model(name), rule), []
-    for one in found:
-        part, sides = one.part, "x".join(map(str, one.part.shape))
+    step_costs, rows = costs(model(name), rule), []
+    for part_cost in step_costs:
+        part, sides = part_cost.part, "x".join(map(str, part_cost.part.shape))
         rows.append(
             {
                 "name": part.name,
                 "shape": sides if part.copies == 1 else f"{part.copies:.2g} of {sides}",
-                "optimizer": one.optimizer,
-                "products": one.products,
-                "QR": one.factorization,
-                "entries": one.entries,
-                "total": one.total,
-                "performed": one.performed,
+                "optimizer": part_cost.optimizer,
+                "products": part_cost.products,
+                "QR": part_cost.factorization,
+                "entries": part_cost.entries,
+                "total": part_cost.total,
+                "performed": part_cost.performed,
             }
         )
     return {
         "model": name,
         "optimizer": rule.name,
         "parameters": rows,
-        "total": total(found),
-        "products_performed": sum(one.performed for one in found),
+        "total": total(step_costs),
+        "products_performed": sum(cost.performed for cost in step_costs),
         "table_2": beside_table_2(name) if name in TABLE_2 else [],
     }
 
@@ -173,19 +175,19 @@ def tables(found: dict[str, Any]) -> list[Table | str]:
     rows = found["parameters"]
     matrices = [row for row in rows if row["products"]]
     others = [row for row in rows if not row["products"]]
-    rest = [_sum(others, f"{len(others)} others")] if others else []
-    shown = columns(
+    summed = [_sum(others, f"{len(others)} others")] if others else []
+    table = columns(
         f"one step of {found['optimizer']} on {found['model']}, GFLOP",
         ("parameter", "shape", *_COLUMNS),
-        map(_cells, [*matrices, *rest] if matrices else rows),
+        map(_cells, [*matrices, *summed] if matrices else rows),
         left=2,
     )
-    for column in shown.columns:
+    for column in table.columns:
         column.no_wrap = True
-    shown.add_section()
-    shown.add_row(*_cells(_sum(rows, "all") | {"shape": ""}))
+    table.add_section()
+    table.add_row(*_cells(_sum(rows, "all") | {"shape": ""}))
     if not found["table_2"]:
-        return [shown]
+        return [table]
     names = ("optimizer", "counted", "printed", "difference")
     forms = ("{}", "{:.4f}", "{:.4f}", "{:+.5f}")
     lines = [
@@ -194,7 +196,7 @@ def tables(found: dict[str, Any]) -> list[Table | str]:
     ]
     head = ("optimizer", "counted", "published", "difference")
     return [
-        shown,
+        table,
         columns(
             "compared with Nesterov Muon (002), Table 2, with the paper's counting conventions",
             head,

@@ -65,8 +65,8 @@ class Fitting(Table):
             return
         if self.dense:
             bare = self._bare()
-            least = Measurement.get(console, options.update(max_width=ENDLESS), bare).minimum
-            if least <= options.max_width:
+            min_width = Measurement.get(console, options.update(max_width=ENDLESS), bare).minimum
+            if min_width <= options.max_width:
                 yield from bare.__rich_console__(console, options)
                 return
         turned = Table(
@@ -99,8 +99,8 @@ class Fitting(Table):
             return []
         if any("\n" in cell for column in cells for cell in column):
             return []
-        sizes = [max(map(cell_len, [str(column.header), *of]))
-                 for column, of in zip(self.columns, cells, strict=True)]  # fmt: skip
+        sizes = [max(map(cell_len, [str(column.header), *texts]))
+                 for column, texts in zip(self.columns, cells, strict=True)]  # fmt: skip
         sample = Table(title=self.title, title_justify=self.title_justify)
         sample.columns = [replace(column, _cells=[]) for column in self.columns]
         sample.add_row(*(FILL * size for size in sizes))
@@ -112,14 +112,14 @@ class Fitting(Table):
         edges = re.split(f"{FILL}+", "".join(part.text for part in row))
         if len(edges) != len(sizes) + 1:
             return []
-        found = [part for line in before for part in (*line, Segment.line())]
+        segments = [part for line in before for part in (*line, Segment.line())]
         for line in zip(*cells, strict=True):
             text = edges[0]
             for cell, size, column, edge in zip(line, sizes, self.columns, edges[1:], strict=True):
                 room = " " * (size - cell_len(cell))
                 text += (room + cell if column.justify == "right" else cell + room) + edge
-            found += [Segment(text), Segment.line()]
-        return [*found, *last, Segment.line()]
+            segments += [Segment(text), Segment.line()]
+        return [*segments, *last, Segment.line()]
 
     def _bare(self) -> Table:
         """Return the rows as a table without a frame, whose headings can be wrapped at spaces."""
@@ -131,7 +131,7 @@ class Fitting(Table):
             box=None,
         )
         for column in self.columns:
-            cells = [width(str(one)) for one in column.cells]
+            cells = [width(str(cell)) for cell in column.cells]
             words = [cell_len(word) for word in str(column.header).replace("-", "- ").split()]
             widest = max(cells, default=0)
             bare.add_column(
@@ -151,14 +151,14 @@ class Fitting(Table):
         Numbers and short words, with at most `WORDS` letters, must not be broken.
         """
         rigid = Table(*(replace(column, _cells=[]) for column in self.columns))
-        for column, of in zip(rigid.columns, self.columns, strict=True):
-            texts = [str(one) for one in (of.header, *of.cells)]
+        for column, original in zip(rigid.columns, self.columns, strict=True):
+            texts = [str(cell) for cell in (original.header, *original.cells)]
             # Only these two texts determine the minimum width of the column.
-            words = max(texts, key=lambda one: max(map(cell_len, plain(one).split()), default=0))
+            words = max(texts, key=lambda text: max(map(cell_len, plain(text).split()), default=0))
             column._cells = [(widest := max(texts, key=width)), words]
             column.min_width = width(widest) if column.no_wrap else min(width(widest), WORDS)
-        least = Measurement.get(console, options.update(max_width=ENDLESS), rigid).minimum
-        return least <= options.max_width
+        min_width = Measurement.get(console, options.update(max_width=ENDLESS), rigid).minimum
+        return min_width <= options.max_width
 
 
 def width(markup: str) -> int:
@@ -180,19 +180,19 @@ def facts(title: str, rows: Facts, count: int = 6) -> Table:
         count: The number of significant digits of a float. Use six digits for constants and four
             for measurements.
     """
-    shown = Table(
+    table = Table(
         "", "", title=escape(title), title_justify="left", caption_justify="left", show_header=False
     )
     for name, value in rows:
         if value is not None and value != "":
             text = written(value, f".{count}g") if isinstance(value, float) else str(value)
-            shown.add_row(name, value if isinstance(value, Text) else escape(text))
-    return shown
+            table.add_row(name, value if isinstance(value, Text) else escape(text))
+    return table
 
 
 def listed(name: str, sentences: Sequence[str]) -> Facts:
     """Return several sentences as rows under one name."""
-    return [("" if place else name, one) for place, one in enumerate(sentences)]
+    return [("" if place else name, sentence) for place, sentence in enumerate(sentences)]
 
 
 def columns(
@@ -207,16 +207,16 @@ def columns(
     The first `left` columns contain text, whose lines can be wrapped. The others contain numbers,
     whose lines are never wrapped. `dense` is the attribute of `Fitting`.
     """
-    shown = Fitting(title=title, title_justify="left", caption_justify="left")
-    shown.dense = dense
+    table = Fitting(title=title, title_justify="left", caption_justify="left")
+    table.dense = dense
     for place, name in enumerate(head):
         words = place < left
-        shown.add_column(
+        table.add_column(
             name, justify="left" if words else "right", no_wrap=not words, overflow="fold"
         )
     for row in rows:
-        shown.add_row(*row)
-    return shown
+        table.add_row(*row)
+    return table
 
 
 def short(keys: Sequence[str]) -> list[str]:
@@ -225,7 +225,7 @@ def short(keys: Sequence[str]) -> list[str]:
     A key keeps its table name if two keys would otherwise be equal.
     """
     alone = [name.rpartition(".")[2] for name in keys]
-    return [one if alone.count(one) == 1 else key for one, key in zip(alone, keys, strict=True)]
+    return [name if alone.count(name) == 1 else key for name, key in zip(alone, keys, strict=True)]
 
 
 def record_name(metric: str) -> str:
@@ -268,16 +268,16 @@ def spent_words(summary: Mapping[str, Any]) -> list[str]:
     """
     if not (private := summary.get("privacy")):
         return []
-    each, whole = (
+    per_run, in_total = (
         f"epsilon {'infinite' if private[name] is None else number(private[name])} at delta "
         f"{number(private[delta], 3)}"
         for name, delta in (("epsilon", "delta"), ("epsilon_of_all", "delta_of_all"))
     )
     doubt = "" if private["certified"] else ", not certified"
     return [
-        f"Each private run spends at most {each} ({private['adjacency']}, level "
+        f"Each private run spends at most {per_run} ({private['adjacency']}, level "
         f"{private['level']}{doubt}). Publishing all {private['accounts']} runs spends at most "
-        f"{whole}, the sum.",
+        f"{in_total}, the sum.",
         NOT_RELEASED,
     ]
 
@@ -287,14 +287,14 @@ def standing(private: Mapping[str, Any]) -> str:
 
     The conditions are the adjacency, the sampling, the unit and the noise.
     """
-    held = f"{private['mode']}, {adjacency_of(private)}, {released_by(private)}"
+    conditions = f"{private['mode']}, {adjacency_of(private)}, {released_by(private)}"
     if "trust" in private:
         whom = f"whole clients, trust {private['trust']}"
         if "honest" in private:
             whom += f" ({private['honest']} of {private['shares']} shares of noise count)"
-        return f"{held}, {whom}, multiplier {number(private['noise'])}"
+        return f"{conditions}, {whom}, multiplier {number(private['noise'])}"
     blocks = f"{private['blocks']} block" + "s" * (private["blocks"] != 1)
-    return f"{held}, {blocks} of multiplier {number(private['noise'])}"
+    return f"{conditions}, {blocks} of multiplier {number(private['noise'])}"
 
 
 def released_by(private: Mapping[str, Any]) -> str:

@@ -37,9 +37,10 @@ def bleu(written: Sentences, references: References) -> float:
         raise InputError(
             "BLEU needs sacrebleu, which is not installed. Run: pip install 'fedmuon[text]'"
         ) from None
-    most = max(map(len, references))
+    max_references = max(map(len, references))
     columns: list[Any] = [
-        [several[k] if k < len(several) else None for several in references] for k in range(most)
+        [several[k] if k < len(several) else None for several in references]
+        for k in range(max_references)
     ]
     return float(BLEU(effective_order=True).corpus_score(list(written), columns).score)
 
@@ -58,7 +59,7 @@ def rouge_l(written: Sentences, references: References) -> float:
         ) from None
     scorer = RougeScorer(["rougeL"], use_stemmer=True)
     nearest = [
-        max(scorer.score(one, sentence)["rougeL"].fmeasure for one in several)
+        max(scorer.score(reference, sentence)["rougeL"].fmeasure for reference in several)
         for sentence, several in zip(written, references, strict=True)
     ]
     return 100 * sum(nearest) / len(nearest)
@@ -89,8 +90,8 @@ def meteor(written: Sentences, references: References) -> float:
             "METEOR needs nltk, which is not installed. Run: pip install 'fedmuon[text]'"
         ) from None
     nearest = [
-        meteor_score([_words(one) for one in several], _words(one), wordnet=_NoSynonyms())  # type: ignore[arg-type]
-        for one, several in zip(written, references, strict=True)
+        meteor_score([_words(ref) for ref in several], _words(sentence), wordnet=_NoSynonyms())  # type: ignore[arg-type]
+        for sentence, several in zip(written, references, strict=True)
     ]
     return float(sum(nearest) / len(nearest))
 
@@ -102,26 +103,29 @@ def nist(written: Sentences, references: References) -> float:
     counts its first n - 1 words. A sentence of fewer than n words has no n-gram.
     """
     counts: list[Counter[Words]] = [Counter() for _ in range(NIST_WORDS + 1)]
-    found, total, length = [Counter[Words]() for _ in range(NIST_WORDS)], [0] * NIST_WORDS, 0.0
-    for one, several in zip(written, references, strict=True):
-        mine, theirs = _words(one), [_words(each) for each in several]
-        length += sum(map(len, theirs)) / len(theirs)
-        counts[0][()] += sum(map(len, theirs))
+    matches, total, length = [Counter[Words]() for _ in range(NIST_WORDS)], [0] * NIST_WORDS, 0.0
+    for sentence, several in zip(written, references, strict=True):
+        tokens, reference_tokens = _words(sentence), [_words(reference) for reference in several]
+        length += sum(map(len, reference_tokens)) / len(reference_tokens)
+        counts[0][()] += sum(map(len, reference_tokens))
         for n in range(1, NIST_WORDS + 1):
-            own, known = Counter(_grams(mine, n)), [Counter(_grams(each, n)) for each in theirs]
-            total[n - 1] += own.total()
-            most: Counter[Words] = Counter()
-            for each in known:
-                counts[n].update(each)
-                most |= each  # the maximum count in a single reference
-            found[n - 1].update(own & most)
+            grams, reference_grams = (
+                Counter(_grams(tokens, n)),
+                [Counter(_grams(words, n)) for words in reference_tokens],
+            )
+            total[n - 1] += grams.total()
+            max_counts: Counter[Words] = Counter()
+            for gram_counts in reference_grams:
+                counts[n].update(gram_counts)
+                max_counts |= gram_counts  # the maximum count in a single reference
+            matches[n - 1].update(grams & max_counts)
     terms = (
         sum(
-            many * math.log2(counts[n - 1][gram[:-1]] / counts[n][gram])
-            for gram, many in hits.items()
+            count * math.log2(counts[n - 1][gram[:-1]] / counts[n][gram])
+            for gram, count in hits.items()
         )
         / max(1, among)
-        for n, (hits, among) in enumerate(zip(found, total, strict=True), 1)
+        for n, (hits, among) in enumerate(zip(matches, total, strict=True), 1)
     )
     return sum(terms) * _brevity(total[0] / length if length else 1.0)
 
@@ -143,13 +147,13 @@ def cider(written: Sentences, references: References) -> float:
     n-grams of 1 to 4 words. Rare n-grams have more weight. An n-gram that occurs in the references
     of every sentence has weight 0. A single sentence therefore has the score 0.
     """
-    theirs = [[_counts(one) for one in several] for several in references]
-    sentences = Counter(gram for several in theirs for gram in set(chain(*several)))
-    weights = {gram: math.log(len(theirs) / many) for gram, many in sentences.items()}
-    rare = math.log(max(1, len(theirs)))  # the weight of an n-gram that is in no reference
+    counts = [[_counts(reference) for reference in several] for several in references]
+    sentences = Counter(gram for several in counts for gram in set(chain(*several)))
+    weights = {gram: math.log(len(counts) / count) for gram, count in sentences.items()}
+    rare = math.log(max(1, len(counts)))  # the weight of an n-gram that is in no reference
     scores = []
-    for one, several in zip(map(_counts, written), theirs, strict=True):
-        near = [_likeness(one, each, weights, rare) for each in several]
+    for candidate, several in zip(map(_counts, written), counts, strict=True):
+        near = [_likeness(candidate, reference, weights, rare) for reference in several]
         scores.append(10 * sum(near) / len(near))
     return sum(scores) / len(scores)
 
@@ -161,7 +165,10 @@ def _counts(sentence: str) -> Counter[Words]:
 
 
 def _likeness(
-    one: Counter[Words], other: Counter[Words], weights: Mapping[Words, float], rare: float
+    candidate: Counter[Words],
+    reference: Counter[Words],
+    weights: Mapping[Words, float],
+    rare: float,
 ) -> float:
     """Return the mean cosine of the weighted n-gram counts of two sentences.
 
@@ -169,18 +176,22 @@ def _likeness(
     """
     total = 0.0
     for n in range(1, CIDER_WORDS + 1):
-        mine, theirs = (
-            {gram: many * weights.get(gram, rare) for gram, many in held.items() if len(gram) == n}
-            for held in (one, other)
+        x, y = (
+            {
+                gram: count * weights.get(gram, rare)
+                for gram, count in grams.items()
+                if len(gram) == n
+            }
+            for grams in (candidate, reference)
         )
-        norms = math.hypot(*mine.values()) * math.hypot(*theirs.values())
-        shared = (min(mine[gram], value) * value for gram, value in theirs.items() if gram in mine)
+        norms = math.hypot(*x.values()) * math.hypot(*y.values())
+        shared = (min(x[gram], value) * value for gram, value in y.items() if gram in x)
         total += sum(shared) / norms if norms else 0.0
     # As in pycocoevalcap, the length is the number of 2-grams.
     longer = sum(
-        sign * many
-        for sign, held in ((1, one), (-1, other))
-        for gram, many in held.items()
+        sign * count
+        for sign, grams in ((1, candidate), (-1, reference))
+        for gram, count in grams.items()
         if len(gram) == 2
     )
     return math.exp(-(longer**2) / (2 * SIGMA**2)) * total / CIDER_WORDS
