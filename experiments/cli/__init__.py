@@ -65,14 +65,14 @@ class Commands(Mapping[str, click.Command]):
         if name not in self._made:
             file, _, inside = PLACES[name].partition(":")
             module = import_module(f"{__name__}.{file}")
-            found = getattr(module, inside or name.replace("-", "_"))
+            entry = getattr(module, inside or name.replace("-", "_"))
             panel = next(panel for panel, commands in PANELS.items() if name in commands)
-            one = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
-            if isinstance(found, typer.Typer):
-                one.add_typer(found, name=name, cls=Group, rich_help_panel=panel)
+            wrapper = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
+            if isinstance(entry, typer.Typer):
+                wrapper.add_typer(entry, name=name, cls=Group, rich_help_panel=panel)
             else:
-                one.command(name, cls=Command, rich_help_panel=panel)(found)
-            self._made[name] = typer.main.get_group(one).commands[name]
+                wrapper.command(name, cls=Command, rich_help_panel=panel)(entry)
+            self._made[name] = typer.main.get_group(wrapper).commands[name]
         return self._made[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -97,7 +97,9 @@ app = typer.Typer(
         "compare runs with theory.\n\nStart with [bold]fedmuon run[/]. For the help of a "
         "command, use [bold]fedmuon COMMAND --help[/]."
     ),
-    epilog="Exit codes: " + "; ".join(f"{code}: {what}" for code, what in EXIT_CODES.items()) + ".",
+    epilog="Exit codes: "
+    + "; ".join(f"{code}: {meaning}" for code, meaning in EXIT_CODES.items())
+    + ".",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -136,17 +138,17 @@ def _run(arguments: list[str] | None) -> Any:
         complain(str(error))
         raise SystemExit(2) from None
     except (Exception, SystemExit) as error:
-        why = blame(error)
-        if not why and isinstance(error, OSError):  # a full disk, a name that is too long
+        reason = blame(error)
+        if not reason and isinstance(error, OSError):  # a full disk, a name that is too long
             place = error.filename or "the output, or the folder of temporary files (TMPDIR)"
             path = Path(error.filename) if isinstance(error.filename, str) else None
-            why = f"the system rejects access to {place} {why_and_remedy(error, path)}"
-        elif not why and isinstance(error, MemoryError):
-            why = (
+            reason = f"the system rejects access to {place} {why_and_remedy(error, path)}"
+        elif not reason and isinstance(error, MemoryError):
+            reason = (
                 "this machine has too little memory for the command. Make the experiment "
                 "smaller, for example with fewer clients per round or a smaller model."
             )
-        if why is None:
+        if reason is None:
             raise
-        complain(why)
+        complain(reason)
         raise SystemExit(2) from error

@@ -32,16 +32,16 @@ def cite(
 
     used = []
     for folder in folders:
-        held = [run_status(folder)] if is_run(folder) else runs_below(folder)
-        if not held:
+        runs = [run_status(folder)] if is_run(folder) else runs_below(folder)
+        if not runs:
             raise InputError(
                 f"{folder} contains no run. Pass a run folder or a folder that contains runs; "
                 "`fedmuon ls` lists them."
             )
-        for run in held:
+        for run in runs:
             if run.damage:
                 raise InputError(run.damage)
             neighbours = (run.path / "neighbours.csv").exists()
             used.append((run.config, neighbours or run.bound is not None))
-    found = references(used)
-    tell({"runs": folders, "entries": found}, Text("\n\n".join(found.values())))
+    entries = references(used)
+    tell({"runs": folders, "entries": entries}, Text("\n\n".join(entries.values())))

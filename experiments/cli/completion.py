@@ -45,8 +45,8 @@ def keys(incomplete: str, end: str = "") -> list[str]:
     """Complete a key `table.key`."""
     from fedmuon.config import schema  # the config
 
-    known = (f"{table}.{name}{end}" for table, keys in schema.NEEDS.items() for name in keys)
-    return _begun(known, incomplete)
+    candidates = (f"{table}.{name}{end}" for table, keys in schema.NEEDS.items() for name in keys)
+    return _begun(candidates, incomplete)
 
 
 def settings(incomplete: str) -> list[str]:
@@ -54,7 +54,7 @@ def settings(incomplete: str) -> list[str]:
     key, equals, _ = incomplete.partition("=")
     if not equals:
         return keys(incomplete, end="=")
-    return _begun((f"{key}={one}" for one in values(key)), incomplete) if keys(key) else []
+    return _begun((f"{key}={value}" for value in values(key)), incomplete) if keys(key) else []
 
 
 def tables_and_keys(incomplete: str) -> list[str]:
@@ -93,11 +93,11 @@ def run_folders(incomplete: str) -> list[str]:
         folder = RUNS
     if not folder.is_dir():
         return []
-    found = sorted(str(entry) for entry in folder.iterdir() if entry.is_dir())
-    ends = ("" if (Path(one) / "config.toml").is_file() else "/" for one in found)
-    return _begun((f"{one}{end}" for one, end in zip(found, ends, strict=True)), incomplete)
+    folders = sorted(str(entry) for entry in folder.iterdir() if entry.is_dir())
+    ends = ("" if (Path(path) / "config.toml").is_file() else "/" for path in folders)
+    return _begun((f"{path}{end}" for path, end in zip(folders, ends, strict=True)), incomplete)
 
 
 def _begun(words: Iterable[str], incomplete: str) -> list[str]:
     """Return the words that begin with the incomplete word."""
-    return [one for one in words if one.startswith(incomplete)]
+    return [word for word in words if word.startswith(incomplete)]

@@ -34,7 +34,9 @@ UPLINK = "compression.uplink"
 SAID = {
     **NAMES,
     UPLINK: COMPRESSORS,
-    "compression.downlink": {name: what for name, what in COMPRESSORS.items() if name != "power"},
+    "compression.downlink": {
+        name: description for name, description in COMPRESSORS.items() if name != "power"
+    },
 }  # key -> name -> description
 
 
@@ -61,40 +63,40 @@ def explain(
 
     if not key:
         titles = {name: describe.title(name) for name in schema.TABLES_OF_A_CONFIG}
-        shown = _table("Tables of a config", ("table", "description"), [*titles.items()])
-        tell({"tables": titles}, shown)
+        table = _table("Tables of a config", ("table", "description"), [*titles.items()])
+        tell({"tables": titles}, table)
         return
     if key in schema.TABLES_OF_A_CONFIG:
-        found = describe.keys(key)
-        rows = [(one.name, one.default, one.what) for one in found]
-        shown = _table(f"[{key}]: {describe.title(key)}", ("key", "default", "description"), rows)
-        tell({"table": key, "keys": [vars(one) for one in found]}, shown)
+        described = describe.keys(key)
+        rows = [(entry.name, entry.default, entry.what) for entry in described]
+        table = _table(f"[{key}]: {describe.title(key)}", ("key", "default", "description"), rows)
+        tell({"table": key, "keys": [vars(entry) for entry in described]}, table)
         return
-    found = describe.find(key)
-    known = SAID.get(found.whole, {})
-    own = found.whole in NAMES
+    described = describe.find(key)
+    choices = SAID.get(described.whole, {})
+    accepts_objects = described.whole in NAMES
     names = "one of these names, or your own object as package.module:object"
     lines = {
-        "description": found.what,
-        "default": found.default,
-        "values": names if own else found.values,
-        "used by": found.readers,
-        "set by": found.setting,
+        "description": described.what,
+        "default": described.default,
+        "values": names if accepts_objects else described.values,
+        "used by": described.readers,
+        "set by": described.setting,
     }
-    parts = [facts(f"[{found.table}] {found.name}", lines.items())]
-    if known:
-        parts.append(_table("", ("name", "description"), [*known.items()]))
+    parts = [facts(f"[{described.table}] {described.name}", lines.items())]
+    if choices:
+        parts.append(_table("", ("name", "description"), [*choices.items()]))
     options = [
-        (name, option, default, what)
-        for name, options in OPTIONS.get(found.whole, {}).items()
-        for option, (default, what) in options.items()
+        (name, option, default, description)
+        for name, options in OPTIONS.get(described.whole, {}).items()
+        for option, (default, description) in options.items()
     ]
     head = ("name", "option", "default", "description")
     if options:
-        title = f"[{found.table}.options]: --set {found.table}.options.OPTION=VALUE"
+        title = f"[{described.table}.options]: --set {described.table}.options.OPTION=VALUE"
         parts.append(_table(title, head, options))
-    listed = [dict(zip(head, one, strict=True)) for one in options]
-    tell({**vars(found), "names": known, "options": listed}, *parts)
+    listed = [dict(zip(head, row, strict=True)) for row in options]
+    tell({**vars(described), "names": choices, "options": listed}, *parts)
 
 
 @app.command(cls=Command)
@@ -138,19 +140,21 @@ def names(
     if kind == "suites":
         from fedmuon.experiments.suites.contents import read, shipped  # the config
 
-        known = {name: str(read(name)["title"]) for name in sorted(shipped())}
+        choices = {name: str(read(name)["title"]) for name in sorted(shipped())}
         use = "fedmuon suite NAME"
     elif kind == "settings":
-        known, use = descriptions(), "fedmuon stability --setting NAME"
+        choices, use = descriptions(), "fedmuon stability --setting NAME"
     else:
         key = UPLINK if kind == "compressors" else LISTS[SAME_LIST.get(kind, kind)]
-        known, use = SAID[key], f"--set {key}=NAME"
+        choices, use = SAID[key], f"--set {key}=NAME"
         if key == "local.recipe":
-            known = {name: f"{words}; {MEANS[average_of(name)]}" for name, words in known.items()}
-    shown = _table(f"{kind}: {use}", ("name", "description"), [*known.items()])
-    tell({"list": kind, "use": use, "names": known}, shown)
+            choices = {
+                name: f"{words}; {MEANS[average_of(name)]}" for name, words in choices.items()
+            }
+    table = _table(f"{kind}: {use}", ("name", "description"), [*choices.items()])
+    tell({"list": kind, "use": use, "names": choices}, table)
 
 
 def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    cells = [[escape(one) for one in row] for row in rows]
+    cells = [[escape(cell) for cell in row] for row in rows]
     return columns(escape(title), head, cells, len(head))

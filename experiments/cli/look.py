@@ -89,12 +89,12 @@ def show(
             "--x sets the horizontal axis of the run's curves, so --x has no effect with "
             "--clients. Remove --x or --clients."
         )
-    given = {"html": html, "clients": clients, "figure": figure, "x": x != "rounds"}
+    options = {"html": html, "clients": clients, "figure": figure, "x": x != "rounds"}
     if (run_dir / tables.SWEEP).is_file():
-        _show_sweep(run_dir, [f"--{name}" for name, value in given.items() if value])
+        _show_sweep(run_dir, [f"--{name}" for name, value in options.items() if value])
         return
     if (run_dir / tables.GAP).is_file():
-        _show_gaps(run_dir, [f"--{name}" for name, value in given.items() if value])
+        _show_gaps(run_dir, [f"--{name}" for name, value in options.items() if value])
         return
     if (run := run_status(run_dir)).damage:
         raise InputError(run.damage)
@@ -140,22 +140,22 @@ def _record(run: "RunStatus") -> dict[str, Any]:
     }
 
 
-def _show_sweep(folder: Path, asked: Sequence[str]) -> None:
+def _show_sweep(folder: Path, options: Sequence[str]) -> None:
     """Print the table and the best points of a finished sweep."""
     from fedmuon.analysis.report.tables import read_json  # numpy
 
-    _require_no_option(asked, folder, "a sweep")
+    _require_no_option(options, folder, "a sweep")
     summary = read_json(folder / tables.SWEEP, ("seeds", "grid", "table"))
     tell(summary, *([] if style.as_json else sweep_parts(summary)))
 
 
-def _show_gaps(folder: Path, asked: Sequence[str]) -> None:
+def _show_gaps(folder: Path, options: Sequence[str]) -> None:
     """Print the table of a finished `fedmuon gap`."""
     from fedmuon.analysis.report.tables import read_json  # numpy
     from fedmuon.experiments.studies import gap_grid  # torch, scipy, matplotlib
 
     drawn = f"a result of `fedmuon gap`, whose picture is {folder / gap_grid.PICTURE}"
-    _require_no_option(asked, folder, drawn)
+    _require_no_option(options, folder, drawn)
     summary = read_json(folder / tables.GAP, ("seeds", "grid", "table", "words"))
     table = tables.columns(
         gap_grid.title_of(summary), *gap_grid.shown(summary["table"]), dense=True
@@ -165,11 +165,11 @@ def _show_gaps(folder: Path, asked: Sequence[str]) -> None:
         print_path("The picture is", folder / gap_grid.PICTURE)
 
 
-def _require_no_option(asked: Sequence[str], folder: Path, what: str) -> None:
+def _require_no_option(options: Sequence[str], folder: Path, kind: str) -> None:
     """Raise an error if an option for single runs was given for a folder with several runs."""
-    if asked:
+    if options:
         raise InputError(
-            f"{asked[0]} works only for a single run, but {folder} is {what}. Pass one of the "
+            f"{options[0]} works only for a single run, but {folder} is {kind}. Pass one of the "
             f"run folders in {folder / 'runs'}."
         )
 
@@ -218,12 +218,12 @@ def ls(
     if not (runs := index.runs_below(folder)) and not style.as_json:
         print_path("There are no runs in", folder)
         return
-    rows = listing.in_order([listing.row(one, folder) for one in runs], sort, reverse)
-    notes = [one.note for one in runs if not one.damage and one.note]
+    rows = listing.in_order([listing.row(run, folder) for run in runs], sort, reverse)
+    notes = [run.note for run in runs if not run.damage and run.note]
     names = [*listing.COLUMNS]
-    cells = [dict(zip(names, listing.cells(one, names), strict=True)) for one in rows]
+    cells = [dict(zip(names, listing.cells(row, names), strict=True)) for row in rows]
     widest = {
-        name: max((one[name] for one in cells), key=tables.width, default="") for name in names
+        name: max((row[name] for row in cells), key=tables.width, default="") for name in names
     }
     dropped = [name for name in DROPPED if name != sort.replace("-", "_")]
     while True:
@@ -236,11 +236,11 @@ def ls(
         if wide <= console.width or not dropped:
             break
         names.remove(dropped.pop(0))
-    table = tables.columns("", head, [[one[name] for name in names] for one in cells], words)
+    table = tables.columns("", head, [[row[name] for name in names] for row in cells], words)
     tell({"runs": rows}, table, *notes[:1])
-    for name, what in ((tables.SWEEP, "a sweep"), (tables.GAP, "`fedmuon gap`")):
+    for name, kind in ((tables.SWEEP, "a sweep"), (tables.GAP, "`fedmuon gap`")):
         if (folder / name).is_file() and not style.as_json:
-            print_path(f"These are the runs of {what}. To see its table, use: fedmuon show", folder)
+            print_path(f"These are the runs of {kind}. To see its table, use: fedmuon show", folder)
     _print_states(runs)
 
 
@@ -249,8 +249,8 @@ def _print_states(runs: Sequence["RunStatus"]) -> None:
     for run in runs if not style.as_json else ():
         if run.damage or not run.ended:
             state = f"damaged: {run.damage}" if run.damage else run.state
-            more = f", resume with: {run.again}" if state == "unfinished" else ""
-            console.print(Text(plain(f"{run.path}: {state}{more}", None)), soft_wrap=True)
+            hint = f", resume with: {run.again}" if state == "unfinished" else ""
+            console.print(Text(plain(f"{run.path}: {state}{hint}", None)), soft_wrap=True)
 
 
 def watch(folder: Runs = completion.RUNS) -> None:
@@ -311,26 +311,28 @@ def compare(
         )
     groups = (tables.SWEEP, tables.GAP)
     places = [
-        one / "runs" if any((one / name).is_file() for name in groups) else one for one in folders
+        folder / "runs" if any((folder / name).is_file() for name in groups) else folder
+        for folder in folders
     ]
-    found, whole, measured, keys = listing.side_by_side(places)
-    drawn = None if figure is None else found.plot(x=x).figure  # an error comes before the tables
-    one = tables.columns("", *whole)
-    apart = len(keys[0]) > 1 and not one.fits(console, console.options)
+    comparison, combined, measured, keys = listing.side_by_side(places)
+    # An error about the figure comes before the tables.
+    drawn = None if figure is None else comparison.plot(x=x).figure
+    full_table = tables.columns("", *combined)
+    apart = len(keys[0]) > 1 and not full_table.fits(console, console.options)
     parts: list[object] = (
-        [tables.columns("", *measured), tables.columns("", *keys)] if apart else [one]
+        [tables.columns("", *measured), tables.columns("", *keys)] if apart else [full_table]
     )
-    if any(name.endswith(SPREAD) for name in found.measures):
+    if any(name.endswith(SPREAD) for name in comparison.measures):
         parts.append(Text(tables.HALF_NOTE))
-    for (name, *_), row in zip(whole[1], found.rows, strict=True):
+    for (name, *_), row in zip(combined[1], comparison.rows, strict=True):
         if "spent epsilon" in row:
             parts.append(Text(f"{name}: {listing.spent(row)}"))
-    parts += [found.note] if found.note else []
-    names = listing.names_of(found)
-    rows = [{**row, "run": name} for name, row in zip(names, found.rows, strict=True)]
-    tell({"rows": rows, "note": found.note, "left_out": [*found.left_out]}, *parts)
-    for why in found.left_out:
-        warn(f"left out: {why}")
+    parts += [comparison.note] if comparison.note else []
+    names = listing.names_of(comparison)
+    rows = [{**row, "run": name} for name, row in zip(names, comparison.rows, strict=True)]
+    tell({"rows": rows, "note": comparison.note, "left_out": [*comparison.left_out]}, *parts)
+    for reason in comparison.left_out:
+        warn(f"left out: {reason}")
     if figure is not None and drawn is not None:
         from fedmuon.analysis.report.style import saved_as  # matplotlib
 

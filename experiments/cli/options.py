@@ -156,22 +156,26 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         """Parse the arguments. An error about an unknown option suggests what to write."""
         style.as_json = style.quiet = False
-        known = {name for one in self.params for name in (*one.opts, *one.secondary_opts)}
-        for place, argument in enumerate(args if "--set" in known else ()):
+        options = {
+            name
+            for parameter in self.params
+            for name in (*parameter.opts, *parameter.secondary_opts)
+        }
+        for place, argument in enumerate(args if "--set" in options else ()):
             option, _, value = argument.partition("=")
-            if not option.startswith("--") or option in known:
+            if not option.startswith("--") or option in options:
                 continue
             names = (option[2:], option[2:].replace("_", "-"))
-            found = [one for one in completion.keys("") if {one, one.partition(".")[2]} & {*names}]
-            if found:
+            keys = [key for key in completion.keys("") if {key, key.partition(".")[2]} & {*names}]
+            if keys:
                 value = value or next(iter(args[place + 1 :]), "VALUE")
                 raise InputError(
-                    f"{option} is not an option but a config key: write --set {found[0]}={value}"
+                    f"{option} is not an option but a config key: write --set {keys[0]}={value}"
                 )
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            close = near(error.option_name, known)
+            close = near(error.option_name, options)
             advice = f"did you mean {close[0]}?" if close else "use --help to see its options"
             raise click.UsageError(
                 f"{error.option_name} is not an option of {ctx.command_path}: {advice}", ctx
@@ -191,8 +195,8 @@ class Command(TyperCommand):
         for place, (lead, commands) in enumerate(examples):
             line = "\n" * (place > 0) + f" {lead}"
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-            for one in commands:
-                console.print(Text(broken(one), style="bold"), soft_wrap=True)
+            for command in commands:
+                console.print(Text(broken(command), style="bold"), soft_wrap=True)
 
 
 def _switch(option: str, name: str, words: str) -> TyperOption:
@@ -223,11 +227,11 @@ def apart(text: str) -> tuple[str, list[tuple[str, list[str]]]]:
     for paragraph in text.split("\n\n"):
         line = " ".join(paragraph.split())
         before, *others = TYPED.split(line)
-        if not (others and (found := LEAD.fullmatch(before.strip()))):
+        if not (others and (match := LEAD.fullmatch(before.strip()))):
             prose.append(TYPED.sub(r"\1", line))
             continue
-        examples.append((found[2], others[::2]))
-        prose.append(" ".join(filter(None, (found[1], others[-1].lstrip(" .,;")))))
+        examples.append((match[2], others[::2]))
+        prose.append(" ".join(filter(None, (match[1], others[-1].lstrip(" .,;")))))
     return "\n\n".join(filter(None, prose)), examples
 
 
@@ -259,7 +263,7 @@ def changes_of(
     Raises:
         InputError: If an option and --set change the same key.
     """
-    asked = {
+    options = {
         "--engine": ("engine.name", engine),
         "--ray-address": ("engine.ray-address", ray_address),
         "--data": ("data.name", data),
@@ -267,10 +271,10 @@ def changes_of(
         "--clients": ("output.clients", "true" if clients else None),
     }
     changes = [*(overrides or [])]
-    for option, (key, value) in asked.items():
+    for option, (key, value) in options.items():
         if value is None:
             continue
-        if any(one.partition("=")[0].strip() == key for one in changes):
+        if any(change.partition("=")[0].strip() == key for change in changes):
             raise InputError(f"{option} and --set {key} set the same key: use only one of them")
         changes.append(f"{key}={value}")
     return changes
@@ -300,16 +304,16 @@ def chosen_config(
 
     if resume and not file and not overrides:
         return None
-    there = out / "config.toml" if resume and out and not file else None
-    if out and there and not there.exists():
-        there = None if named else RunDirectory(out).config_to_resume()
-    chosen = load.load(file or there, overrides)
-    if incompatible.has_no_noise(chosen):
+    config_file = out / "config.toml" if resume and out and not file else None
+    if out and config_file and not config_file.exists():
+        config_file = None if named else RunDirectory(out).config_to_resume()
+    config = load.load(file or config_file, overrides)
+    if incompatible.has_no_noise(config):
         warn(
             "[privacy] noise is 0, so the run is not private and epsilon is infinite. "
             "To make the run private, set noise above 0."
         )
-    return chosen
+    return config
 
 
 def chosen_folder(out: Path | None, config: "Config | None", resume: bool = False) -> Path:
@@ -332,24 +336,28 @@ def resumable(folder: Path, command: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except Interrupted as wish:
-        directory, done, why = RunDirectory(folder), None, ""
+        directory, saved_round, damage = RunDirectory(folder), None, ""
         if begun := any((folder / name).exists() for name in ("config.toml", "suite.lock")):
             with contextlib.suppress(InputError):  # a damaged folder: --resume will say so
-                why = directory.lost()
-            done = directory.saved_round()
+                damage = directory.lost()
+            saved_round = directory.saved_round()
         if not begun:
             saved = NOTHING_SAVED
-        elif why:
-            saved = f"{folder} {why}: {AFRESH}"
+        elif damage:
+            saved = f"{folder} {damage}: {AFRESH}"
         elif not command:
             saved = f"this command cannot be resumed: {AFRESH}"
         else:
-            held = f"the checkpoint of round {done} is saved"
-            if done is None:
-                some = any((folder / name).exists() for name in ("summary.json", "suite.lock"))
-                held = "all finished parts are saved" if some else "no round is saved yet"
-            again = shlex.join(["fedmuon", *command, "--out", str(folder), "--resume"])
-            saved = f"{held}, resume with: {again}"
+            progress = f"the checkpoint of round {saved_round} is saved"
+            if saved_round is None:
+                has_results = any(
+                    (folder / name).exists() for name in ("summary.json", "suite.lock")
+                )
+                progress = (
+                    "all finished parts are saved" if has_results else "no round is saved yet"
+                )
+            resume_command = shlex.join(["fedmuon", *command, "--out", str(folder), "--resume"])
+            saved = f"{progress}, resume with: {resume_command}"
         complain(f"interrupted: {saved}")
         raise SystemExit(wish.exit_code) from None
 
@@ -360,10 +368,10 @@ def given_in(context: Context, *but: str) -> list[str]:
     The result leaves out --json, --quiet, and the parameters in `but`.
     """
     return [
-        one.opts[0]
-        for one in context.command.params
-        if one.name is not None
-        and one.name not in (*but, "json", "quiet")
-        and (source := context.get_parameter_source(one.name)) is not None
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name is not None
+        and parameter.name not in (*but, "json", "quiet")
+        and (source := context.get_parameter_source(parameter.name)) is not None
         and source.name == "COMMANDLINE"
     ]

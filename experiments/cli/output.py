@@ -41,16 +41,16 @@ def tell(record: Mapping[str, Any], *tables: object) -> None:
     if style.as_json:
         typer.echo(json.dumps(in_json(record), indent=2, allow_nan=False))
         return
-    for one in tables:
-        console.print(one, soft_wrap=isinstance(one, Text))
+    for table in tables:
+        console.print(table, soft_wrap=isinstance(table, Text))
 
 
 def in_json(value: Any) -> Any:
     """Convert a record to types that JSON supports: NaN and infinities become null."""
     if isinstance(value, Mapping):
-        return {str(name): in_json(one) for name, one in value.items()}
+        return {str(name): in_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [in_json(one) for one in value]
+        return [in_json(item) for item in value]
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if value is None or isinstance(value, str | int):

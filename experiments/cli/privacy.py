@@ -202,18 +202,18 @@ def epsilon(
                 )
         correlation = band, (momentum, nesterov), buffers
         setting = noise, lot, population, steps, delta, blocks, mode, adjacency
-        found = accounts.answer_of_bins(*setting, correlation, 10**6 if trials is None else trials)
-        show(found, delta, population)
+        result = accounts.answer_of_bins(*setting, correlation, 10**6 if trials is None else trials)
+        show(result, delta, population)
         return
     if trials is not None:
         raise InputError(
             "--trials has an effect only with --sampling balls-in-bins. Remove --trials."
         )
-    given = noise, lot, population, steps, delta, blocks, mode, adjacency, sampling
+    arguments = noise, lot, population, steps, delta, blocks, mode, adjacency, sampling
     correlation = band, (momentum, nesterov), buffers
-    answer, cut = accounts.epsilon_and_cut(*given, correlation, max_lot, accountant)
-    more = {"lots_cut_with_probability": cut} if max_lot else {}
-    show({**vars(answer), **more}, delta, population)
+    answer, cut = accounts.epsilon_and_cut(*arguments, correlation, max_lot, accountant)
+    extra = {"lots_cut_with_probability": cut} if max_lot else {}
+    show({**vars(answer), **extra}, delta, population)
 
 
 @app.command(cls=Command)
@@ -238,12 +238,12 @@ def sigma(
     Example: [bold]fedmuon privacy sigma --epsilon 8 --lot 256 --population 60000 --steps 2000
     --delta 1e-5 --blocks 4[/]
     """
-    given = epsilon, lot, population, steps, delta, blocks, mode, adjacency, sampling
+    arguments = epsilon, lot, population, steps, delta, blocks, mode, adjacency, sampling
     correlation = band, (momentum, nesterov), buffers
-    noise, answer, cut = accounts.noise_and_cut(*given, correlation, max_lot)
-    found = {"noise": noise, **vars(answer)}
-    found |= {"lots_cut_with_probability": cut} if max_lot else {}
-    show(found, delta, population)
+    noise, answer, cut = accounts.noise_and_cut(*arguments, correlation, max_lot)
+    result = {"noise": noise, **vars(answer)}
+    result |= {"lots_cut_with_probability": cut} if max_lot else {}
+    show(result, delta, population)
 
 
 @app.command(cls=Command)
@@ -293,7 +293,7 @@ def correlated(
     forms = {"for sums": (1.0, False), "for the momentum": of_momentum}
     if momentum == 1:
         del forms["for the momentum"]
-    ours = [*forms][-1]
+    target = [*forms][-1]
     noise = {"independent": of_band(np.ones(1))}
     for name, form in forms.items():
         key = "momentum" if name != "for sums" else "sqrt-toeplitz"
@@ -301,7 +301,7 @@ def correlated(
         noise[f"band of {band} {name} ({key})"] = of_band(in_band)
     if steps <= MOST_OPTIMIZED:
         best = optimized_band(steps, apart, band, *of_momentum)
-        noise[f"band of {band} {ours}, optimized"] = of_band(best)
+        noise[f"band of {band} {target}, optimized"] = of_band(best)
     for name, form in forms.items():
         key = "blt-momentum" if name != "for sums" else "blt"
         noise[f"{buffers} buffers {name} ({key})"] = of_buffers(*form)
@@ -358,8 +358,8 @@ def tuned(
     """
     share = accounts.rate(lot, population)
     answer = tuning.answer(noise, share, steps, delta, blocks, runs, shape, adjacency)
-    more = {"runs_drawn": tuning.draw(runs, shape)} if draw else {}
-    show({**answer, **more}, delta, population)
+    extra = {"runs_drawn": tuning.draw(runs, shape)} if draw else {}
+    show({**answer, **extra}, delta, population)
 
 
 @app.command(cls=Command)
@@ -499,17 +499,17 @@ def audit(
 
     For one run: [bold]fedmuon privacy audit --one-run config.toml --out runs/audited[/]
     """
-    given = given_in(context)
+    options = given_in(context)
     if one_run:
         from fedmuon.experiments.auditing import one_run as auditing  # torch, scipy
 
-        if unread := _among(given, OF_MANY_RUNS):
+        if unread := _among(options, OF_MANY_RUNS):
             raise InputError(
                 f"--one-run does not accept {unread}, which only audits of many runs use. Remove "
                 f"{unread}, or leave --one-run out."
             )
         if run is not None and run.is_dir():
-            if unread := _among(given, (*OF_A_CONFIG, "--seed")):
+            if unread := _among(options, (*OF_A_CONFIG, "--seed")):
                 raise InputError(
                     f"{run} is the folder of an audited run, so the command only shows its "
                     f"audit. Remove {unread}, or pass a config file instead of the folder to "
@@ -532,12 +532,12 @@ def audit(
             "The coins, which show the canaries that were included, are in", auditing.coins(folder)
         )
         return
-    if unread := _among(given, ("run", *OF_A_CONFIG)):
+    if unread := _among(options, ("run", *OF_A_CONFIG)):
         raise InputError(
             f"an audit of many runs does not accept {unread}. Add --one-run, or remove {unread}."
         )
     if noise is None or lot is None or population is None or steps is None or delta is None:
-        missing = ", ".join(one for one in OF_A_SETTING if one not in given)
+        missing = ", ".join(option for option in OF_A_SETTING if option not in options)
         raise InputError(
             f"an audit of many runs also needs {missing}. Add {missing}, or use --one-run with a "
             "config."
@@ -550,6 +550,10 @@ def audit(
     tell(record, auditing.table(record))
 
 
-def _among(given: list[str], unread: tuple[str, ...]) -> str:
+def _among(options: list[str], unread: tuple[str, ...]) -> str:
     """Return the options on the command line that have no effect."""
-    return ", ".join(one if one.startswith("-") else one.upper() for one in given if one in unread)
+    return ", ".join(
+        option if option.startswith("-") else option.upper()
+        for option in options
+        if option in unread
+    )

@@ -36,7 +36,7 @@ def new(
     Example: [bold]fedmuon new demo[/], then [bold]cd demo[/] and [bold]pytest[/]
     """
     name = project.absolute().name
-    found = find_spec(name) if name.isidentifier() else None
+    spec = find_spec(name) if name.isidentifier() else None
     if keyword.iskeyword(name) or not re.fullmatch("[a-z][a-z0-9_]*", name):
         close = re.sub("[^a-z0-9]+", "_", name.lower()).strip("_0123456789")
         advice = f"try {close}" if close and not keyword.iskeyword(close) else "choose another"
@@ -53,7 +53,7 @@ def new(
         raise InputError(
             f"{name!r} is the name of a folder inside every project. Choose another name."
         )
-    if found is not None and found.origin is not None:
+    if spec is not None and spec.origin is not None:
         raise InputError(
             f"{name!r} is the name of an installed Python package or module. Choose another name."
         )
@@ -82,13 +82,13 @@ def _files(name: str) -> dict[str, str]:
     parts = ("__init__.py", "model.py", "data.py", "recipe.py")
     places |= {part: f"{name}/{part}" for part in parts}
     places["test.py"] = f"tests/test_{name}.py"
-    found = {place: fill(template) for template, place in places.items()}
+    files = {place: fill(template) for template, place in places.items()}
     # Flower's run config contains every key of the experiment, for NODES clients.
-    tables: dict[str, Any] = tomllib.loads(found["config.toml"])
+    tables: dict[str, Any] = tomllib.loads(files["config.toml"])
     tables["federation"] |= {"clients": NODES, "per-round": NODES}
-    held = {"out": "", "options": "", **nested(parse(tables))}
-    run_config = tomli_w.dumps({"tool": {"flwr": {"app": {"config": held}}}})
-    return {"pyproject.toml": f"{fill('pyproject.toml')}{run_config}", **found}
+    app_config = {"out": "", "options": "", **nested(parse(tables))}
+    run_config = tomli_w.dumps({"tool": {"flwr": {"app": {"config": app_config}}}})
+    return {"pyproject.toml": f"{fill('pyproject.toml')}{run_config}", **files}
 
 
 def make_text(
@@ -148,9 +148,9 @@ def score_text(
     """
     from fedmuon.experiments.text_scores import SHOWN, scores_of_files  # the scorers
 
-    found = scores_of_files(written, references)
-    rows = [(SHOWN[name][0], f"{value:.4f}") for name, value in found.items()]
-    tell({"scores": found}, columns("", ("score", "value"), rows))
+    scores = scores_of_files(written, references)
+    rows = [(SHOWN[name][0], f"{value:.4f}") for name, value in scores.items()]
+    tell({"scores": scores}, columns("", ("score", "value"), rows))
 
 
 def doctor() -> None:
@@ -162,5 +162,5 @@ def doctor() -> None:
     """
     from fedmuon.experiments.inspect.doctor import record, tables  # torch
 
-    found = record()
-    tell(found, *tables(found))
+    machine = record()
+    tell(machine, *tables(machine))

@@ -100,28 +100,35 @@ def run(
         return
     if jobs is not None:
         raise InputError("--jobs works only for several runs. Add --seeds, or remove --jobs.")
-    chosen = options.chosen_config(config, changes, resume, out, named=bool(overrides))
-    folder = options.chosen_folder(out, chosen, resume)
+    run_config = options.chosen_config(config, changes, resume, out, named=bool(overrides))
+    folder = options.chosen_folder(out, run_config, resume)
     ended = resume and (folder / "summary.json").exists()
     page = watched(folder, note) if watch else contextlib.nullcontext()
     with options.resumable(folder, ["run"]), page:
         before = RunDirectory(folder).records() if resume else []
         with Progress(live(), lines=True, before=before) as progress:
 
-            def on_start(done: int, total: int) -> None:
+            def on_start(completed: int, total: int) -> None:
                 table = folder / "routes.txt"  # of a network
-                if done == 0 and table.exists() and chosen and reads(chosen, "local.route"):
+                if (
+                    completed == 0
+                    and table.exists()
+                    and run_config
+                    and reads(run_config, "local.route")
+                ):
                     note(brief_routes(table.read_text(encoding="utf-8")))
                     local = RunStatus(folder).config.local
                     fixed = (
-                        "" if chosen.local.aux_lr else " (the default, which does not depend on lr)"
+                        ""
+                        if run_config.local.aux_lr
+                        else " (the default, which does not depend on lr)"
                     )
                     note(f"Step sizes: lr = {local.lr:g} for orthogonalized parameters, aux-lr = "
                         f"{local.aux_lr:g} for all other parameters{fixed}.")  # fmt: skip
-                progress.on_start(done, total)
+                progress.on_start(completed, total)
 
             summary = execute(
-                chosen,
+                run_config,
                 folder,
                 resume,
                 progress.on_round_end,
@@ -132,7 +139,11 @@ def run(
             )
         tell({"folder": folder, **summary}, summary_table(summary))
         note(progress.risen())
-        if chosen and chosen.local.recipe in ("fedper", "ditto") and not chosen.data.client_test:
+        if (
+            run_config
+            and run_config.local.recipe in ("fedper", "ditto")
+            and not run_config.data.client_test
+        ):
             note("Note: these results are for the server's model. Set data.client-test=0.2 to test "
                  "each client's own model.")  # fmt: skip
         print_path("This run has already finished. Results are in" if ended else "Results are in",
@@ -161,10 +172,10 @@ def plan(
     from fedmuon.experiments.planning import cost  # torch
 
     changes = options.changes_of(overrides, engine, ray_address, data, seed)
-    chosen = options.chosen_config(config, changes, False)
-    assert chosen is not None
+    run_config = options.chosen_config(config, changes, False)
+    assert run_config is not None
     # Use CPU time, which does not include the time that a wrapper of this process waited.
-    record = cost.plan(chosen, time.process_time())
+    record = cost.plan(run_config, time.process_time())
     tell(record, *cost.tables(record))
 
 
@@ -223,18 +234,18 @@ def stability(
     changes += [f"stability.trials={trials}"] if trials is not None else []
     changes += ["stability.neighbours=all"] if every else []
     changes += ["stability.neighbours=worst"] if hardest else []
-    chosen = options.chosen_config(config, changes, resume, out, named=bool(overrides))
-    chosen = chosen and certificates.in_float64(chosen)
-    if chosen and chosen.engine.dtype == "float32":
+    run_config = options.chosen_config(config, changes, resume, out, named=bool(overrides))
+    run_config = run_config and certificates.in_float64(run_config)
+    if run_config and run_config.engine.dtype == "float32":
         warn(
             "engine.dtype is float32, whose rounding can hide small perturbations. Set "
             "engine.dtype=float64."
         )
-    folder = options.chosen_folder(out, chosen, resume)
+    folder = options.chosen_folder(out, run_config, resume)
     with options.resumable(folder, ["stability"]):
         with Progress(live(), "neighbours", lines=True) as progress:
             record = neighbours.execute(
-                chosen, folder, resume, progress.on_round_end, progress.on_start
+                run_config, folder, resume, progress.on_round_end, progress.on_start
             )
         summary = RunDirectory(folder).summary()
         tables = neighbours.verdict_table(folder, record), *accounts(summary)
@@ -295,9 +306,9 @@ def gap(
     if resume and out is None:
         raise InputError("--resume needs --out. Add --out with the folder to resume.")
     changes = options.changes_of(overrides, None, None, data, seed)
-    named = [f"--setting={setting}"] if setting else []
-    words = ["gap", *_config_words(config, changes), *named]
-    words += [*(f"--grid={one}" for one in grid or ()), f"--seeds={seeds}"]
+    setting_option = [f"--setting={setting}"] if setting else []
+    words = ["gap", *_config_words(config, changes), *setting_option]
+    words += [*(f"--grid={axis}" for axis in grid or ()), f"--seeds={seeds}"]
     words += ["--together"] * together + ([f"--jobs={jobs}"] if jobs else [])
     config = settings.instead_of(config, setting)
     require_at_most(MOST_JOBS, **{"--jobs": jobs})
@@ -418,8 +429,8 @@ def suite(
             "--ray-address, because only Ray tasks reserve cores. Add --ray-address local, or "
             f"remove {' and '.join(unused)}."
         )
-    again = [*shlex.split(work.request.again)[1:], *spread]
-    with options.resumable(folder, again):
+    command = [*shlex.split(work.request.again)[1:], *spread]
+    with options.resumable(folder, command):
         with Progress(live(), work.counted, lines=True) as progress:
             execute(work, folder, resume, by, progress.on_round_end, progress.on_start)
         page = report.write_report(folder)
@@ -503,18 +514,18 @@ def tune(
         folder = (
             out or Path("runs") / f"{work.request.stem}-tuning-{time.strftime('%Y%m%d-%H%M%S')}"
         )
-        again = ["tune", *shlex.split(work.request.again)[2:]]
-        again += [f"--jobs={jobs}"] if jobs else []
-        with options.resumable(folder, again), Progress(live(), work.counted, lines=True) as bar:
+        command = ["tune", *shlex.split(work.request.again)[2:]]
+        command += [f"--jobs={jobs}"] if jobs else []
+        with options.resumable(folder, command), Progress(live(), work.counted, lines=True) as bar:
             seconds = float("inf") if budget is None else budget
             content = tuning_runs.tune(
                 work, folder, resume, workers or here, extend, seconds,
                 bar.on_round_end, bar.on_start, note,
             )  # fmt: skip
     rows = [
-        (one["method"], "" if one["x"] is None else f"{one['x']:g}",
-         f"{one['best'] or float('nan'):g}", "yes" if one["inside"] else "no")
-        for one in content["methods"]
+        (method["method"], "" if method["x"] is None else f"{method['x']:g}",
+         f"{method['best'] or float('nan'):g}", "yes" if method["inside"] else "no")
+        for method in content["methods"]
     ]  # fmt: skip
     title = f"Best {content['key']} of {len(content['methods'][0]['values'])} values each"
     table = columns(title, ["variant", "at", "best", "inside the grid"], rows)
@@ -592,7 +603,7 @@ def sweep(
     """
     changes = options.changes_of(overrides, None, None, data, seed)
     words = _config_words(config, changes)
-    words += [f"--grid={one}" for one in grid or ()] + ([f"--select={select}"] if select else [])
+    words += [f"--grid={axis}" for axis in grid or ()] + ([f"--select={select}"] if select else [])
     if ray and ray_address:
         raise InputError(
             "--ray starts Ray, but --ray-address connects to a running Ray cluster. Remove one "
@@ -604,7 +615,7 @@ def sweep(
 
 def _config_words(config: Path | None, changes: list[str]) -> list[str]:
     """Return the words of a command that describe its config."""
-    return [*([str(config)] if config else []), *(f"--set={one}" for one in changes)]
+    return [*([str(config)] if config else []), *(f"--set={change}" for change in changes)]
 
 
 def _search(
@@ -672,7 +683,7 @@ def fixed_step_size(config: Path | None, changes: list[str], grid: Sequence[str]
     from fedmuon.config.load import load  # the config
     from fedmuon.config.schema import reads  # the config
 
-    keys = {one.partition("=")[0].strip() for one in grid}
+    keys = {axis.partition("=")[0].strip() for axis in grid}
     if "local.lr" not in keys or "local.aux-lr" in keys:
         return ""
     with contextlib.suppress(InputError):  # the config may be valid only with values of the grid
@@ -712,14 +723,16 @@ def deploy_demo(
     """
     from fedmuon.experiments.engines.deployment import DEMO, deploy  # torch, Flower
 
-    asked = options.changes_of(overrides, data=data, seed=seed)
-    changes = [*([] if config else DEMO), *asked, "engine.name=deployment"]
-    chosen = options.chosen_config(config, changes, False)
-    assert chosen is not None
-    folder = options.chosen_folder(out, chosen)
+    option_changes = options.changes_of(overrides, data=data, seed=seed)
+    changes = [*([] if config else DEMO), *option_changes, "engine.name=deployment"]
+    run_config = options.chosen_config(config, changes, False)
+    assert run_config is not None
+    folder = options.chosen_folder(out, run_config)
     with options.resumable(folder, ["run"]):
         with Progress(live(), lines=True) as progress:
-            summary = deploy(chosen, folder, not insecure, progress.on_round_end, progress.on_start)
+            summary = deploy(
+                run_config, folder, not insecure, progress.on_round_end, progress.on_start
+            )
         tell({"folder": folder, **summary}, summary_table(summary))
         print_path("Results are in", folder)
         print_path("The log of each process is in", folder / "logs")
@@ -778,7 +791,7 @@ def unlearn(
     """
     from fedmuon.experiments import unlearning  # torch
 
-    if twice := [one for place, one in enumerate(sample) if one in sample[:place]]:
+    if twice := [index for place, index in enumerate(sample) if index in sample[:place]]:
         raise InputError(f"--sample {twice[0]} is passed twice. Pass each index once.")
     folder = out or run_dir.with_name(f"{run_dir.name}-unlearned")
     record = unlearning.execute(run_dir, sample, epsilon, delta, folder)

@@ -57,11 +57,11 @@ def brief_routes(table: str) -> str:
     """Shorten a table such as `routes.txt`: one line per group of layers with similar names."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for line in table.splitlines():
-        name, *rest = re.split(r"\s\s+", line.strip())
-        groups.setdefault((re.sub(r"\d+", "*", name), *rest), []).append(name)
+        name, *values = re.split(r"\s\s+", line.strip())
+        groups.setdefault((re.sub(r"\d+", "*", name), *values), []).append(name)
     rows = [
-        (f"{pattern} ({len(names)})" if len(names) > 1 else names[0], *rest)
-        for (pattern, *rest), names in groups.items()
+        (f"{pattern} ({len(names)})" if len(names) > 1 else names[0], *cells)
+        for (pattern, *cells), names in groups.items()
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
@@ -72,9 +72,12 @@ def _noted(record: Record) -> Record:
     return {name: record[name] for name in NOTES if name in record}
 
 
-def _note(known: Record) -> str:
+def _note(measurements: Record) -> str:
     """Format the latest measurements."""
-    text = {name: digits(one) if isinstance(one, float) else one for name, one in known.items()}
+    text = {
+        name: digits(value) if isinstance(value, float) else value
+        for name, value in measurements.items()
+    }
     return "  ".join(form.format(text[name]) for name, form in NOTES.items() if name in text)
 
 
@@ -130,23 +133,23 @@ class Progress(bars.Progress):
         if "client_loss" in record:
             self._losses = [*self._losses[:1], record["client_loss"]]
         note = self._remember([record])
-        done = record["done"] if "done" in record else record["round"]
+        completed = record["done"] if "done" in record else record["round"]
         if not self.disable:
             for bar in self.task_ids:
-                self.update(bar, completed=done, note=note)
+                self.update(bar, completed=completed, note=note)
             return
         total = max(self._total, 1)
-        due = done == self._total or done * MOST // total > self._printed * MOST // total
+        due = completed == self._total or completed * MOST // total > self._printed * MOST // total
         if self._lines and due:
             before = [
-                f"{_note({name: one[name]})} in round {one['round']}"
-                for name, one in self._unprinted.items()
-                if name not in record and "round" in one
+                f"{_note({name: earlier[name]})} in round {earlier['round']}"
+                for name, earlier in self._unprinted.items()
+                if name not in record and "round" in earlier
             ]
             measured = "  ".join(filter(None, [_note(_noted(record)), *before]))
-            line = f"{self._counted} {done}/{self._total}  {measured}".strip()
+            line = f"{self._counted} {completed}/{self._total}  {measured}".strip()
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
-            self._printed, self._unprinted = done, {}
+            self._printed, self._unprinted = completed, {}
 
     def risen(self) -> str:
         """Return a warning if the loss grew in a run that was not resumed, otherwise ""."""
@@ -204,14 +207,14 @@ class NotebookLine:
     def on_round_end(self, record: Record) -> None:
         """Move the bar to the round or cell of this record."""
         self._known |= _noted(record)
-        done = record["done"] if "done" in record else record["round"]
-        if self._shown and (done == self._total or time.monotonic() >= self._next):
+        completed = record["done"] if "done" in record else record["round"]
+        if self._shown and (completed == self._total or time.monotonic() >= self._next):
             self._next = time.monotonic() + 0.1
-            self._shown.update(self._line(done, _note(self._known)), raw=True)
+            self._shown.update(self._line(completed, _note(self._known)), raw=True)
 
-    def _line(self, done: int, note: str) -> dict[str, str]:
-        text = f"{self._counted} {done}/{self._total}  {note}"
-        bar = f'<progress value="{done}" max="{self._total}"></progress> {text}'
+    def _line(self, completed: int, note: str) -> dict[str, str]:
+        text = f"{self._counted} {completed}/{self._total}  {note}"
+        bar = f'<progress value="{completed}" max="{self._total}"></progress> {text}'
         return {"text/plain": text, "text/html": bar}
 
 
@@ -247,11 +250,11 @@ def summary_table(summary: Record) -> Group:
     """Return the results of a finished run. For a private run, add the privacy spent."""
     title = f"{summary['recipe']} on {summary['data']}, {summary['rounds']} rounds"
     title += unreleased(summary)
-    known = list(summary)[: list(summary).index("seconds")]
+    measures = list(summary)[: list(summary).index("seconds")]
     values = {
         name.replace("_", " "): ("+" if name in SIGNED and summary[name] > 0 else "")
         + digits(summary[name])
-        for name in [*known, "seconds"]
+        for name in [*measures, "seconds"]
         if isinstance(summary[name], float)
     }
     numbers = columns(title, list(values), [list(values.values())], left=0)
@@ -282,14 +285,14 @@ def _points(summary: Record) -> Table:
         names = [spelled(row["metric"]).replace("-", " ") for row in summary["table"]]
         means = _aligned([_with_half(row, "mean", "high") for row in summary["table"]])
         return columns(f"Mean {over}", ["metric", "mean"], zip(names, means, strict=True))
-    keys, chosen = [*summary["grid"]], record_name(summary["select"])
-    others = ("accuracy", "test_loss") if chosen not in ("accuracy", "test_loss") else ()
-    names = [chosen, *[one for one in others if one in summary["table"][0]][:1]]
+    keys, metric = [*summary["grid"]], record_name(summary["select"])
+    others = ("accuracy", "test_loss") if metric not in ("accuracy", "test_loss") else ()
+    names = [metric, *[name for name in others if name in summary["table"][0]][:1]]
     rows, title = summary["table"], f"Mean {over}"
     if len(rows) > SHOWN_POINTS:
         sign = -1 if summary["better"] == "higher" else 1
-        known = [row for row in rows if row[chosen] is not None]
-        rows = sorted(known, key=lambda row: sign * row[chosen])[:SHOWN_POINTS]
+        measured = [row for row in rows if row[metric] is not None]
+        rows = sorted(measured, key=lambda row: sign * row[metric])[:SHOWN_POINTS]
         title = f"The best {len(rows)} of {len(summary['table'])} points, with the mean {over}"
     best = [*summary["best"].values()]
     marks = ["best" if row in best else "diverged" if row["diverged"] else "" for row in rows]
@@ -333,12 +336,12 @@ def _sweep_words(summary: Record) -> Iterator[str]:
         name = record_name(summary["select"])
         mean, half = _with_half(row, name, f"{name}_high")
         seeds = f" (Student's 95% interval of the {count(len(summary['seeds']), 'seed')}{CHOSE})"
-        found = f"{mean} ± {half}{seeds}" if half else mean
-        chosen = f"{summary['select'].replace('-', ' ')} {found}"
-        chosen += test if summary["selected_on_test_data"] else ""
-        yield f"Best of {recipe}: {', '.join([*values, chosen])}"
-    for why in summary.get("warnings", ()):
-        yield f"Warning: {why}."
+        interval = f"{mean} ± {half}{seeds}" if half else mean
+        selection = f"{summary['select'].replace('-', ' ')} {interval}"
+        selection += test if summary["selected_on_test_data"] else ""
+        yield f"Best of {recipe}: {', '.join([*values, selection])}"
+    for warning in summary.get("warnings", ()):
+        yield f"Warning: {warning}."
 
 
 def accounts(summary: Record | None) -> list[Table]:
@@ -369,16 +372,18 @@ def run_parts(run: RunStatus, width: int, x: str = "rounds") -> Iterator[Rendera
         threads = machine["threads"]
         by = f"{machine['processor']}, {threads} thread{'s' * (threads != 1)}"
         names = ("fedmuon", "torch", "python")
-        packages = ", ".join(f"{one} {versions[one]}" for one in names)
+        packages = ", ".join(f"{package} {versions[package]}" for package in names)
         lines += [("machine", by), ("versions", packages)]
     yield facts(plain(run.path, None), lines)
 
-    known = [name for name in dict.fromkeys((*FIRST, *run.measures)) if name not in NO_CURVES]
-    curves = {name.replace("_", " "): run.curve(name, x) for name in known}
+    measures = [name for name in dict.fromkeys((*FIRST, *run.measures)) if name not in NO_CURVES]
+    curves = {name.replace("_", " "): run.curve(name, x) for name in measures}
     across = max(1, (width + GAP) // (WIDTH + GAP))
-    each = (width - GAP * (across - 1)) // across
+    panel_width = (width - GAP * (across - 1)) // across
     panels = [
-        plots.panel(name, curve, each, HEIGHT) for name, curve in curves.items() if len(curve) > 1
+        plots.panel(name, curve, panel_width, HEIGHT)
+        for name, curve in curves.items()
+        if len(curve) > 1
     ]
     for line in plots.side_by_side(panels, across, GAP):
         yield Text(line)
@@ -391,7 +396,10 @@ def run_parts(run: RunStatus, width: int, x: str = "rounds") -> Iterator[Rendera
         names = [name.replace("_", " ") for name in run.measures]
         if names:
             yield columns(
-                "latest measurements", names, [[digits(one) for one in run.measures.values()]], 0
+                "latest measurements",
+                names,
+                [[digits(value) for value in run.measures.values()]],
+                0,
             )
         if run.note:  # a finished run shows the note in its privacy table
             yield run.note

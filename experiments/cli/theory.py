@@ -115,8 +115,8 @@ def bound(
     written = {
         f"{key}={value}": name for name, (key, value) in options.items() if value is not None
     }
-    given = {"size": size, "rho": rho, "l_orth": l_orth, "l_g": l_g}
-    case = setting_of(run_dir, [*written, *(overrides or [])], given, written)
+    arguments = {"size": size, "rho": rho, "l_orth": l_orth, "l_g": l_g}
+    case = setting_of(run_dir, [*written, *(overrides or [])], arguments, written)
     record = calculator.report(case, calculator.certify(case))
     tell(record, calculator.table(record))
 
@@ -136,18 +136,22 @@ def setting_of(
     from fedmuon.config.load import load
     from fedmuon.experiments.stability.certificates import from_parameters
 
-    named = {name: value for name, value in given.items() if value is not None}
+    values = {name: value for name, value in given.items() if value is not None}
     checks = {"l_orth": at_least, "l_g": at_least, "rho": probability, "size": whole}
-    for name, value in named.items():
+    for name, value in values.items():
         checks[name](f"--{name.replace('_', '-')}", value)
     if folder is None:
-        size = named.pop("size", 200)
+        size = values.pop("size", 200)
         config = load(None, ["data.train=1_000_000_000", "data.minimum=1", *changes])
-        _require_random_clients("rho" in named, config)
-        return from_parameters(config, size, **named)
-    own = [written.get(one, f"--set {one}") for one in changes if not one.startswith("stability.")]
-    if own := own + ["--size"] * ("size" in named):
-        extra = " and ".join(own)
+        _require_random_clients("rho" in values, config)
+        return from_parameters(config, size, **values)
+    rejected = [
+        written.get(change, f"--set {change}")
+        for change in changes
+        if not change.startswith("stability.")
+    ]
+    if rejected := rejected + ["--size"] * ("size" in values):
+        extra = " and ".join(rejected)
         raise InputError(
             f"{extra} cannot change the run in {folder}, which has its own parameters. "
             f"Remove {extra}. With a run folder, use only --delta, --c-hp, --kind, "
@@ -156,10 +160,10 @@ def setting_of(
     # This module loads torch, which a bound from parameters does not need.
     from fedmuon.experiments.stability.finished_run import from_directory
 
-    rho = named.pop("rho", None)
+    rho = values.pop("rho", None)
     case = from_directory(folder, changes, rho)
     _require_random_clients(rho is not None, case.config)
-    return dataclasses.replace(case, **named)
+    return dataclasses.replace(case, **values)
 
 
 def _require_random_clients(has_rho: bool, config: "Config") -> None:
@@ -432,8 +436,10 @@ def stationarity(
         private = rates.Private(noise, columns, tail, clip, excess, moment)
         record = rates.dp_muon(problem, private, delta0, degree, iterations)
     elif paper == "002":
-        made = rates.InexactMap(singular, coefficients, iterations, sketch, oversample, power)
-        quality = made.quality() if singular else {"gamma": gamma, "nu": nu}
+        inexact_map = rates.InexactMap(
+            singular, coefficients, iterations, sketch, oversample, power
+        )
+        quality = inexact_map.quality() if singular else {"gamma": gamma, "nu": nu}
         record = rates.nesterov(problem, rule, quality["gamma"], quality["nu"]) | quality
     elif paper == "003":
         private = rates.Private(noise, columns, clip=clip)
@@ -510,7 +516,7 @@ def flops(
     require_at_most(1000, steps=steps, power=power)
     require_at_most(1e9, rank=rank, oversample=oversample)
     drawn = account.Sketch(rank, oversample, power, sketch) if rank else None
-    rest = account.Rule(aux, nesterov, decay)
-    rule = account.Rule(optimizer, nesterov, decay, steps, coefficients, drawn, rest)
-    found = account.record(model, rule)
-    tell(found, *account.tables(found))
+    aux_rule = account.Rule(aux, nesterov, decay)
+    rule = account.Rule(optimizer, nesterov, decay, steps, coefficients, drawn, aux_rule)
+    record = account.record(model, rule)
+    tell(record, *account.tables(record))
