@@ -39,7 +39,7 @@ def clients_figure(records: Sequence[Record], narrow: bool = False) -> Figure:
     names = ["loss_after", *known_names(RANKED_BY[:2], last)[:1]]
     figure, panels = style.canvas(len(names) + 1, narrow, 2.6)
     for axes, name, (colour, _) in zip(panels, names, style.SERIES, strict=False):
-        values = np.array([one[name] for one in last if name in one])
+        values = np.array([record[name] for record in last if name in record])
         count = int(np.clip(np.ceil(2 * np.sqrt(len(values))), 1, 20))  # number of bins, 1 to 20
         bins = np.histogram_bin_edges(values, count).tolist()  # equal values give a single bin
         axes.hist(values, bins=bins, color=colour, edgecolor="white", lw=0.6)
@@ -58,11 +58,11 @@ def clients_figure(records: Sequence[Record], narrow: bool = False) -> Figure:
 
 def _draw_drift(axes: Axes, records: Sequence[Record]) -> None:
     by_round: dict[int, list[float]] = {}
-    for one in records:
-        by_round.setdefault(one["round"], []).append(one.get("drift", np.nan))
+    for record in records:
+        by_round.setdefault(record["round"], []).append(record.get("drift", np.nan))
     rounds = sorted(by_round)
     low, middle, high = np.array([
-        np.nanquantile(by_round[one], [BAND[0], 0.5, BAND[1]]) for one in rounds
+        np.nanquantile(by_round[number], [BAND[0], 0.5, BAND[1]]) for number in rounds
     ]).T  # fmt: skip
     mark = "o" if len(rounds) <= 12 else ""
     axes.fill_between(rounds, low, high, color=style.GREEN, alpha=0.25, lw=0, label="10% to 90%")

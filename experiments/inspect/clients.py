@@ -24,7 +24,7 @@ SHOWN = 5  # number of worst clients in the table
 
 def last_of_each(records: Sequence[Record]) -> list[Record]:
     """Return the last record of each client, ordered by client."""
-    last = {one["client"]: one for one in records}
+    last = {record["client"]: record for record in records}
     return [last[client] for client in sorted(last)]
 
 
@@ -36,23 +36,26 @@ def distributions(records: Sequence[Record]) -> dict[str, dict[str, float]]:
     """
     last = last_of_each(records)
     others = dict.fromkeys(
-        name for one in last for name in one if name not in WORDS and name.startswith("client_test")
+        name
+        for record in last
+        for name in record
+        if name not in WORDS and name.startswith("client_test")
     )
-    found = {}
+    statistics = {}
     for name in (*WORDS, *others):
-        values = np.sort([float(one[name]) for one in last if name in one])
+        values = np.sort([float(record[name]) for record in last if name in record])
         if not len(values):
             continue
         tenth = -(-len(values) // 10)
         worst = values[:tenth] if name in LOW_IS_WORST else values[-tenth:]
-        found[name] = {
+        statistics[name] = {
             "min": float(values[0]),
             "worst tenth": float(worst.mean()),
             "median": float(np.median(values)),
             "mean": float(values.mean()),
             "max": float(values[-1]),
         }
-    return found
+    return statistics
 
 
 def worst_clients(records: Sequence[Record]) -> tuple[str, list[Record]]:
@@ -64,9 +67,14 @@ def worst_clients(records: Sequence[Record]) -> tuple[str, list[Record]]:
     last = last_of_each(records)
     name = known_names(RANKED_BY, last)[0] if known_names(RANKED_BY, last) else RANKED_BY[-1]
     sign = 1.0 if name in LOW_IS_WORST else -1.0
-    known = [one for one in last if name in one]
+    ranked = [record for record in last if name in record]
     return name, sorted(
-        known, key=lambda one: (sign * one[name], -one.get("loss_after", np.inf), one["client"])
+        ranked,
+        key=lambda record: (
+            sign * record[name],
+            -record.get("loss_after", np.inf),
+            record["client"],
+        ),
     )
 
 
@@ -78,11 +86,11 @@ def client_tables(records: Sequence[Record], clients: int) -> list[Table | str]:
     last = last_of_each(records)
     if not last:
         return ["No round is finished yet, so there are no client records."]
-    found = distributions(records)
-    head = list(next(iter(found.values())))
+    statistics = distributions(records)
+    head = list(next(iter(statistics.values())))
     rows = [
-        [word_of(name), *(_cell(name, value) for value in one.values())]
-        for name, one in found.items()
+        [word_of(name), *(_cell(name, value) for value in summary.values())]
+        for name, summary in statistics.items()
     ]
     title = f"last record of each client; {len(last)} of {clients} clients took part"
     parts: list[Table | str] = [columns(title, ("", *head), rows)]
@@ -94,21 +102,21 @@ def client_tables(records: Sequence[Record], clients: int) -> list[Table | str]:
     names = known_names(dict.fromkeys((by, "loss_after", "drift", "cosine", "samples")), worst)
     cells = [
         [
-            client_label(one["client"], one.get("name")),
-            str(one["round"]),
-            *(_cell(name, one.get(name)) for name in names),
+            client_label(record["client"], record.get("name")),
+            str(record["round"]),
+            *(_cell(name, record.get(name)) for name in names),
         ]
-        for one in worst[:SHOWN]
+        for record in worst[:SHOWN]
     ]
-    shown = ["client", "round", *map(word_of, names)]
-    shown = ["cosine" if one == WORDS["cosine"] else one for one in shown]
-    parts.append(columns(f"worst clients by {word_of(by)}", shown, cells, left=0))
+    headings = ["client", "round", *map(word_of, names)]
+    headings = ["cosine" if heading == WORDS["cosine"] else heading for heading in headings]
+    parts.append(columns(f"worst clients by {word_of(by)}", headings, cells, left=0))
     return parts
 
 
 def known_names(names: Iterable[str], records: Sequence[Record]) -> list[str]:
     """Return the names that appear in at least one of the records."""
-    return [name for name in names if any(name in one for one in records)]
+    return [name for name in names if any(name in record for record in records)]
 
 
 def client_label(client: int | str, name: str | None = None) -> str:
@@ -123,5 +131,5 @@ def word_of(name: str) -> str:
 def _cell(name: str, value: float | None) -> str:
     if value is None:
         return "–"
-    whole = name in COUNTS and float(value).is_integer()
-    return f"{value:.0f}" if whole else digits(value)
+    is_whole = name in COUNTS and float(value).is_integer()
+    return f"{value:.0f}" if is_whole else digits(value)

@@ -27,7 +27,8 @@ def record() -> dict[str, Any]:
                 rates.append({"device": name, "dtype": str(dtype)[6:], "kernel": kernel,
                               "gflops": speed / 1e9})  # fmt: skip
     sources = [
-        {"name": name, "available": found, "where": where} for name, found, where in available()
+        {"name": name, "available": is_available, "where": where}
+        for name, is_available, where in available()
     ]
     return {"devices": rates, "data": sources, "versions": versions()}
 
@@ -35,16 +36,16 @@ def record() -> dict[str, Any]:
 def tables(found: dict[str, Any]) -> list[Table]:
     """Return the result of `record` as tables."""
     rates = [
-        (one["device"], one["dtype"], one["kernel"], f"{one['gflops']:.0f}")
-        for one in found["devices"]
+        (rate["device"], rate["dtype"], rate["kernel"], f"{rate['gflops']:.0f}")
+        for rate in found["devices"]
     ]
     sources = [
         (
-            one["name"],
-            "[green]yes[/]" if one["available"] else "[yellow]no[/]",
-            escape(one["where"]),
+            source["name"],
+            "[green]yes[/]" if source["available"] else "[yellow]no[/]",
+            escape(source["where"]),
         )
-        for one in found["data"]
+        for source in found["data"]
     ]
     return [
         columns("Devices", ("device", "dtype", "kernel", "GFLOP/s"), rates, 3),

@@ -50,23 +50,23 @@ def statuses(folders: Sequence[Path], brief: bool = False) -> list[RunStatus]:
     groups: dict[Path, list[Path]] = {}
     for folder in folders:
         groups.setdefault(folder.parent, []).append(folder)
-    found: dict[Path, RunStatus] = {}
+    runs: dict[Path, RunStatus] = {}
     for parent, group in groups.items():
         if (file := _place(parent, len(group))) is None:
-            found |= {folder: RunStatus(folder, brief) for folder in group}
+            runs |= {folder: RunStatus(folder, brief) for folder in group}
             continue
         old = _read(file)
         new: Entries = {}
         for folder in group:
-            found[folder], entry = _status(folder, brief, old.get(folder.name))
+            runs[folder], entry = _status(folder, brief, old.get(folder.name))
             if entry:
                 new[folder.name] = entry
-        asked = {folder.name for folder in group}
-        others = {name: one for name, one in old.items()
-                  if name not in asked and (parent / name).is_dir()}  # fmt: skip
+        names = {folder.name for folder in group}
+        others = {name: old_entry for name, old_entry in old.items()
+                  if name not in names and (parent / name).is_dir()}  # fmt: skip
         if (new := others | new) != old:
             _write(file, new)
-    return [found[folder] for folder in folders]
+    return [runs[folder] for folder in folders]
 
 
 def place(parent: Path) -> Path:
@@ -110,8 +110,8 @@ def _status(folder: Path, brief: bool, entry: Record | None) -> tuple[RunStatus,
 def _recalled(folder: Path, brief: bool, entry: Record) -> RunStatus:
     """Return the status of a run whose properties have the values in the index."""
     run = RunStatus(folder, brief, recalled=True)
-    known = {name: entry[name] for name in ("summary", "totals")}
-    vars(run).update(known, damage="", config=_config(entry["config"]))  # as if computed before
+    values = {name: entry[name] for name in ("summary", "totals")}
+    vars(run).update(values, damage="", config=_config(entry["config"]))  # as if computed before
     return run
 
 
@@ -132,15 +132,15 @@ def _changes(config: Config) -> dict[str, Record]:
     """Return the keys whose values differ from their defaults, by table."""
     tables = {name: (getattr(config, name), table) for name, table in _defaults().items()}
     return {
-        name: {key: value for key, value in held if value != getattr(table, key)}
-        for name, (held, table) in tables.items()
+        name: {key: value for key, value in section if value != getattr(table, key)}
+        for name, (section, table) in tables.items()
     }
 
 
 def _config(changes: Mapping[str, Record]) -> Config:
     """Return the config with these changes. It was validated before it came to the index."""
     tables = {
-        name: table.model_copy(update={key: _frozen(one) for key, one in changes[name].items()})
+        name: table.model_copy(update={key: _frozen(value) for key, value in changes[name].items()})
         for name, table in _defaults().items()
     }
     return Config.model_construct(**tables)
@@ -187,7 +187,7 @@ def _write(file: Path, entries: Entries) -> None:
 
 
 def _oldest(files: Iterable[Path]) -> list[Path]:
-    return sorted(files, key=lambda one: one.stat().st_mtime, reverse=True)[MOST:]
+    return sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)[MOST:]
 
 
 def _seal(body: bytes) -> str:

@@ -40,7 +40,7 @@ def row(run: RunStatus, root: Path) -> Record:
         "seed": config.federation.seed,
         "rounds": run.totals["rounds"],
         "of": config.federation.rounds,
-        **{one: finite(measures.get(one)) for one in ("accuracy", "test_loss", "train_loss")},
+        **{key: finite(measures.get(key)) for key in ("accuracy", "test_loss", "train_loss")},
         "seconds": run.totals["seconds"],
         "state": run.state.partition(":")[0],
         "private": run.private,
@@ -52,10 +52,10 @@ def in_order(rows: Sequence[Record], column: str, reverse: bool) -> list[Record]
     name = column.replace(" ", "_").replace("-", "_")
     if name not in COLUMNS:
         raise InputError(f"there is no column {column!r}: sort by one of {', '.join(COLUMNS)}")
-    held = [one for one in rows if one[name] is not None]
+    present = [record for record in rows if record[name] is not None]
     return [
-        *sorted(held, key=lambda one: one[name], reverse=reverse),
-        *(one for one in rows if one[name] is None),
+        *sorted(present, key=lambda record: record[name], reverse=reverse),
+        *(record for record in rows if record[name] is None),
     ]
 
 
@@ -81,12 +81,14 @@ def comparison(labelled: Mapping[str, Sequence[Path]]) -> Comparison:
     for label, folders in labelled.items():
         for folder in folders:
             is_run = (folder / "config.toml").exists()
-            below = [] if is_run else [one.parent for one in sorted(folder.glob("*/summary.json"))]
+            below = (
+                [] if is_run else [file.parent for file in sorted(folder.glob("*/summary.json"))]
+            )
             for place in below or [folder]:
                 places[place] = bool(below) and places.get(place, True)
                 labels[label, place.resolve()] = place
-    known = dict(zip(places, statuses([*places]), strict=True))
-    return compared([(label, known[place]) for (label, _), place in labels.items()], places)
+    runs = dict(zip(places, statuses([*places]), strict=True))
+    return compared([(label, runs[place]) for (label, _), place in labels.items()], places)
 
 
 def heads(found: Comparison) -> list[str]:
@@ -106,20 +108,20 @@ def side_by_side(folders: Sequence[Path]) -> tuple[Comparison, Side, Side, Side]
     only. Each row starts with the names of its folders. Each mean is followed by half of its
     95% interval.
     """
-    found = comparison({"": folders})
-    keys = [name for name in heads(found) if "." in name]
-    measures = [name for name in found.measures if not name.startswith(LATE)]
-    names = [escape(one) for one in names_of(found)]
+    result = comparison({"": folders})
+    keys = [name for name in heads(result) if "." in name]
+    measures = [name for name in result.measures if not name.startswith(LATE)]
+    names = [escape(name) for name in names_of(result)]
 
     def side(words: list[str], numbers: list[str]) -> Side:
         rows = [
-            [name, *(_cell(row.get(one), one) for one in [*words, *numbers])]
-            for name, row in zip(names, found.rows, strict=True)
+            [name, *(_cell(row.get(column), column) for column in [*words, *numbers])]
+            for name, row in zip(names, result.rows, strict=True)
         ]
         return ["run", *short(words), *map(head, numbers)], rows, 1 + len(words)
 
-    every = ["seeds", *measures]
-    return found, side(keys, every), side([], every), side(keys, [])
+    columns = ["seeds", *measures]
+    return result, side(keys, columns), side([], columns), side(keys, [])
 
 
 def names_of(found: Comparison) -> list[str]:
@@ -129,16 +131,17 @@ def names_of(found: Comparison) -> list[str]:
     `MOST` folders, only the first and the last are named.
     """
     groups = [found.folders[row["run"]] for row in found.rows]
-    for place, one in enumerate(groups):  # a row with all runs of `run --seeds` names their folder
-        home = one[0].absolute().parent.parent
-        whole = (home / SWEEP).is_file() and {*(home / "runs").iterdir()}
-        if whole == {folder.absolute() for folder in one}:
+    # A row with all runs of `run --seeds` names their folder.
+    for place, group in enumerate(groups):
+        home = group[0].absolute().parent.parent
+        siblings = (home / SWEEP).is_file() and {*(home / "runs").iterdir()}
+        if siblings == {folder.absolute() for folder in group}:
             groups[place] = [home]
-    every = [folder.absolute() for folders in groups for folder in folders]
-    root = os.path.commonpath([one.parent for one in every])
-    names = [[str(folder.absolute().relative_to(root)) for folder in one] for one in groups]
-    few = [one if len(one) <= MOST else [f"{one[0]} ... {one[-1]}"] for one in names]
-    return [plain(", ".join(one), None) for one in few]
+    paths = [folder.absolute() for folders in groups for folder in folders]
+    root = os.path.commonpath([path.parent for path in paths])
+    names = [[str(folder.absolute().relative_to(root)) for folder in folders] for folders in groups]
+    few = [parts if len(parts) <= MOST else [f"{parts[0]} ... {parts[-1]}"] for parts in names]
+    return [plain(", ".join(parts), None) for parts in few]
 
 
 def head(name: str) -> str:

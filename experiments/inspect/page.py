@@ -40,35 +40,35 @@ def of_runs(runs: Sequence[RunStatus]) -> Findings:
     """
     if len(runs) == 1:
         return of_run(runs[0])
-    found = compared([("", run) for run in runs])
-    names = names_of(found)
-    first = ["seeds", *(one for one in found.measures if not one.startswith(LATE))]
-    rest = [one for one in heads(found) if one not in ("run", *first)]
-    keys = [one for one in rest if one not in found.measures]
-    late = [one for one in rest if one in found.measures]
+    comparison = compared([("", run) for run in runs])
+    names = names_of(comparison)
+    first = ["seeds", *(measure for measure in comparison.measures if not measure.startswith(LATE))]
+    others = [heading for heading in heads(comparison) if heading not in ("run", *first)]
+    keys = [heading for heading in others if heading not in comparison.measures]
+    late = [heading for heading in others if heading in comparison.measures]
     rows = []
-    for name, row in zip(names, found.rows, strict=True):
+    for name, row in zip(names, comparison.rows, strict=True):
         cells = []
-        for one in [*first, *keys, *late]:
-            value = row.get(one)
+        for column in [*first, *keys, *late]:
+            value = row.get(column)
             if isinstance(value, float):
-                cells.append(digits(value, 2 if one.endswith(SPREAD) else 4))
+                cells.append(digits(value, 2 if column.endswith(SPREAD) else 4))
             else:
                 cells.append("–" if value is None else str(value))
         rows.append((name, *cells))
     few = len(names) <= len(SERIES)
-    curves = dict(zip(names, found.curves.values(), strict=True)) if few else {}
+    curves = dict(zip(names, comparison.curves.values(), strict=True)) if few else {}
     return Findings(
         name="runs",
         title=f"{len(runs)} runs side by side",
-        data=", ".join(dict.fromkeys(one.config.data.name for one in runs)),
+        data=", ".join(dict.fromkeys(run.config.data.name for run in runs)),
         claims=[],
         numbers_title="Mean over seeds, with half of its 95% interval",
         head=("run", *map(head, first), *short(keys), *map(head, late)),
         numbers=rows,
-        note=found.note,
+        note=comparison.note,
         pictures=[_picture(curves)] if few else [],
-        again=f"fedmuon compare {' '.join(sorted({str(one.path.parent) for one in runs}))}",
+        again=f"fedmuon compare {' '.join(sorted({str(run.path.parent) for run in runs}))}",
         circumstances=circumstances(runs[0].summary or {}, ("dtype", "engine", "device")),
     )
 
@@ -101,9 +101,9 @@ def drawn(run: RunStatus) -> DrawnRun:
     reason why the run stopped, and curves.
     """
     config = run.config
-    state, _, why = run.state.partition(": ")
+    state, _, reason = run.state.partition(": ")
     if state == "failed":  # show the reason without the advice that follows it
-        state += f": {shorten(why.partition(': ')[0], SHORT, placeholder=' …')}"
+        state += f": {shorten(reason.partition(': ')[0], SHORT, placeholder=' …')}"
     words = (
         f"{config.local.recipe} on {config.data.name}",
         f"seed {config.federation.seed}",

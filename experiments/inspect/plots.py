@@ -20,12 +20,12 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
     If there are more than `width` values, each bar is the mean of several neighbouring values.
     """
-    found = [one for one in values if math.isfinite(one)]
-    count = min(width, len(found))
-    ends = [len(found) * place // count for place in range(count + 1)] if count else []
-    means = [sum(found[a:b]) / (b - a) for a, b in pairwise(ends)]
+    finite = [value for value in values if math.isfinite(value)]
+    count = min(width, len(finite))
+    ends = [len(finite) * place // count for place in range(count + 1)] if count else []
+    means = [sum(finite[a:b]) / (b - a) for a, b in pairwise(ends)]
     low, high = (min(means), max(means)) if means else (0.0, 0.0)
-    return "".join(BARS[_level(one, low, high, len(BARS))] for one in means)
+    return "".join(BARS[_level(mean, low, high, len(BARS))] for mean in means)
 
 
 def panel(title: str, points: Points, width: int, height: int) -> list[str]:
@@ -34,18 +34,18 @@ def panel(title: str, points: Points, width: int, height: int) -> list[str]:
     The first line is the title with the last value. Then `height` lines range from the maximum down
     to the minimum. The last line is the axis with the first and last x.
     """
-    found = [(x, y) for x, y in points if math.isfinite(y)]
-    if not found:
+    finite = [(x, y) for x, y in points if math.isfinite(y)]
+    if not finite:
         lines = [title, "no finite value was measured", *[""] * height]
         return [line[:width].ljust(width) for line in lines]
-    low, high = (end(y for _, y in found) for end in (min, max))
+    low, high = (end(y for _, y in finite) for end in (min, max))
     labels = [digits(high), *[""] * (height - 2), digits(low)]
     margin = max(map(len, labels))
-    drawn = braille(found, max(1, width - margin - 1), height)
+    drawn = braille(finite, max(1, width - margin - 1), height)
     lines = [f"{label:>{margin}}┤{line}" for label, line in zip(labels, drawn, strict=True)]
-    first, last = (f"{found[end][0]:g}" for end in (0, -1))
+    first, last = (f"{finite[end][0]:g}" for end in (0, -1))
     axis = " " * margin + "└" + first + last.rjust(width - margin - 1 - len(first), "─")
-    head = f"{title} {digits(found[-1][1])}"
+    head = f"{title} {digits(finite[-1][1])}"
     return [head[:width].ljust(width), *lines, axis[:width]]
 
 

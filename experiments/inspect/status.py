@@ -89,8 +89,8 @@ class RunStatus:
         RunDirectory(self.path).require_config()
         file = self.path / "config.toml"
         with mendable(file, "read"):
-            of = file.stat()
-        return _loaded(file, (of.st_mtime_ns, of.st_ctime_ns, of.st_size))
+            status = file.stat()
+        return _loaded(file, (status.st_mtime_ns, status.st_ctime_ns, status.st_size))
 
     @cached_property
     def rounds(self) -> list[Record]:
@@ -159,8 +159,8 @@ class RunStatus:
 
     def require_unchanged(self) -> None:
         """Raise an error if a file of a finished run is damaged."""
-        if self.summary is not None and (why := _changes(self.path, self._changed, self.brief)):
-            raise InputError(why)
+        if self.summary is not None and (reason := _changes(self.path, self._changed, self.brief)):
+            raise InputError(reason)
 
     @property
     def private(self) -> bool:
@@ -185,7 +185,9 @@ class RunStatus:
         """
         records = self.from_start
         places = positions(records, x, str(self.path))
-        return [(at, one[name]) for at, one in zip(places, records, strict=True) if name in one]
+        return [
+            (at, record[name]) for at, record in zip(places, records, strict=True) if name in record
+        ]
 
     @property
     def ended(self) -> bool:
@@ -213,12 +215,14 @@ class RunStatus:
         if holder := writer(self.path):
             return f"running: {holder}"
         if not (failure := RunDirectory(self.path).failure()):
-            return f"lost: {why}" if (why := _lost(self.path, self._changed)) else "unfinished"
+            return (
+                f"lost: {reason}" if (reason := _lost(self.path, self._changed)) else "unfinished"
+            )
         failed = f"failed: {failure}"
         if not self.private or self.summary is not None:
             return failed
-        if why := _lost(self.path, self._changed):
-            return f"{failed}; the run cannot be resumed: {why}"
+        if reason := _lost(self.path, self._changed):
+            return f"{failed}; the run cannot be resumed: {reason}"
         if self.config.privacy.insecure_reproducible_noise:
             return f"{failed}; a resumed run would draw the same noise and fail again: {AFRESH}"
         if not _is_finite(self.path, self._changed):
@@ -229,11 +233,11 @@ class RunStatus:
         """Return the settings and the state of the run, as pairs (name, text)."""
         lines = settings(self.config) | {"state": self.state}
         if self.rounds:
-            done, seconds = len(self.rounds), (self.summary or self.rounds[-1])["seconds"]
+            completed, seconds = len(self.rounds), (self.summary or self.rounds[-1])["seconds"]
             total = self.config.federation.rounds
-            lines["state"] += f", {done} of {total} rounds in {digits(seconds)} s"
+            lines["state"] += f", {completed} of {total} rounds in {digits(seconds)} s"
             if sent := traffic_of(self.rounds):
-                down, up = (in_bytes(one) for one in sent)
+                down, up = (in_bytes(size) for size in sent)
                 lines["traffic"] = f"{down} to clients, {up} to the server"
             lines["replies"] = _replies_of(self.rounds, self.config.federation.clients)
         if self.summary is not None:
@@ -250,8 +254,10 @@ class RunStatus:
 def changed(folder: Path) -> Changed:
     """Return the names, times and sizes of all files of a folder, which show whether it changed."""
     with os.scandir(folder) as entries:
-        there = sorted((one.name, one.stat()) for one in entries if one.is_file())
-    return tuple((name, of.st_mtime_ns, of.st_ctime_ns, of.st_size) for name, of in there)
+        files = sorted((entry.name, entry.stat()) for entry in entries if entry.is_file())
+    return tuple(
+        (name, status.st_mtime_ns, status.st_ctime_ns, status.st_size) for name, status in files
+    )
 
 
 def _replies_of(rounds: Sequence[Record], clients: int) -> str:
@@ -259,13 +265,14 @@ def _replies_of(rounds: Sequence[Record], clients: int) -> str:
 
     The text is empty if all replies were used.
     """
-    used = [answered(one) for one in rounds]
-    late = [age for one in rounds for age in one.get("staleness", ())]
-    asked, there = sum(len(one["participants"]) for one in rounds), sum(map(len, used))
-    if asked == there and not late:
+    used = [answered(record) for record in rounds]
+    late = [age for record in rounds for age in record.get("staleness", ())]
+    expected, received = sum(len(record["participants"]) for record in rounds), sum(map(len, used))
+    if expected == received and not late:
         return ""
     words = (
-        f"{there} of {asked} used, from {len({*chain.from_iterable(used)})} of {clients} clients"
+        f"{received} of {expected} used, from {len({*chain.from_iterable(used)})} of "
+        f"{clients} clients"
     )
     return words + (f", mean staleness {digits(sum(late) / len(late))}" if late else "")
 
@@ -277,11 +284,11 @@ def _memory_of(workers: list[Record]) -> str:
     """
     if not workers:
         return ""
-    nodes = len({one["node"] for one in workers})
+    nodes = len({worker["node"] for worker in workers})
     words = f"{len(workers)} on {nodes} node{'s' * (nodes != 1)}, peak memory "
     for name, where in (("memory", ""), ("gpu_memory", "; GPU ")):
-        if held := sorted(one[name] for one in workers if name in one):
-            low, high = in_bytes(held[0]), in_bytes(held[-1])
+        if sizes := sorted(worker[name] for worker in workers if name in worker):
+            low, high = in_bytes(sizes[0]), in_bytes(sizes[-1])
             words += where + (low if low == high else f"{low} to {high}")
     return words
 
@@ -329,8 +336,8 @@ def is_run(folder: Path) -> bool:
     The folder contains a run if it has a config with checksums, or the last file that is written
     before the first round.
     """
-    both = all((folder / name).is_file() for name in ("config.toml", SUMS))
-    return both or (folder / "schedule.npy").is_file()
+    has_files = all((folder / name).is_file() for name in ("config.toml", SUMS))
+    return has_files or (folder / "schedule.npy").is_file()
 
 
 def run_status(folder: Path) -> RunStatus:
@@ -355,14 +362,14 @@ def folders_below(folder: Path) -> dict[Path, Path]:
     """
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder. Pass a folder that contains runs.")
-    found, waiting = {}, [folder]
+    runs, waiting = {}, [folder]
     while waiting:
         place = waiting.pop()
         below, begun = _listing(place)
         if begun:
-            found[place] = begun
+            runs[place] = begun
         waiting += reversed(below)
-    return found
+    return runs
 
 
 def _listing(folder: Path) -> tuple[list[Path], Path | None]:
@@ -373,20 +380,20 @@ def _listing(folder: Path) -> tuple[list[Path], Path | None]:
     """
     now = time.time_ns()
     try:
-        there = folder.stat()
-        stamp = there.st_mtime_ns, there.st_ctime_ns, there.st_ino
-        if (known := _listings.get(folder)) and known[0] == stamp:
-            return known[1:]
+        status = folder.stat()
+        stamp = status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+        if (cached := _listings.get(folder)) and cached[0] == stamp:
+            return cached[1:]
         with os.scandir(folder) as entries:
-            names = sorted(one.name for one in entries if one.is_dir(follow_symlinks=False))
+            names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     except (FileNotFoundError, PermissionError):  # the folder was removed, or cannot be read
         return [], None
     begun = folder / "schedule.npy"  # missing if the run is damaged or has just begun
     begun = begun if begun.exists() else folder / "config.toml"
-    found = [folder / name for name in names], begun if is_run(folder) else None
+    listing = [folder / name for name in names], begun if is_run(folder) else None
     if max(stamp[:2]) < now - SETTLED:
-        _listings[folder] = stamp, *found
-    return found
+        _listings[folder] = stamp, *listing
+    return listing
 
 
 def settings(config: Config) -> dict[str, str]:
@@ -394,10 +401,10 @@ def settings(config: Config) -> dict[str, str]:
     lines = {}
     for line, keys in LINES.items():
         words = []
-        for key in (one for one in keys if reads(config, one)):
+        for key in (candidate for candidate in keys if reads(config, candidate)):
             table, _, name = key.partition(".")
-            held = getattr(config, table)
-            value = getattr(held, attribute(type(held), name))
+            section = getattr(config, table)
+            value = getattr(section, attribute(type(section), name))
             if table in SPARSE and value in UNSET:
                 continue
             if key == "local.batch" and not value:

@@ -63,10 +63,10 @@ def runs_of(folder: Path) -> dict[str, Path]:
     for run, file in folders_below(folder).items() if folder.is_dir() else ():
         with contextlib.suppress(FileNotFoundError):  # the run was removed in the meantime
             begun[run] = file.stat().st_mtime
-    newest = sorted(begun, key=lambda one: begun[one], reverse=True)
+    newest = sorted(begun, key=lambda path: begun[path], reverse=True)
     alone, root = folder.resolve().name, f"{folder}/".replace("//", "/")
     # For thousands of runs, `relative_to` would take a third of the time of this function.
-    return {alone if one == folder else str(one).removeprefix(root): one for one in newest}
+    return {alone if path == folder else str(path).removeprefix(root): path for path in newest}
 
 
 def about(name: str, folder: Path) -> Record:
@@ -79,19 +79,19 @@ def about(name: str, folder: Path) -> Record:
         RunDirectory(folder).require_fixed()
         run.require_unchanged()
         config = _settings(folder, (folder / "config.toml").stat().st_mtime_ns)
-        state, _, why = run.state.partition(": ")
+        state, _, reason = run.state.partition(": ")
         summary = run.summary or {}
     except InputError as error:
         return {"name": name, "state": "damaged", "why": str(error)}
-    again = run.again if state == "unfinished" else ""
-    found = {"name": name, "state": state, "why": why, "again": again, **config}
+    resume_command = run.again if state == "unfinished" else ""
+    record = {"name": name, "state": state, "why": reason, "again": resume_command, **config}
     with contextlib.suppress(FileNotFoundError):  # there is no file before the first round
-        found["size"] = _place((folder / ROUNDS).stat())
-    spent = {one: summary["privacy"].get(one) for one in SPENT} if "privacy" in summary else None
+        record["size"] = _place((folder / ROUNDS).stat())
+    spent = {key: summary["privacy"].get(key) for key in SPENT} if "privacy" in summary else None
     start = {name: value for name, value in summary.get(UNTRAINED, {}).items()
              if isinstance(value, int | float) and math.isfinite(value)}  # fmt: skip
-    told = {"stopped": summary.get("stopped", ""), "note": run.note, "untrained": start}
-    return found | told | {"spent": spent}
+    notes = {"stopped": summary.get("stopped", ""), "note": run.note, "untrained": start}
+    return record | notes | {"spent": spent}
 
 
 @lru_cache(256)
@@ -104,12 +104,12 @@ def _settings(folder: Path, changed: int) -> Record:
     return {"total": config.federation.rounds, "card": [*settings(config).items()]}
 
 
-def _place(of: os.stat_result, at: int | None = None) -> str:
+def _place(status: os.stat_result, at: int | None = None) -> str:
     """Return the inode of a file and a position in the file. The default is the end of the file.
 
     A file that replaces another file has a new inode.
     """
-    return f"{of.st_ino}-{of.st_size if at is None else at}"
+    return f"{status.st_ino}-{status.st_size if at is None else at}"
 
 
 def rounds_since(folder: Path, since: str) -> Record:
@@ -126,28 +126,28 @@ def rounds_since(folder: Path, since: str) -> Record:
         return {"at": "", "afresh": True, "rounds": [], "damaged": 0, "more": False}
     with file:
         status = os.fstat(file.fileno())
-        asked = int(since.partition("-")[2]) if re.fullmatch(r"[0-9]+-[0-9]{1,18}", since) else 0
-        start = asked if since == _place(status, asked) and asked <= status.st_size else 0
+        position = int(since.partition("-")[2]) if re.fullmatch(r"[0-9]+-[0-9]{1,18}", since) else 0
+        start = position if since == _place(status, position) and position <= status.st_size else 0
         file.seek(start)
         content = file.read(PART) + file.readline()
-    whole, mark = content[: content.rfind(b"\n") + 1], RunDirectory(folder).mark
+    complete, mark = content[: content.rfind(b"\n") + 1], RunDirectory(folder).mark
     rounds, damaged = [], 0
-    for line in whole.decode("utf-8", errors="replace").split("\n")[:-1]:
+    for line in complete.decode("utf-8", errors="replace").split("\n")[:-1]:
         if not (record := unsealed(f"{line}\n", mark)):
             damaged += record is None
             continue
-        found: Record = {
+        values: Record = {
             name: value
             for name, value in record.items()
             if isinstance(value, int | float) and math.isfinite(value)
         }
         if faults := record.get("faults"):
-            found["faults"] = [f"client {one['client']}: {one['why']}" for one in faults]
+            values["faults"] = [f"client {fault['client']}: {fault['why']}" for fault in faults]
         if "dropped" in record:
-            found["dropped"] = record["dropped"]
-        rounds.append(found)
+            values["dropped"] = record["dropped"]
+        rounds.append(values)
     return {
-        "at": _place(status, start + len(whole)),
+        "at": _place(status, start + len(complete)),
         "afresh": start == 0,
         "rounds": rounds,
         "damaged": damaged,
@@ -179,10 +179,10 @@ class Server(ThreadingHTTPServer):
         if len(hosts) != 1 or hosts[0].partition(":")[0] not in HERE:
             return 403, "text/plain", b"ask 127.0.0.1"
         try:
-            asked = urlsplit(target)
+            url = urlsplit(target)
         except ValueError:  # the text is not an address
             return NOTHING
-        secret, slash, name = asked.path.removeprefix("/").partition("/")
+        secret, slash, name = url.path.removeprefix("/").partition("/")
         if not slash or not hmac.compare_digest(secret.encode(), self._secret.encode()):
             return NOTHING
         if name in FILES:
@@ -190,16 +190,16 @@ class Server(ThreadingHTTPServer):
         if name == "runs":
             self._looks, self._last = self._looks + 1, time.monotonic()
             places = runs_of(self.folder)
-            shown = [about(name, one) for name, one in [*places.items()][:MOST]]
-            found = {"folder": str(self.folder), "runs": shown, "all": len(places)}
+            records = [about(name, path) for name, path in [*places.items()][:MOST]]
+            response = {"folder": str(self.folder), "runs": records, "all": len(places)}
         elif name == "rounds":
-            given = {key: values[0] for key, values in parse_qs(asked.query).items()}
-            if (run := runs_of(self.folder).get(given.get("run", ""))) is None:
+            query = {key: values[0] for key, values in parse_qs(url.query).items()}
+            if (run := runs_of(self.folder).get(query.get("run", ""))) is None:
                 return NOTHING
-            found = rounds_since(run, given.get("from", ""))
+            response = rounds_since(run, query.get("from", ""))
         else:
             return NOTHING
-        return 200, "application/json", json.dumps(found, allow_nan=False).encode()
+        return 200, "application/json", json.dumps(response, allow_nan=False).encode()
 
     def linger(self) -> None:
         """If a browser shows the page, wait until the page shows the end of the run."""
@@ -220,10 +220,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer the request. If a file cannot be read, answer with the reason."""
         try:
-            found = cast(Server, self.server).answer(self.headers.get_all("Host", []), self.path)
+            answer = cast(Server, self.server).answer(self.headers.get_all("Host", []), self.path)
         except (InputError, OSError) as error:
-            found = 500, "text/plain", str(error).encode()
-        status, kind, content = found
+            answer = 500, "text/plain", str(error).encode()
+        status, kind, content = answer
         self.send_response(status)
         for name, value in HEADERS.items():
             self.send_header(name, value)
