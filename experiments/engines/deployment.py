@@ -106,8 +106,8 @@ def deploy(
             with deployed(config.federation.clients, secure, out / LOGS) as deployment:
                 return deployment.execute(config, out, on_round_end, on_start)
         except InputError as error:
-            said = str(error).removesuffix(".")
-            raise InputError(f"{said}. The output of each process is in {out / LOGS}.") from None
+            message = str(error).removesuffix(".")
+            raise InputError(f"{message}. The output of each process is in {out / LOGS}.") from None
 
 
 @contextlib.contextmanager
@@ -152,7 +152,7 @@ class Deployment:
         self._start_superexec("superlink", self.port)
         self._await_superlink()
         files = [processes.folder / f"supernode-{number}.key" for number in range(nodes)]
-        keys = [f"{make_node_key(one)}.pub" for one in files] if secure else []
+        keys = [f"{make_node_key(file)}.pub" for file in files] if secure else []
         # The SuperLink admits only SuperNodes with these keys.
         if keys and self._start("register", *_auth("register"), LINK, *keys).wait(START + nodes):
             raise InputError(
@@ -171,12 +171,14 @@ class Deployment:
     ) -> Record:
         """Run or resume the experiment in `out`, and return its summary."""
         directory = RunDirectory(out.resolve())
-        known = len(directory.records())
+        finished = len(directory.records())
         app = write_app(self.processes.folder / "app", packed(config, directory.path))
         submitted = self._start("run", "flwr", "run", app, LINK, "--stream")  # until the run ends
-        on_start(known, config.federation.rounds)
+        on_start(finished, config.federation.rounds)
         try:
-            for record in self._new_records(submitted, directory, known, _longest_silence(config)):
+            for record in self._new_records(
+                submitted, directory, finished, _longest_silence(config)
+            ):
                 on_round_end(record)
         except Interrupted:  # if the ServerApp runs, let it save its state and end
             end = time.monotonic() + SAVING
@@ -189,21 +191,25 @@ class Deployment:
             raise
         if (summary := directory.summary()) is not None:
             return summary
-        said = re.sub(r"\x1b\[[0-9;]*m", "", self.processes.log("run"))
-        sentences = re.findall(r"ERROR\s*:\s*fedmuon: (.*)", said)
-        last = f"the run in the deployment ended without a result. Its last output: {said[-300:]}"
+        output = re.sub(r"\x1b\[[0-9;]*m", "", self.processes.log("run"))
+        sentences = re.findall(r"ERROR\s*:\s*fedmuon: (.*)", output)
+        last = f"the run in the deployment ended without a result. Its last output: {output[-300:]}"
         raise InputError(sentences[-1] if sentences else last)
 
     def _new_records(
-        self, submitted: subprocess.Popen[bytes], directory: RunDirectory, known: int, limit: float
+        self,
+        submitted: subprocess.Popen[bytes],
+        directory: RunDirectory,
+        finished: int,
+        limit: float,
     ) -> Iterator[Record]:
         """Yield the record of each new round until `flwr run` ends."""
         ended, end = False, time.monotonic() + limit
         while not ended:
             ended = submitted.poll() is not None  # checked before the last read of the records
             self._require_superlink()
-            if new := directory.records()[known:]:
-                known, end = known + len(new), time.monotonic() + limit
+            if new := directory.records()[finished:]:
+                finished, end = finished + len(new), time.monotonic() + limit
                 yield from new
             if time.monotonic() > end:
                 raise InputError(
@@ -274,8 +280,8 @@ class Deployment:
             link["root-certificates"] = str(self._files.authority)
         home = self.processes.home(name)
         home.mkdir(exist_ok=True)
-        known = {"superlink": {"default": LINK, LINK: link}}
-        (home / "config.toml").write_text(tomli_w.dumps(known), encoding="utf-8")
+        flwr_config = {"superlink": {"default": LINK, LINK: link}}
+        (home / "config.toml").write_text(tomli_w.dumps(flwr_config), encoding="utf-8")
         store_control_key(home / "credentials.yaml", link["address"], self._control_key)
         return self.processes.start(name, command)
 

@@ -76,9 +76,9 @@ def simulate(
 
         threads = one_thread()
     with connected(address, verbose), threads:
-        asked: dict[str, Any] = {"workers": workers, "resources": resources}
+        options: dict[str, Any] = {"workers": workers, "resources": resources}
         with grids.RayGrid(
-            client_app, num_supernodes, run_config=run_config, seed=seed, **asked
+            client_app, num_supernodes, run_config=run_config, seed=seed, **options
         ) as grid:
             server_app(grid, context)
     return context

@@ -61,14 +61,14 @@ def clear_abandoned(place: Path, prefix: str) -> None:
     """Remove this user's folders that have neither owner nor guard, and kill their processes."""
     for folder in place.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
-            found = folder.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            info = folder.lstat()
+            if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
                 continue
-            held = os.open(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = os.open(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             finally:
-                os.close(held)
+                os.close(descriptor)
             end(folder)
 
 
@@ -76,16 +76,16 @@ def end(folder: Path) -> None:
     """Kill all processes of the folder until two scans find none, then remove the folder."""
     limit, quiet = time.monotonic() + PATIENCE, 0
     while quiet < 2 and time.monotonic() < limit:
-        found = processes_of(folder)
-        kill(found)
-        quiet = 0 if found else quiet + 1
-        time.sleep(PAUSE if found else 0)
+        processes = processes_of(folder)
+        kill(processes)
+        quiet = 0 if processes else quiet + 1
+        time.sleep(PAUSE if processes else 0)
     with contextlib.suppress(OSError):  # the owner file goes last, so that a later call finds it
-        for held in [one for one in folder.iterdir() if one.name != OWNER]:
-            if held.is_dir() and not held.is_symlink():
-                shutil.rmtree(held, ignore_errors=True)
+        for entry in [path for path in folder.iterdir() if path.name != OWNER]:
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
             else:
-                held.unlink(missing_ok=True)
+                entry.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -101,7 +101,7 @@ def processes_of(folder: Path) -> set[int]:
 
     Descendants may have overwritten their environment. Without /proc, the set is empty.
     """
-    named = re.compile(rb"=" + re.escape(os.fsencode(folder)) + rb"(/|\0)")
+    pattern = re.compile(rb"=" + re.escape(os.fsencode(folder)) + rb"(/|\0)")
     members, parents = set(), {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -110,10 +110,10 @@ def processes_of(folder: Path) -> set[int]:
             if line[0] in b"ZX":  # skip a zombie: it is dead, but its parent has not read its code
                 continue
             parents[number] = int(line[1])
-            if named.search((entry / "environ").read_bytes()):
+            if pattern.search((entry / "environ").read_bytes()):
                 members.add(number)
-    while more := {one for one, parent in parents.items() if parent in members} - members:
-        members |= more
+    while children := {child for child, parent in parents.items() if parent in members} - members:
+        members |= children
     return members - {os.getpid()}
 
 

@@ -65,12 +65,12 @@ class Processes:
 
     def running(self, name: str, command: str) -> set[int]:
         """Return the ids of processes with this name whose command line contains `command`."""
-        found, line = set(), command.encode()
-        for one in processes_of(self.home(name)):
+        pids, line = set(), command.encode()
+        for pid in processes_of(self.home(name)):
             with contextlib.suppress(OSError):
-                if line in Path(f"/proc/{one}/cmdline").read_bytes():
-                    found.add(one)
-        return found
+                if line in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    pids.add(pid)
+        return pids
 
     def stop(self) -> None:
         """Kill all processes without waiting for clean exits, and remove the folder."""
@@ -99,8 +99,8 @@ def importable() -> str:
 
 def free_ports(count: int) -> list[int]:
     """Return free ports on loopback."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        return [listener.getsockname()[1] for listener in sockets]

@@ -99,28 +99,28 @@ def _joined(address: str, verbose: bool, threads: int) -> Iterator[Any]:
     """Yield the module `ray` during a connection. An empty address starts a local Ray."""
     if "ray" in sys.modules and sys.modules["ray"].is_initialized():
         raise InputError(TAKEN)
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "log_to_driver": verbose,
         "logging_level": "INFO" if verbose else "ERROR",
     }
-    with contextlib.ExitStack() as until:
-        until.enter_context(_environment({THREADS: str(threads)}))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_environment({THREADS: str(threads)}))
         if address:
             _require_listener(address)
-            given["address"] = address
-            told = {"PYTHONPATH": importable(), THREADS: str(threads)}
-            given["runtime_env"] = {"env_vars": told}
+            arguments["address"] = address
+            variables = {"PYTHONPATH": importable(), THREADS: str(threads)}
+            arguments["runtime_env"] = {"env_vars": variables}
         else:
-            given |= until.enter_context(_own(verbose))
+            arguments |= stack.enter_context(_own(verbose))
         import ray  # only after its environment variables were set
 
         try:
             with _signals_kept():
-                ray.init(**given)
+                ray.init(**arguments)
         except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
             ray.shutdown()
             raise InputError(_unreachable(error, address)) from error
-        until.callback(ray.shutdown)
+        stack.callback(ray.shutdown)
         yield ray
 
 
@@ -143,15 +143,15 @@ class SharedRay:
 
         Reconnect if this run needs other settings or if the caller has ended the shared Ray.
         """
-        wanted = (*settings, importable())
+        full_settings = (*settings, importable())
         if self._ray is not None and self._ray.is_initialized():
             if self._place() != self._begun:
                 raise InputError(TAKEN)
-            if wanted == self._settings:
+            if full_settings == self._settings:
                 return self._ray
         self.end()
         self._ray = self._until.enter_context(_joined(*settings))
-        self._settings, self._begun = wanted, self._place()
+        self._settings, self._begun = full_settings, self._place()
         return self._ray
 
     def _place(self) -> str:
@@ -160,7 +160,7 @@ class SharedRay:
 
     def spare_for(self, kind: Any) -> list[Any]:
         """Return the idle workers of one kind, and kill workers of other kinds to free cores."""
-        for other in [one for one in self.spare if one != kind]:
+        for other in [spare_kind for spare_kind in self.spare if spare_kind != kind]:
             for worker in self.spare.pop(other):
                 self._ray.kill(worker)
         return self.spare.setdefault(kind, [])
@@ -254,8 +254,8 @@ def _require_http2(link: socket.socket) -> None:
     try:
         link.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, settings]) + bytes(5))
         header = b""
-        while len(header) < 9 and (more := link.recv(9 - len(header))):
-            header += more
+        while len(header) < 9 and (chunk := link.recv(9 - len(header))):
+            header += chunk
     except TimeoutError as error:
         message = f"the program on this port did not answer within {ANSWER:g} s"
         raise OSError(message) from error
@@ -264,16 +264,16 @@ def _require_http2(link: socket.socket) -> None:
 
 
 def _unreachable(error: Exception, address: str) -> str:
-    said = (str(error).strip() or type(error).__name__).splitlines()[0]
+    message = (str(error).strip() or type(error).__name__).splitlines()[0]
     if not address:
         return (
-            f"Ray cannot start on this machine ({said}). Run the command with --verbose for "
+            f"Ray cannot start on this machine ({message}). Run the command with --verbose for "
             "details."
         )
     return (
-        f"no Ray cluster answers at {address} ({said}). Start a cluster with `ray start --head`, "
-        "set RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH if the cluster needs a token, or leave the "
-        "address out to start Ray on this machine."
+        f"no Ray cluster answers at {address} ({message}). Start a cluster with `ray start "
+        "--head`, set RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH if the cluster needs a token, or leave "
+        "the address out to start Ray on this machine."
     )
 
 
@@ -308,9 +308,11 @@ def _own(verbose: bool) -> Iterator[dict[str, Any]]:
         with _environment(environment, _read_again):
             parameter: Any = importlib.import_module("ray._private.parameter")
             full = parameter.RayParams
-            wanted = {"no_monitor": True, "include_log_monitor": verbose}
-            known = {name: on for name, on in wanted.items() if name in signature(full).parameters}
-            parameter.RayParams = partial(full, **known)
+            options = {"no_monitor": True, "include_log_monitor": verbose}
+            supported = {
+                name: on for name, on in options.items() if name in signature(full).parameters
+            }
+            parameter.RayParams = partial(full, **supported)
             try:
                 yield {"_temp_dir": str(folder.path / "ray"), "include_dashboard": False}
             finally:
@@ -321,10 +323,10 @@ def _own(verbose: bool) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _environment(
-    wanted: Mapping[str, str | None], changed: Callable[[], object] = lambda: None
+    variables: Mapping[str, str | None], changed: Callable[[], object] = lambda: None
 ) -> Iterator[None]:
     """Set or unset environment variables inside the block. Call `changed` after each change."""
-    before = {name: os.environ.get(name) for name in wanted}
+    before = {name: os.environ.get(name) for name in variables}
 
     def set_to(values: Mapping[str, str | None]) -> None:
         for name, value in values.items():
@@ -333,7 +335,7 @@ def _environment(
         changed()
 
     try:
-        set_to(wanted)
+        set_to(variables)
         yield
     finally:
         set_to(before)

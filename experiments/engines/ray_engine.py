@@ -45,13 +45,13 @@ def with_ray_grid(
     stopping.forget()
     threads = max(1, int(config.engine.cpus_per_client))
     joined = connected(config.engine.ray_address, verbose, threads)
-    with contextlib.ExitStack() as until:
-        until.enter_context(interruptible())
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(interruptible())
         if not verbose:  # show only Flower's errors
             logger = logging.getLogger("flwr")
-            until.callback(logger.setLevel, logger.level)
+            stack.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.CRITICAL)
-        until.enter_context(joined)
+        stack.enter_context(joined)
         spare = spare_workers(None if client_app else _kind_of_workers(config))
         try:
             if client_app is None:
@@ -70,9 +70,9 @@ def with_ray_grid(
                     spare=spare,
                 ) as grid,
             ):
-                done = work(grid)
+                result = work(grid)
                 stopping.pause(0.0)  # handle a request to stop that arrived at the end
-                return done
+                return result
         except RayError as error:
             raise InputError(_why(error, config)) from error
 
@@ -88,8 +88,8 @@ def _kind_of_workers(config: Config) -> tuple[Any, ...] | None:
     Runs with equal keys can share workers. The key is None if the workers load the user's own
     objects or files, which may change between runs.
     """
-    named = (getattr(getattr(config, table), key) for table, key in NAMING)
-    return None if any(map(is_own, named)) or config.given else (*_resources(config).items(),)
+    names = (getattr(getattr(config, table), key) for table, key in NAMING)
+    return None if any(map(is_own, names)) or config.given else (*_resources(config).items(),)
 
 
 def _why(error: RayError, config: Config) -> str:
@@ -105,14 +105,14 @@ def _why(error: RayError, config: Config) -> str:
         with contextlib.suppress(Exception):  # Ray may have stopped already
             place = Path(ray.get_runtime_context().get_temp_dir())
         return f"the Ray engine stopped: {why(error)} {disk_full(place)}. {STORES}"
-    said, engine = str(error.__cause__ or error).splitlines()[0], config.engine
+    message, engine = str(error.__cause__ or error).splitlines()[0], config.engine
     if isinstance(error, ActorUnschedulableError | TaskUnschedulableError):
         return (
-            f"Ray has not enough CPUs or GPUs to start a worker ({said}). Lower [engine] "
+            f"Ray has not enough CPUs or GPUs to start a worker ({message}). Lower [engine] "
             f"cpus-per-client = {engine.cpus_per_client:g} or gpus-per-client = "
             f"{engine.gpus_per_client:g}."
         )
-    return f"the Ray engine stopped ({said}). Run the command with --verbose for details."
+    return f"the Ray engine stopped ({message}). Run the command with --verbose for details."
 
 
 def machines() -> int:

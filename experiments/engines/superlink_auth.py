@@ -43,9 +43,9 @@ class OneKey(ControlAuthnPlugin):
 
     def validate_tokens_in_metadata(self, metadata: Metadata) -> tuple[bool, AccountInfo | None]:
         """Return whether the caller sent the key, and the account for which the caller acts."""
-        given = dict(metadata).get(ACCESS_TOKEN_KEY, b"")
-        given = given.encode() if isinstance(given, str) else given
-        if not self._key or not hmac.compare_digest(given, self._key):
+        token = dict(metadata).get(ACCESS_TOKEN_KEY, b"")
+        token = token.encode() if isinstance(token, str) else token
+        if not self._key or not hmac.compare_digest(token, self._key):
             return False, None
         return True, AccountInfo(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME)
 
@@ -82,14 +82,14 @@ def superexec() -> None:
     command.flower_superexec()
 
 
-def _start(command: list[str], **given: Any) -> subprocess.Popen:
+def _start(command: list[str], **options: Any) -> subprocess.Popen:
     """Start the command, and pass its token in a file that only this user can read."""
     place = command.index("--token")
     handle, file = tempfile.mkstemp(prefix="token-")
     with os.fdopen(handle, "w") as written:
         written.write(command[place + 1])
     command = [*command[:place], "--token-file", file, *command[place + 2 :]]
-    return subprocess.Popen(command, **given)
+    return subprocess.Popen(command, **options)
 
 
 if __name__ == "__main__":

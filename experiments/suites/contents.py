@@ -69,20 +69,20 @@ class SuiteRequest:
 def read(name: str) -> dict[str, Any]:
     """Read a suite (a name or a path), and the suites that its key `like` refers to."""
     content: dict[str, Any] = {}
-    for _, own in _likes(name):
-        content = merged(own, content)
+    for _, extension in _likes(name):
+        content = merged(extension, content)
     return content
 
 
 def told(name: str) -> str:
     """Return the comments at the top of a suite's file and of the files that it is based on."""
-    said = [preamble(read_text(file_of(one))) for one, _ in _likes(name)]
-    return "\n\n".join(filter(None, said))
+    comments = [preamble(read_text(file_of(like))) for like, _ in _likes(name)]
+    return "\n\n".join(filter(None, comments))
 
 
 def _likes(name: str) -> list[tuple[str, dict[str, Any]]]:
     """Return the name and content of the suite, and of all suites that its key `like` leads to."""
-    found: list[tuple[str, dict[str, Any]]] = []
+    suites: list[tuple[str, dict[str, Any]]] = []
     after: Any = name
     while after is not None:
         if not isinstance(after, str):
@@ -90,15 +90,15 @@ def _likes(name: str) -> list[tuple[str, dict[str, Any]]]:
                 f"{name}: like = {after!r} is not a name. Set like to the name of a suite in "
                 "quotes."
             )
-        if file_of(after) in [file_of(one) for one, _ in found]:
+        if file_of(after) in [file_of(suite) for suite, _ in suites]:
             raise InputError(
                 f"{name}: like = {after!r} leads back to a suite that is already loaded. Set "
                 "like to a suite that does not extend this one."
             )
         content = read_toml(file_of(after))
-        found.append((after, content))
+        suites.append((after, content))
         after = content.pop("like", None)
-    return found
+    return suites
 
 
 def preamble(text: str) -> str:
@@ -121,8 +121,8 @@ def shipped() -> dict[str, Path]:
 
     The dictionary maps the name of a suite to its file.
     """
-    own = {file.stem.replace("_", "-"): file for file in STUDIES.glob("*.toml")}
-    return {file.stem: file for file in FOLDER.glob("*.toml")} | own
+    studies = {file.stem.replace("_", "-"): file for file in STUDIES.glob("*.toml")}
+    return {file.stem: file for file in FOLDER.glob("*.toml")} | studies
 
 
 def file_of(name: str) -> Path:
@@ -148,21 +148,21 @@ def at(content: Mapping[str, Any], data: str, scale: str) -> dict[str, Any]:
 
 def _table(content: dict[str, Any], name: str, above: str = "") -> dict[str, Any]:
     """Remove the table with this name from the content, and return the table."""
-    held, name = content.pop(name, {}), above + name
-    if not isinstance(held, Mapping):
+    table, name = content.pop(name, {}), above + name
+    if not isinstance(table, Mapping):
         raise InputError(
-            f"{name} = {shown(held)} is not a table: write a line [{name}], and its keys below it"
+            f"{name} = {shown(table)} is not a table: write a line [{name}], and its keys below it"
         )
-    return dict(held)
+    return dict(table)
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Merge nested tables. If both tables contain a key, the value in `above` is used."""
-    both = {**below, **above}
+    result = {**below, **above}
     for key in set(below) & set(above):
         if isinstance(below[key], Mapping) and isinstance(above[key], Mapping):
-            both[key] = merged(below[key], above[key])
-    return both
+            result[key] = merged(below[key], above[key])
+    return result
 
 
 def locked(config: Config) -> dict[str, Any]:
@@ -212,9 +212,9 @@ def require_free(place: str, changes: Tables, settled: Mapping[str, str]) -> Non
 
 def require_other_seeds(seeds: Sequence[int], tuning_seeds: Sequence[int], chosen: str) -> None:
     """Raise InputError if a seed is used to choose a setting and also to evaluate the setting."""
-    if both := sorted({*seeds} & {*tuning_seeds}):
+    if shared := sorted({*seeds} & {*tuning_seeds}):
         raise InputError(
-            f"seed {both[0]} is in seeds and in tuning-seeds. The tuning seeds choose {chosen}, "
+            f"seed {shared[0]} is in seeds and in tuning-seeds. The tuning seeds choose {chosen}, "
             "so a test with the same seeds would be biased. Use another seed in one of the two "
             "lists."
         )
@@ -230,8 +230,8 @@ def room(source: Source | None, test: Scalar = TEST) -> tuple[int, int]:
     if source is None:
         return test, sys.maxsize
     n, parted = len(source.labels), source.official_test
-    held = min(test, n - parted if parted else n // 5)
-    return held, parted or n - held
+    held_out = min(test, n - parted if parted else n // 5)
+    return held_out, parted or n - held_out
 
 
 def sizes_that_fit(tables: Tables) -> dict[str, Scalar]:
@@ -245,10 +245,10 @@ def sizes_that_fit(tables: Tables) -> dict[str, Scalar]:
     # Only a decoder reads text, and with longer windows there are fewer samples. The sizes may not
     # fit the default number of clients.
     lone = {"task": tables.get("task", {}), "federation": {"clients": 1, "per-round": 1}}
-    held, most = room(read_source(cell({"data": data} | lone)), data.get("test", TEST))
-    kept = float(data.get("validation", 0))
-    most = int(most / (1 + kept)) if kept < 1 else most - int(kept)
-    return {"train": max(1, min(int(data.get("train", most)), most)), "test": held}
+    held_out, max_train = room(read_source(cell({"data": data} | lone)), data.get("test", TEST))
+    validation = float(data.get("validation", 0))
+    max_train = int(max_train / (1 + validation)) if validation < 1 else max_train - int(validation)
+    return {"train": max(1, min(int(data.get("train", max_train)), max_train)), "test": held_out}
 
 
 def slug(name: str) -> str:

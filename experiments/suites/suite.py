@@ -77,7 +77,7 @@ class Work(ABC):
     @property
     def configs(self) -> Sequence[Config]:
         """The configs of the runs, if the cells are runs."""
-        return [one.config for one in self.cells if hasattr(one, "config")]  # pyright: ignore
+        return [cell.config for cell in self.cells if hasattr(cell, "config")]  # pyright: ignore
 
     @property
     def lock(self) -> bytes:
@@ -133,8 +133,8 @@ class Work(ABC):
         """
         runs = out.absolute() / "runs"
         return [
-            replace(one, folder=runs / one.name) if hasattr(one, "folder") else one  # pyright: ignore
-            for one in self.cells
+            replace(cell, folder=runs / cell.name) if hasattr(cell, "folder") else cell  # pyright: ignore
+            for cell in self.cells
         ]
 
     def require_sound(self, cells: Sequence[Cell]) -> None:
@@ -144,8 +144,8 @@ class Work(ABC):
 
 def here(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Record]]:
     """Compute cells one after the other in this process."""
-    for one in cells:
-        yield one, timed(one)
+    for cell in cells:
+        yield cell, timed(cell)
 
 
 def timed(cell: Cell) -> Record:
@@ -182,13 +182,13 @@ def execute(
     # If cells of this process use Ray, it is started only once.
     with opened(work, out, resume) as suite, shared_ray():
         cells = suite.cells
-        count = sum(one.size for one in cells if one.name in suite.done)
-        on_start(count, sum(one.size for one in cells))
-        for one, record in by(suite.pending):
-            suite.save(one, record)
-            count += one.size
-            on_round_end({"done": count, "cell": one.name})
-        return _write(work, out, [suite.done[one.name] for one in cells])
+        count = sum(cell.size for cell in cells if cell.name in suite.done)
+        on_start(count, sum(cell.size for cell in cells))
+        for finished, record in by(suite.pending):
+            suite.save(finished, record)
+            count += finished.size
+            on_round_end({"done": count, "cell": finished.name})
+        return _write(work, out, [suite.done[cell.name] for cell in cells])
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class Opened:
     @property
     def pending(self) -> list[Cell]:
         """The cells that are not finished yet."""
-        return [one for one in self.cells if one.name not in self.done]
+        return [cell for cell in self.cells if cell.name not in self.done]
 
     def save(self, cell: Cell, record: Record) -> None:
         require_place(self.out)
@@ -222,32 +222,32 @@ def opened(work: Work, out: Path, resume: bool = False) -> Iterator[Opened]:
     if resume:
         _require_begun(work, out)
     with held(out):
-        cells, places, done = work.within(out), _open(work, out, resume), {}
-        for one in work.cells:
-            if (file := places[one.name]).exists():
+        cells, places, records = work.within(out), _open(work, out, resume), {}
+        for cell in work.cells:
+            if (file := places[cell.name]).exists():
                 lines = files.whole_lines(file)
-                record = files.unsealed(lines[0], work.seal(one)) if len(lines) == 1 else None
+                record = files.unsealed(lines[0], work.seal(cell)) if len(lines) == 1 else None
                 if record is None:
                     raise InputError(
-                        f"{file} does not contain a valid result of {one.name}. Remove this file "
+                        f"{file} does not contain a valid result of {cell.name}. Remove this file "
                         "and continue with --resume."
                     )
-                done[one.name] = record
-        work.require_sound([one for one in cells if one.name in done])
+                records[cell.name] = record
+        work.require_sound([finished for finished in cells if finished.name in records])
         lock = out / files.SUITE_LOCK  # updated only after the finished cells were checked
         with files.mendable(lock, "read"):
             before = files.read_bytes(lock)
-        if (both := work.joined(before)) is not None and both != before:
-            files.write_bytes(lock, both)
-        yield Opened(work, out, cells, places, done)
+        if (joined := work.joined(before)) is not None and joined != before:
+            files.write_bytes(lock, joined)
+        yield Opened(work, out, cells, places, records)
 
 
 def _require_begun(work: Work, out: Path) -> None:
     """Raise InputError if the folder contains nothing to resume. The folder is not created."""
     if not (out / files.SUITE_LOCK).exists():
-        what = "has no suite.lock" if out.exists() else "does not exist"
+        problem = "has no suite.lock" if out.exists() else "does not exist"
         raise InputError(
-            f"{out} {what}, so there is no {work.called} to resume. Check the path of --out, or "
+            f"{out} {problem}, so there is no {work.called} to resume. Check the path of --out, or "
             f"leave --resume out to begin a new {work.called}."
         )
 
@@ -271,7 +271,7 @@ def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
         if not full:  # the lock comes first, because a folder without a lock cannot be resumed
             files.write_bytes(lock, work.lock)
         (out / work.place).mkdir(exist_ok=True)
-    return {one.name: out / work.place / f"{one.name}.json" for one in work.cells}
+    return {cell.name: out / work.place / f"{cell.name}.json" for cell in work.cells}
 
 
 def _write(work: Work, out: Path, records: list[Record]) -> Record:
@@ -329,12 +329,12 @@ class Spread:
         with connected(self.address) as ray:
             task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(compute_apart)
             longest = sorted(cells, key=cost, reverse=True)
-            waiting = {task.remote(one, self.cpus): one for one in longest}
+            waiting = {task.remote(job, self.cpus): job for job in longest}
             while waiting:  # wait only briefly each time, so that signals are handled
-                for done in ray.wait(list(waiting), num_returns=1, timeout=PAUSE)[0]:
-                    cell = waiting.pop(done)
+                for ref in ray.wait(list(waiting), num_returns=1, timeout=PAUSE)[0]:
+                    cell = waiting.pop(ref)
                     try:
-                        record = ray.get(done)
+                        record = ray.get(ref)
                     except (InputError, OSError) as error:  # Ray's error may show a traceback
                         raise getattr(error, "cause", error) from error
                     except ray.exceptions.RayTaskError:
@@ -388,7 +388,7 @@ def settings_card(configs: Sequence[Config]) -> list[tuple[str, str, str]]:
 
     If a task has no choice of models, its name is listed as the model.
     """
-    found = []
+    rows = []
     for key, words in KEYS.items():
         table, _, name = key.partition(".")
         values: dict[Scalar, None] = {}
@@ -398,8 +398,8 @@ def settings_card(configs: Sequence[Config]) -> list[tuple[str, str, str]]:
             elif key == "task.model" or reads(config, key):
                 values[config.model_dump(by_alias=True)[table][name]] = None
         if values:
-            found.append((NAMES[key], words, shown(list(values))))
-    return found
+            rows.append((NAMES[key], words, shown(list(values))))
+    return rows
 
 
 def shown(values: Sequence[Scalar]) -> str:
@@ -407,8 +407,8 @@ def shown(values: Sequence[Scalar]) -> str:
 
     If there are many values, the text contains only the smallest and the largest.
     """
-    said = [f"{one:g}" if isinstance(one, float) else str(one) for one in values]
+    texts = [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
     if len(values) <= LISTED or isinstance(values[0], str):
-        return ", ".join(said)
+        return ", ".join(texts)
     order = sorted(range(len(values)), key=lambda place: float(values[place]))
-    return f"{said[order[0]]} to {said[order[-1]]} ({len(values)} values)"
+    return f"{texts[order[0]]} to {texts[order[-1]]} ({len(values)} values)"

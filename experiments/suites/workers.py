@@ -51,22 +51,22 @@ class Workers:
     _nursery: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def __enter__(self) -> Self:
-        said = os.environ.get("OMP_NUM_THREADS", "")
+        limit = os.environ.get("OMP_NUM_THREADS", "")
         threads = max(1, usable_cores() // self.count)
-        threads = min(threads, int(said)) if said.isdigit() and int(said) else threads
+        threads = min(threads, int(limit)) if limit.isdigit() and int(limit) else threads
         pairs = [Pipe() for _ in range(self.count)]
-        theirs = [end.fileno() for _, end in pairs]
+        child_fds = [end.fileno() for _, end in pairs]
         self._nursery = subprocess.Popen(
-            [sys.executable, "-m", __name__, self.loads, *map(str, [threads, *theirs])],
+            [sys.executable, "-m", __name__, self.loads, *map(str, [threads, *child_fds])],
             stdin=subprocess.PIPE,  # closed when this process ends
             stdout=subprocess.DEVNULL,
-            pass_fds=theirs,
+            pass_fds=child_fds,
             env={**os.environ, "PYTHONPATH": importable(), "OMP_NUM_THREADS": str(threads)},
             start_new_session=True,  # so that signals to this process group do not reach it
         )
-        for ours, end in pairs:
+        for pipe, end in pairs:
             end.close()
-            self._pipes.append(ours)
+            self._pipes.append(pipe)
         return self
 
     def __exit__(
@@ -80,8 +80,8 @@ class Workers:
         After an error, wait until the workers have saved their finished rounds.
         """
         assert self._nursery is not None and self._nursery.stdin is not None
-        for ours in self._pipes:
-            ours.close()
+        for pipe in self._pipes:
+            pipe.close()
         if error is not None:
             self._signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -105,21 +105,21 @@ class Workers:
 
         waiting = sorted(cells, key=cost, reverse=True)[::-1]
         busy: dict[Connection, Cell] = {}
-        for ours in self._pipes:
-            self._hand(ours, waiting, busy)
+        for pipe in self._pipes:
+            self._hand(pipe, waiting, busy)
         while busy:  # wait only briefly each time, so that signals are handled
-            for ours in wait(list(busy), PAUSE):
-                assert isinstance(ours, Connection)
-                cell = busy.pop(ours)
-                answer = self._answer(ours, cell)
-                self._hand(ours, waiting, busy)
+            for pipe in wait(list(busy), PAUSE):
+                assert isinstance(pipe, Connection)
+                cell = busy.pop(pipe)
+                answer = self._answer(pipe, cell)
+                self._hand(pipe, waiting, busy)
                 yield cell, answer
 
-    def _hand(self, ours: Connection, waiting: list[Cell], busy: dict[Connection, Cell]) -> None:
+    def _hand(self, pipe: Connection, waiting: list[Cell], busy: dict[Connection, Cell]) -> None:
         """Send the waiting cell with the highest cost to a free worker."""
         if not waiting:
             return
-        busy[ours] = cell = waiting.pop()
+        busy[pipe] = cell = waiting.pop()
         try:
             content = pickle.dumps(cell)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -128,12 +128,12 @@ class Workers:
                 "or jobs=1 in Python."
             ) from error
         with contextlib.suppress(OSError):  # `_answer` reports a worker that died
-            ours.send_bytes(content)
+            pipe.send_bytes(content)
 
-    def _answer(self, ours: Connection, cell: Cell) -> Record:
+    def _answer(self, pipe: Connection, cell: Cell) -> Record:
         """Return the record that a worker computed, or raise the worker's error."""
         try:
-            record, error = pickle.loads(ours.recv_bytes())
+            record, error = pickle.loads(pipe.recv_bytes())
         except (EOFError, OSError):
             raise InputError(
                 f"The worker process that computed {cell.name} died, often because memory ran "
@@ -152,24 +152,24 @@ def main() -> None:
     """Import the libraries, fork a worker for each pipe, and wait until all workers have ended."""
     module, threads, *pipes = sys.argv[1:]
     import_module(module)
-    ends = [Connection(int(one)) for one in pipes]
+    ends = [Connection(int(descriptor)) for descriptor in pipes]
     warnings.simplefilter("ignore", DeprecationWarning)  # forking while libraries have threads
-    for theirs in ends:
+    for own_end in ends:
         if os.fork() == 0:
             for other in ends:
-                if other is not theirs:
+                if other is not own_end:
                     other.close()  # otherwise the parent would not notice the end of its worker
-            _serve(theirs, float(threads))
+            _serve(own_end, float(threads))
             return
-    for one in ends:
-        one.close()
+    for end in ends:
+        end.close()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the signal is meant for the workers
     with contextlib.suppress(ChildProcessError):
         while True:
             os.wait()
 
 
-def _serve(theirs: Connection, cpus: float) -> None:
+def _serve(pipe: Connection, cpus: float) -> None:
     """Compute cells until the parent closes the pipe."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # The parent reports what was saved. A signal can come at any moment, even at the end of
@@ -177,10 +177,10 @@ def _serve(theirs: Connection, cpus: float) -> None:
     with contextlib.suppress(Interrupted), interruptible():
         while True:
             try:
-                content = theirs.recv_bytes()
+                content = pipe.recv_bytes()
             except EOFError:
                 return
-            theirs.send_bytes(pickle.dumps(_tried(content, cpus)))
+            pipe.send_bytes(pickle.dumps(_tried(content, cpus)))
 
 
 def _tried(content: bytes, cpus: float) -> tuple[Record | None, Exception | None]:
@@ -190,10 +190,10 @@ def _tried(content: bytes, cpus: float) -> tuple[Record | None, Exception | None
     try:
         cell: Cell = pickle.loads(content)
     except Exception as error:
-        why = f"an object cannot be loaded in another process ({error})"
+        reason = f"an object cannot be loaded in another process ({error})"
         return None, InputError(
-            f"{why}: define the object in a module that can be imported, or use --jobs 1 (jobs=1 "
-            "in Python)"
+            f"{reason}: define the object in a module that can be imported, or use --jobs 1 "
+            "(jobs=1 in Python)"
         )
     try:
         return compute_apart(cell, cpus), None
