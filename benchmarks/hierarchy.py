@@ -23,7 +23,7 @@ from fedmuon.core.rng import Draw, generator
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.wire import received
 from fedmuon.optim.aggregators import by_samples
-from fedmuon.optim.messages import Reply
+from fedmuon.optim.stage import Reply
 from fedmuon.tasks.base import Params
 
 RATE = 1.25e8  # bytes per second of a link of 1 Gbit/s

@@ -36,9 +36,9 @@ from fedmuon.federated.rounds import client_updates, first_model, opened
 from fedmuon.federated.wire import distrusted, named, pack, received
 from fedmuon.optim.chain import States
 from fedmuon.optim.client_privacy import is_masked, level_of
-from fedmuon.optim.messages import Broadcast, Reply
 from fedmuon.optim.personal_parameters import PersonalParameters
 from fedmuon.optim.recipe import Recipe
+from fedmuon.optim.stage import Broadcast, Reply
 from fedmuon.privacy.mechanisms import distributed
 from fedmuon.tasks.base import Params
 

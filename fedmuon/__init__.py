@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from fedmuon.experiments.results import Comparison, Result, StabilityResult, SweepResult
     from fedmuon.experiments.suite_result import SuiteResult
     from fedmuon.optim import aggregators, links, orthogonalizers, recipes, schedules
-    from fedmuon.optim.aggregators import Aggregator
+    from fedmuon.optim.aggregator import Aggregator
     from fedmuon.optim.chain import Chain, Context, Link
     from fedmuon.optim.orthogonalizers import Orthogonalizer
     from fedmuon.optim.recipe import Recipe

@@ -17,7 +17,7 @@ from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.traffic import returned_like
 from fedmuon.federated.wire import pack
 from fedmuon.optim.client_privacy import is_masked
-from fedmuon.optim.messages import ServerState
+from fedmuon.optim.stage import ServerState
 from fedmuon.server import messaging
 from fedmuon.server.ray.flower_internals import identify, node_ids, numbered, weight
 from fedmuon.server.ray.worker_pool import apart, large

@@ -28,7 +28,7 @@ from fedmuon.federated.traffic import returned_like, traffic
 from fedmuon.federated.wire import distrusted, pack, received
 from fedmuon.optim.chain import States
 from fedmuon.optim.client_privacy import is_masked
-from fedmuon.optim.messages import Reply, ServerState
+from fedmuon.optim.stage import Reply, ServerState
 from fedmuon.runs.loop import Measured
 from fedmuon.server import stopping
 from fedmuon.server.messaging import OWN, Numbered, Stateful, exchange, meet, public_keys, reason

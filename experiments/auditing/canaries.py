@@ -54,8 +54,8 @@ from fedmuon.federated.shards import Shards
 from fedmuon.federated.traffic import traffic
 from fedmuon.optim.chain import Chain, Context, Link, State
 from fedmuon.optim.client_privacy import level_of
-from fedmuon.optim.messages import Broadcast, Reply, ServerState
 from fedmuon.optim.recipe import Recipe, ServerRule
+from fedmuon.optim.stage import Broadcast, Reply, ServerState
 from fedmuon.privacy.audit import Claimed, Setting, log_ratio
 from fedmuon.privacy.mechanisms import distributed
 from fedmuon.privacy.mechanisms.client_level import ClientLevel

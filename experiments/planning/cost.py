@@ -31,7 +31,7 @@ from fedmuon.federated.rounds import begin, broadcast, run_rounds
 from fedmuon.federated.size_limits import COPIES
 from fedmuon.federated.traffic import returned_like
 from fedmuon.federated.wire import named
-from fedmuon.optim.messages import ServerState
+from fedmuon.optim.stage import ServerState
 from fedmuon.runs.directory import Record
 from fedmuon.runs.loop import Run, prepare
 from fedmuon.runs.provenance import Others, peak

@@ -31,8 +31,8 @@ from fedmuon.federated.evaluation import risk, sample_weights
 from fedmuon.federated.experiment import Engine, Experiment, Round
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.wire import named
-from fedmuon.optim.aggregators import mean
-from fedmuon.optim.messages import ServerState
+from fedmuon.optim.aggregator import mean
+from fedmuon.optim.stage import ServerState
 from fedmuon.runs.loop import Run, end_bytes, evaluate
 from fedmuon.runs.provenance import commit, machine, peak, versions
 

@@ -37,7 +37,7 @@ from fedmuon.federated.build import build_experiment
 from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.rounds import begin
 from fedmuon.federated.shards import targets_on
-from fedmuon.optim.messages import ServerState
+from fedmuon.optim.stage import ServerState
 from fedmuon.runs.directory import Record, RunDirectory
 from fedmuon.runs.loop import OnRoundEnd, OnStart
 from fedmuon.tasks.base import Batch, Params

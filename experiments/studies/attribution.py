@@ -55,7 +55,7 @@ from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.neighbour_runs import retrained, run_neighbours
 from fedmuon.federated.rounds import begin, run_rounds
-from fedmuon.optim.messages import ServerState
+from fedmuon.optim.stage import ServerState
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.matrix import MatrixTask

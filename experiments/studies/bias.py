@@ -43,9 +43,9 @@ from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.rounds import run_round
 from fedmuon.optim import recipes
-from fedmuon.optim.messages import ServerState
 from fedmuon.optim.orthogonalizers import Orthogonalizer, newton_schulz
 from fedmuon.optim.recipe import initial_states
+from fedmuon.optim.stage import ServerState
 from fedmuon.orthogonalize import exact_sign
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params

@@ -36,7 +36,7 @@ from fedmuon.federated.build import ResolvedConfig
 from fedmuon.federated.experiment import Experiment, Round
 from fedmuon.federated.traffic import joint
 from fedmuon.optim.client_privacy import level_of
-from fedmuon.optim.messages import ServerState
+from fedmuon.optim.stage import ServerState
 from fedmuon.privacy.accounting.composition import (
     LEAST_NOISE,
     Answer,

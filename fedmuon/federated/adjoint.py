@@ -33,7 +33,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.rounds import run_round, run_rounds
 from fedmuon.federated.shards import Shard
-from fedmuon.optim.messages import ServerState
+from fedmuon.optim.stage import ServerState
 from fedmuon.tasks.base import Batch, Params, Task, blocks
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.networks import NetworkTask

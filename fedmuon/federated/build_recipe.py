@@ -26,7 +26,8 @@ from fedmuon.core.registry import required_parameters, takes
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import attribute
 from fedmuon.core.trial import trial
-from fedmuon.optim.aggregators import AGGREGATORS, Aggregator, as_aggregator
+from fedmuon.optim.aggregator import Aggregator
+from fedmuon.optim.aggregators import AGGREGATORS, as_aggregator
 from fedmuon.optim.chain import (
     PERSONAL,
     Chain,
@@ -41,7 +42,6 @@ from fedmuon.optim.chain import (
 from fedmuon.optim.client_privacy import ClientPrivacy
 from fedmuon.optim.compression import Compression, compressor
 from fedmuon.optim.low_rank import EncodedStates
-from fedmuon.optim.messages import Reply
 from fedmuon.optim.orthogonalizers import (
     Orthogonalizer,
     as_map,
@@ -54,6 +54,7 @@ from fedmuon.optim.personal_parameters import PersonalParameters
 from fedmuon.optim.recipe import Recipe, aggregate_state, first_state, initial_states, shared_part
 from fedmuon.optim.recipes import make_recipe
 from fedmuon.optim.routing import FUSED, RoutingTable, routing_table
+from fedmuon.optim.stage import Reply
 from fedmuon.optim.user_recipe import as_recipe
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
 from fedmuon.tasks.base import Params, Points, Released, Task, split_statistics

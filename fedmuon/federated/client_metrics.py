@@ -15,7 +15,7 @@ from torch import Tensor
 from fedmuon.federated.experiment import Client
 from fedmuon.federated.shards import Shard
 from fedmuon.optim.chain import States, zeros
-from fedmuon.optim.messages import Reply, ServerState
+from fedmuon.optim.stage import Reply, ServerState
 from fedmuon.tasks.base import Batch, Params, Task, blocks, split_statistics
 
 PIECE = 1024  # number of samples that are evaluated together

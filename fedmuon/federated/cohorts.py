@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.optim.chain import States
-from fedmuon.optim.messages import MODEL, Broadcast, Reply, ServerState
+from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState
 from fedmuon.tasks.base import Params, split_statistics
 
 # (server state, replies of clients that started from it) -> replies, and next states of stages

@@ -3,19 +3,27 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
 
-from fedmuon.federated.client_states import ClientStates
 from fedmuon.federated.plan import RandomnessPlan
-from fedmuon.federated.shards import Shard, Shards
-from fedmuon.optim.messages import Reply, ServerState
 from fedmuon.optim.recipe import Recipe
+from fedmuon.optim.stage import Reply, ServerState
 from fedmuon.tasks.base import Task
 
-Client = tuple[int, Shard]  # number and samples
+if TYPE_CHECKING:
+    from fedmuon.federated.client_states import ClientStates
+    from fedmuon.federated.shards import Shard, Shards
+
+Client = tuple[int, "Shard"]  # number and samples
+
+
+def _in_memory() -> "ClientStates":
+    from fedmuon.federated.client_states import ClientStates  # also knows files
+
+    return ClientStates()
 
 
 @dataclass(frozen=True)
@@ -25,8 +33,8 @@ class Experiment:
     recipe: Recipe
     task: Task
     plan: RandomnessPlan
-    shards: Shards
-    client_states: ClientStates = field(default_factory=ClientStates)
+    shards: "Shards"
+    client_states: "ClientStates" = field(default_factory=_in_memory)
     measured: bool = False  # whether rounds record measurements of each client, which needs S = 1
 
     def client(self, number: int) -> Client:

@@ -6,6 +6,7 @@ mini-batches or lots from the plan of the run.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,8 +18,10 @@ from fedmuon.federated.experiment import Client
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.optim.chain import Context, forbidden_gradient
 from fedmuon.optim.recipe import Recipe
-from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.tasks.base import Batch, Params, Task, split_statistics
+
+if TYPE_CHECKING:
+    from fedmuon.privacy.mechanisms.gaussian import Mechanism
 
 LARGE = 1e15  # float32 can represent its square, and sums of such squares
 
@@ -124,7 +127,7 @@ class Bounded(Exact):
 class Private(Exact):
     """A noisy clipped gradient of a lot. Links can request only this release, and no gradients."""
 
-    mechanism: Mechanism | None = None
+    mechanism: "Mechanism | None" = None
 
     def context(
         self, params: Params, received: Params, step: int, statistics: Statistics

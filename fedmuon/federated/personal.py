@@ -11,9 +11,9 @@ from fedmuon.federated.evaluation import risk
 from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.rounds import client_updates, first_model, received_message
 from fedmuon.optim.chain import PERSONAL
-from fedmuon.optim.messages import ServerState
 from fedmuon.optim.personal_parameters import PersonalParameters
 from fedmuon.optim.recipe import Recipe
+from fedmuon.optim.stage import ServerState
 from fedmuon.tasks.base import Params
 
 

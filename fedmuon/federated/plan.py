@@ -3,18 +3,17 @@
 See Assumption 4.2 of the Stability note.
 """
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import numpy as np
 
-from fedmuon.core.errors import InputError
+from fedmuon.core.errors import InputError, plain
 from fedmuon.core.rng import Draw, generator, sample_keys
-from fedmuon.optim.schedules import as_factor
-from fedmuon.privacy.noise import poisson_rows, secret_stream
 
 if TYPE_CHECKING:
     from fedmuon.federated.clock import Timetable
@@ -78,13 +77,13 @@ class RandomnessPlan:
             return self.timetable.answered[round]
         if round in self._cohorts:
             return self._cohorts[round]
-        if self.poisson and self.secret:
-            rng = secret_stream(self.secret)
-        else:
-            rng = generator(self.seed, Draw.SCHEDULE, round=round)
+        rng = generator(self.seed, Draw.SCHEDULE, round=round)
         if not self.poisson:
             return np.sort(rng.choice(self.clients, self.per_round, replace=False))
-        self._cohorts[round] = poisson_rows(rng, self.clients, self.per_round / self.clients)
+        from fedmuon.privacy.noise import poisson_rows, secret_stream  # only private runs need it
+
+        stream = secret_stream(self.secret) if self.secret else rng
+        self._cohorts[round] = poisson_rows(stream, self.clients, self.per_round / self.clients)
         return self._cohorts[round]
 
     def forget(self, round: int) -> None:
@@ -144,3 +143,12 @@ class RandomnessPlan:
     def draws(self, round: int, client: int, step: int) -> Callable[..., np.random.Generator]:
         """Return a function that creates the random generators of one local step of a client."""
         return partial(generator, self.seed, round=round, client=client, step=step)
+
+
+def as_factor(found: Any) -> float | str:
+    """Convert a number, or an array of one number, to a float, and any other value to text."""
+    held = found.detach() if hasattr(found, "detach") else found
+    with contextlib.suppress(TypeError, ValueError, RuntimeError, OverflowError):  # not one number
+        if isinstance(held, SupportsFloat):
+            return float(held)
+    return found if isinstance(found, str) else plain(found, 60)

@@ -24,15 +24,14 @@ from fedmuon.core.device import with_deferred_checks
 from fedmuon.core.errors import in_round
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.threads import spread
-from fedmuon.federated.client_metrics import client_records, metrics_of_each
 from fedmuon.federated.cohorts import cohorts_of
 from fedmuon.federated.experiment import Client, Engine, Experiment, Round, mean_loss
 from fedmuon.federated.oracles import Statistics, oracle_of
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.traffic import traffic
 from fedmuon.optim.chain import PERSONAL, States
-from fedmuon.optim.messages import MODEL, Broadcast, Reply, ServerState, split_model
 from fedmuon.optim.recipe import Recipe, aggregated, initial_states, weights_and_steps
+from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, split_model
 from fedmuon.tasks.base import Params, Task, blocks, split_statistics
 
 NO_STATES: Mapping[int, States] = {}
@@ -225,7 +224,11 @@ def client_update(
     tensor = next(iter(params.values()))
     unknown = tensor.new_full((len(tensor),), math.nan)  # a private chain reports no loss
     losses = states.get("gradient", {}).get("loss", unknown).chunk(count)
-    metrics = metrics_of_each(task, clients, start, local, states) if measured else [{}] * count
+    metrics: Sequence[Mapping[str, float]] = [{}] * count
+    if measured:
+        from fedmuon.federated.client_metrics import metrics_of_each
+
+        metrics = metrics_of_each(task, clients, start, local, states)
     return [
         Reply(
             client,
@@ -259,6 +262,8 @@ def next_state(
             state, replies, partial(read_replies, recipe), partial(received_message, recipe)
         )
     if experiment.measured:  # before the aggregator, which may change its arguments
+        from fedmuon.federated.client_metrics import client_records
+
         records = client_records(state, read, recipe.direction)
     with in_round(state.round):
         factor = experiment.plan.factor_at(state.round)

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from fedmuon.config.load import Config
 from fedmuon.config.user_objects import guard, make_named, user_objects
 from fedmuon.core.registry import require_callable
-from fedmuon.optim.schedules import SCHEDULES, as_factor
+from fedmuon.federated.plan import as_factor
+from fedmuon.optim.schedules import SCHEDULES
 
 
 def schedule_of(config: Config) -> Callable[[int], float] | None:

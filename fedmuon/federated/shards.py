@@ -4,15 +4,18 @@ import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedmuon.core.device import to_device
-from fedmuon.data.federated import FederatedData
-from fedmuon.data.neighbours import Neighbours
 from fedmuon.tasks.base import Batch, Replaced
+
+if TYPE_CHECKING:
+    from fedmuon.data.federated import FederatedData
+    from fedmuon.data.neighbours import Neighbours
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Shard:
     test: Batch | None = None
 
     @classmethod
-    def among(cls, data: Batch, neighbours: Neighbours | None, client: int) -> "Shard":
+    def among(cls, data: Batch, neighbours: "Neighbours | None", client: int) -> "Shard":
         """Return a client's shard for several data sets, each of which may replace one sample."""
         there = np.flatnonzero(neighbours.client == client) if neighbours else np.array([])
         if neighbours is None or not there.size:
@@ -80,7 +83,7 @@ class Shards:
     labels: Tensor
     offsets: np.ndarray
     held_out: Batch
-    neighbours: Neighbours | None = None
+    neighbours: "Neighbours | None" = None
     whose: tuple[np.ndarray, np.ndarray] | None = None  # train indices in the source, and clients
     validation: Batch | None = None
     client_test: "Shards | None" = None  # the clients' own test samples
@@ -88,10 +91,10 @@ class Shards:
     @classmethod
     def of(
         cls,
-        data: FederatedData,
+        data: "FederatedData",
         dtype: torch.dtype,
         device: torch.device,
-        neighbours: Neighbours | None = None,
+        neighbours: "Neighbours | None" = None,
     ) -> "Shards":
         """Create the shards from the data of all clients.
 

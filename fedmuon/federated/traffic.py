@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from fedmuon.optim.chain import States
-from fedmuon.optim.messages import MODEL, Reply, ServerState, Trees, split_model
 from fedmuon.optim.recipe import Recipe, first_state
+from fedmuon.optim.stage import MODEL, Reply, ServerState, Trees, split_model
 from fedmuon.tasks.base import Params, split_statistics
 
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedmuon.optim.chain import States
-from fedmuon.optim.messages import MODEL, Broadcast, Reply, ServerState, Trees, split_model
-from fedmuon.optim.stage import Stage
+from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, Stage, Trees, split_model
 from fedmuon.privacy.mechanisms.client_level import ClientLevel, mapped
 
 

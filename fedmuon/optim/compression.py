@@ -23,8 +23,7 @@ from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.core.rng import Draw, generator
 from fedmuon.optim.chain import States, zeros
 from fedmuon.optim.low_rank import factors, factors_fit
-from fedmuon.optim.messages import MODEL, Broadcast, Reply, ServerState, Trees
-from fedmuon.optim.stage import Stage
+from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, Stage, Trees
 from fedmuon.tasks.base import Params, split_statistics
 
 AnyTrees = Mapping[str, Params]  # like `Trees`, but read-only

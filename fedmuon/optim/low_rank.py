@@ -15,8 +15,7 @@ from torch import Tensor
 from fedmuon.core.errors import InputError, shown
 from fedmuon.core.threads import one_thread
 from fedmuon.optim.chain import States
-from fedmuon.optim.messages import MODEL, Broadcast, Reply, ServerState, Trees
-from fedmuon.optim.stage import Stage
+from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, Stage, Trees
 from fedmuon.tasks.base import Params
 
 LEFT, RIGHT = ":left", ":right"  # suffixes of a tensor's two factors

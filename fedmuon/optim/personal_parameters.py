@@ -9,8 +9,7 @@ import torch
 
 from fedmuon.core.errors import InputError, shown
 from fedmuon.optim.chain import PERSONAL, States
-from fedmuon.optim.messages import MODEL, Broadcast, Reply, ServerState, Trees
-from fedmuon.optim.stage import Stage
+from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, Stage, Trees
 from fedmuon.tasks.base import Params, blocks
 
 

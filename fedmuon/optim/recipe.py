@@ -9,12 +9,12 @@ round is the same for all recipes. `recipes.py` defines the named recipes.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from fedmuon.core.errors import Guard, InputError, plain, shown
-from fedmuon.optim.aggregators import Aggregator, mean
+from fedmuon.optim.aggregator import Aggregator, mean
 from fedmuon.optim.chain import (
     PERSONAL,
     Chain,
@@ -22,10 +22,11 @@ from fedmuon.optim.chain import (
     States,
     zeros,
 )
-from fedmuon.optim.messages import MODEL, Reply
-from fedmuon.optim.stage import Stage
-from fedmuon.privacy.mechanisms.gaussian import Mechanism
+from fedmuon.optim.stage import MODEL, Reply, Stage
 from fedmuon.tasks.base import Params, split_statistics, stack_results
+
+if TYPE_CHECKING:
+    from fedmuon.privacy.mechanisms.gaussian import Mechanism
 
 # (old model, mean of the clients' models, states) -> (next model, next states)
 ServerRule = Callable[..., tuple[Params, States]]
@@ -88,7 +89,7 @@ class Recipe:
     sent: tuple[str, ...] = ()
     returned: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
-    mechanism: Mechanism | None = None
+    mechanism: "Mechanism | None" = None
     aggregate: Aggregator = field(default_factory=mean)
     scaled: bool = False
     steps: int = 0

@@ -4,27 +4,16 @@ A schedule depends only on the round, not on the data. The recursion of the Stab
 also holds with a schedule, with a different matrix A_t in each round.
 """
 
-import contextlib
 import math
 from collections.abc import Callable
-from typing import Any, SupportsFloat
 
-from fedmuon.core.errors import InputError, plain
+from fedmuon.core.errors import InputError
 from fedmuon.core.registry import Registry
 
 __all__ = ["cosine", "heavy_tailed", "step", "warm_up"]
 
 Schedule = Callable[[int], float]
 SCHEDULES: Registry[Schedule] = Registry()
-
-
-def as_factor(found: Any) -> float | str:
-    """Convert a number, or an array of one number, to a float, and any other value to text."""
-    held = found.detach() if hasattr(found, "detach") else found
-    with contextlib.suppress(TypeError, ValueError, RuntimeError, OverflowError):  # not one number
-        if isinstance(held, SupportsFloat):
-            return float(held)
-    return found if isinstance(found, str) else plain(found, 60)
 
 
 @SCHEDULES.add("cosine")

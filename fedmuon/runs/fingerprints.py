@@ -41,6 +41,9 @@ FACTORS = "factors"
 # Attributes that version 1.0 did not have: (class, attribute).
 SINCE_THEN = {("Recipe", "knows_samples"), ("Recipe", "stages"), ("Link", "knows_samples")}
 
+# Classes that have moved since version 1.0: name -> name in version 1.0.
+MOVED = {"fedmuon.optim.aggregator.Aggregator": "fedmuon.optim.aggregators.Aggregator"}
+
 # (folder, kind, id) -> the object, and its digest when the run in this folder first used it in this
 # process. Later use may change its contents, but it is still the same object.
 MET: dict[tuple[Path, str, int], tuple[Callable[[], Any], str]] = {}
@@ -178,7 +181,8 @@ def parts(found: Any, seen: dict[int, Any], state: bool = True) -> Iterator[str]
     strings represent its contents. If `state` is false, contents are left out. An opaque object is
     represented only by its type.
     """
-    yield f"{type(found).__module__}.{type(found).__qualname__}"
+    name = f"{type(found).__module__}.{type(found).__qualname__}"
+    yield MOVED.get(name, name)
     if found is None or isinstance(found, bool | int | float | complex | str | bytes | np.generic):
         yield repr(found)
     elif id(found) not in seen:

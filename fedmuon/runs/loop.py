@@ -42,8 +42,8 @@ from fedmuon.federated.personal import personal_means, tests_personal_models, tu
 from fedmuon.federated.rounds import begin
 from fedmuon.federated.wire import named, unpack
 from fedmuon.optim.chain import PERSONAL
-from fedmuon.optim.messages import ServerState
 from fedmuon.optim.routing import RoutingTable
+from fedmuon.optim.stage import ServerState
 from fedmuon.runs import fingerprints
 from fedmuon.runs.callbacks import CALLBACKS, Callback, Listener, as_callback
 from fedmuon.runs.data_notes import names_of_clients

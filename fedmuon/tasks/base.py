@@ -7,7 +7,7 @@ contains the parameters of S runs that are computed together.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +16,9 @@ from torch.func import vmap
 from torch.nn import functional
 
 from fedmuon.core.errors import InputError
-from fedmuon.tasks.per_example.clipping import Clipping
+
+if TYPE_CHECKING:
+    from fedmuon.tasks.per_example.clipping import Clipping
 
 Params = dict[str, Tensor]
 Points = Sequence[tuple[float, Params]]  # sum_k c_k (gradient at X_k), as the pairs (c_k, X_k)
@@ -157,7 +159,7 @@ class Task(Protocol):
         """
 
     def clipped(
-        self, points: Points, batches: Sequence[Batch], clipping: Clipping
+        self, points: Points, batches: Sequence[Batch], clipping: "Clipping"
     ) -> tuple[Tensor, Params]:
         """Return the mean loss at the last point, and the *sum* of the clipped gradients.
 

@@ -12,7 +12,7 @@ from fedmuon.config.load import Config
 from fedmuon.federated.build import build_experiment, build_plan, build_task
 from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.rounds import begin, simulate
-from fedmuon.optim.messages import ServerState
+from fedmuon.optim.stage import ServerState
 from fedmuon.tasks.base import Params
 from fedmuon.tasks.decoder import Form
 from fedmuon.tasks.networks import NetworkTask

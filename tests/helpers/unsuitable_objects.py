@@ -29,7 +29,7 @@ import fedmuon
 from fedmuon import links
 from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.optim import DPMuon, Muon
-from fedmuon.optim.aggregators import Aggregator
+from fedmuon.optim.aggregator import Aggregator
 from fedmuon.optim.recipes import fedmuon as recipe_of
 from fedmuon.optim.server_rules import replace_by_mean
 

@@ -28,7 +28,7 @@ from fedmuon.federated import accountant
 from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.rounds import begin, broadcast, client_updates, simulate
 from fedmuon.federated.traffic import joint
-from fedmuon.optim.messages import Reply
+from fedmuon.optim.stage import Reply
 from fedmuon.privacy.accounting.composition import epsilon
 from fedmuon.privacy.audit import log_ratio
 from fedmuon.privacy.ledger import Ledger

@@ -15,7 +15,7 @@ from fedmuon.federated.adjoint import backwards, pulled_back
 from fedmuon.federated.build import build_experiment
 from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.rounds import begin, run_rounds, simulate
-from fedmuon.optim.messages import ServerState
+from fedmuon.optim.stage import ServerState
 from fedmuon.tasks.base import Batch, Params, Task
 from fedmuon.tasks.networks import NetworkTask
 

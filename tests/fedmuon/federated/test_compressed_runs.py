@@ -30,7 +30,7 @@ from fedmuon.federated.rounds import (
     simulate,
 )
 from fedmuon.optim.compression import Compression, compressor, identity
-from fedmuon.optim.messages import Reply, ServerState
+from fedmuon.optim.stage import Reply, ServerState
 from fedmuon.runs.loop import prepare, train
 
 TOP = {"uplink": "top-k", "share": 0.3}

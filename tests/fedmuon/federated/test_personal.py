@@ -26,10 +26,10 @@ from fedmuon.federated.personal import fine_tuned
 from fedmuon.federated.rounds import begin, broadcast, client_updates, simulate
 from fedmuon.federated.wire import pack
 from fedmuon.optim.chain import PERSONAL, Chain
-from fedmuon.optim.messages import ServerState
 from fedmuon.optim.personal_parameters import PersonalParameters
 from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.server_rules import replace_by_mean
+from fedmuon.optim.stage import ServerState
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.per_example.clipping import Clipping

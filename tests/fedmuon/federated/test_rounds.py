@@ -21,7 +21,7 @@ from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.evaluation import risk
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.rounds import begin, run_rounds, server_update, simulate
-from fedmuon.optim.messages import Reply, ServerState
+from fedmuon.optim.stage import Reply, ServerState
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.constants import constants
 

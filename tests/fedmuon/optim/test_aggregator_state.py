@@ -16,10 +16,10 @@ import fedmuon
 from fedmuon import aggregators, links
 from fedmuon.core.errors import InputError
 from fedmuon.federated.rounds import server_update
-from fedmuon.optim.messages import Reply, ServerState
 from fedmuon.optim.recipe import initial_states
 from fedmuon.optim.recipes import Chain, Link, Recipe
 from fedmuon.optim.server_rules import replace_by_mean
+from fedmuon.optim.stage import Reply, ServerState
 from fedmuon.optim.user_recipe import as_recipe
 from fedmuon.runs.directory import RunDirectory
 

@@ -19,7 +19,7 @@ from fedmuon import aggregators
 from fedmuon.core.arrays import read_tensors
 from fedmuon.core.registry import make
 from fedmuon.data.partition import PARTITIONS, clients_of_samples
-from fedmuon.optim.messages import Reply
+from fedmuon.optim.stage import Reply
 
 pytestmark = pytest.mark.usefixtures("runs_apart")
 

@@ -13,7 +13,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.rounds import begin, run_rounds, simulate
 from fedmuon.optim.compression import Compression, identity
-from fedmuon.optim.messages import ServerState
+from fedmuon.optim.stage import ServerState
 
 LOCAL = {"recipe": "ef21-muon", "lr": 0.3, "momentum": 0.8, "steps": 1, "batch": 0}
 TOP = {"uplink": "top-k", "share": 0.3, "feedback": "ef21"}

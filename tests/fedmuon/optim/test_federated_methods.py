@@ -24,9 +24,9 @@ from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.rounds import begin, run_round, run_rounds, simulate
 from fedmuon.optim.chain import Chain, Context
-from fedmuon.optim.messages import ServerState
 from fedmuon.optim.recipe import Recipe, initial_states
 from fedmuon.optim.server_rules import replace_by_mean
+from fedmuon.optim.stage import ServerState
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.tasks.base import Params
 from fedmuon.tasks.per_example.clipping import Clipping

@@ -21,7 +21,7 @@ from fedmuon.federated.client_data import build_data
 from fedmuon.federated.rounds import begin, broadcast, client_updates, received_message, simulate
 from fedmuon.federated.wire import named, pack, unpack
 from fedmuon.optim.low_rank import LEFT, RIGHT, EncodedStates, factors, low_rank
-from fedmuon.optim.messages import ServerState
+from fedmuon.optim.stage import ServerState
 from fedmuon.server.message_sizes import on_ray
 
 

@@ -24,9 +24,9 @@ from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.rounds import begin, server_update, simulate
 from fedmuon.optim import links
 from fedmuon.optim.chain import Context, Params, forbidden_gradient
-from fedmuon.optim.messages import Reply, ServerState
 from fedmuon.optim.recipe import Recipe, initial_states
 from fedmuon.optim.recipes import make_recipe
+from fedmuon.optim.stage import Reply, ServerState
 from fedmuon.tasks.base import Released
 from fedmuon.tasks.matrix import MatrixTask
 

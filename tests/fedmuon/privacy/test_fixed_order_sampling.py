@@ -25,7 +25,7 @@ from fedmuon.federated.build import build_experiment, build_worker, resolve
 from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.rounds import begin, broadcast, client_updates, run_rounds
-from fedmuon.optim.messages import Broadcast
+from fedmuon.optim.stage import Broadcast
 from fedmuon.privacy.accounting.composition import account
 from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.audit import Statistics, counted

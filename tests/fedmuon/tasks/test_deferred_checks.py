@@ -32,8 +32,8 @@ from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.rounds import begin, broadcast, client_updates, first_model, server_update
 from fedmuon.optim.chain import Chain, Context, stateless
 from fedmuon.optim.links import map_matrices
-from fedmuon.optim.messages import ServerState
 from fedmuon.optim.orthogonalizers import map_of_value
+from fedmuon.optim.stage import ServerState
 from fedmuon.privacy.mechanisms import gaussian
 from fedmuon.tasks.base import Batch, Params, Replaced
 from fedmuon.tasks.matrix import MatrixTask
