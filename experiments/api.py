@@ -86,6 +86,7 @@ def run(
     recipe: Any = None,
     orthogonalizer: Any = None,
     aggregate: Any = None,
+    stage: Any = None,
     schedule: Any = None,
     callbacks: Sequence[Callback | Listener] = (),
     out: str | Path | None = None,
@@ -117,6 +118,7 @@ def run(
             function on stacks of matrices `[..., m, n]`.
         aggregate: How the server combines replies: a name, a `fedmuon.Aggregator`, or a function of
             the replies of a round.
+        stage: A `fedmuon.Stage`, or a list of stages, that change the messages of the run.
         schedule: How the step size changes over rounds. Pass a name, or a function that takes the
             number of the round (0, 1, ...) and returns a factor for `lr`.
         callbacks: Callbacks that are called after each round, such as
@@ -146,7 +148,8 @@ def run(
     """
     objects = {
         "data": data, "partition": partition, "task": task, "recipe": recipe,
-        "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,
+        "orthogonalizer": orthogonalizer, "aggregate": aggregate, "stage": stage,
+        "schedule": schedule,
     }  # fmt: skip
     run_config = _chosen(config, objects, test, resume, out)
     with _folder(out, resume) as (folder, temporary), in_python(), _bar(progress, "rounds") as bar:
@@ -170,6 +173,7 @@ def sweep(
     recipe: Any = None,
     orthogonalizer: Any = None,
     aggregate: Any = None,
+    stage: Any = None,
     schedule: Any = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -209,6 +213,7 @@ def sweep(
             function on stacks of matrices `[..., m, n]`.
         aggregate: How the server combines replies: a name, a `fedmuon.Aggregator`, or a function of
             the replies of a round.
+        stage: A `fedmuon.Stage`, or a list of stages, that change the messages of the run.
         schedule: How the step size changes over rounds. Pass a name, or a function that takes the
             number of the round (0, 1, ...) and returns a factor for `lr`.
         out: The folder of the sweep. Without `out`, the folder is temporary, as for `run`.
@@ -234,7 +239,8 @@ def sweep(
 
     objects = {
         "data": data, "partition": partition, "task": task, "recipe": recipe,
-        "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,
+        "orthogonalizer": orthogonalizer, "aggregate": aggregate, "stage": stage,
+        "schedule": schedule,
     }  # fmt: skip
     with in_python():
         _require_counts(seeds=seeds, jobs=jobs)
@@ -316,6 +322,7 @@ def stability(
     recipe: Any = None,
     orthogonalizer: Any = None,
     aggregate: Any = None,
+    stage: Any = None,
     schedule: Any = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -355,6 +362,7 @@ def stability(
             function on stacks of matrices `[..., m, n]`.
         aggregate: How the server combines replies: a name, a `fedmuon.Aggregator`, or a function of
             the replies of a round.
+        stage: A `fedmuon.Stage`, or a list of stages, that change the messages of the run.
         schedule: How the step size changes over rounds. Pass a name, or a function that takes the
             number of the round (0, 1, ...) and returns a factor for `lr`.
         out: The run folder. Without `out`, the folder is temporary. This folder is removed with the
@@ -386,7 +394,8 @@ def stability(
     config = settings.instead_of(config, setting)
     objects = {
         "data": data, "partition": partition, "task": task, "recipe": recipe,
-        "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,
+        "orthogonalizer": orthogonalizer, "aggregate": aggregate, "stage": stage,
+        "schedule": schedule,
     }  # fmt: skip
     options = {"trials": trials, "neighbours": neighbours}
     table = {name: value for name, value in options.items() if value is not None}
@@ -417,6 +426,7 @@ def gap(
     recipe: Any = None,
     orthogonalizer: Any = None,
     aggregate: Any = None,
+    stage: Any = None,
     schedule: Any = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -457,6 +467,7 @@ def gap(
             function on stacks of matrices `[..., m, n]`.
         aggregate: How the server combines replies: a name, a `fedmuon.Aggregator`, or a function of
             the replies of a round.
+        stage: A `fedmuon.Stage`, or a list of stages, that change the messages of the run.
         schedule: How the step size changes over rounds. Pass a name, or a function that takes the
             number of the round (0, 1, ...) and returns a factor for `lr`.
         out: The folder of the result. Without `out`, the folder is temporary, as for `run`.
@@ -486,7 +497,8 @@ def gap(
 
     objects = {
         "data": data, "partition": partition, "task": task, "recipe": recipe,
-        "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,
+        "orthogonalizer": orthogonalizer, "aggregate": aggregate, "stage": stage,
+        "schedule": schedule,
     }  # fmt: skip
     with in_python():
         _require_counts(seeds=seeds, jobs=jobs)
@@ -520,6 +532,7 @@ def plan(
     recipe: Any = None,
     orthogonalizer: Any = None,
     aggregate: Any = None,
+    stage: Any = None,
     schedule: Any = None,
 ) -> Record:
     """Estimate the time, memory and traffic of a run from a short trial.
@@ -547,6 +560,7 @@ def plan(
             function on stacks of matrices `[..., m, n]`.
         aggregate: How the server combines replies: a name, a `fedmuon.Aggregator`, or a function of
             the replies of a round.
+        stage: A `fedmuon.Stage`, or a list of stages, that change the messages of the run.
         schedule: How the step size changes over rounds. Pass a name, or a function that takes the
             number of the round (0, 1, ...) and returns a factor for `lr`.
 
@@ -566,7 +580,8 @@ def plan(
     """
     objects = {
         "data": data, "partition": partition, "task": task, "recipe": recipe,
-        "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,
+        "orthogonalizer": orthogonalizer, "aggregate": aggregate, "stage": stage,
+        "schedule": schedule,
     }  # fmt: skip
     return cost.plan(_chosen(config, objects, test, False, None))
 

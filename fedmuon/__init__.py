@@ -57,11 +57,12 @@ if TYPE_CHECKING:
     from fedmuon.experiments.gap_result import GapResult
     from fedmuon.experiments.results import Comparison, Result, StabilityResult, SweepResult
     from fedmuon.experiments.suite_result import SuiteResult
-    from fedmuon.optim import aggregators, links, orthogonalizers, recipes, schedules
+    from fedmuon.optim import aggregators, links, orthogonalizers, recipes, schedules, stages
     from fedmuon.optim.aggregator import Aggregator
     from fedmuon.optim.chain import Chain, Context, Link
     from fedmuon.optim.orthogonalizers import Orthogonalizer
     from fedmuon.optim.recipe import Recipe
+    from fedmuon.optim.stage import Stage
     from fedmuon.privacy.accounting.composition import EpsilonResult
     from fedmuon.runs import callbacks
     from fedmuon.tasks.user_task import Task
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _PLACES = {
-    "Aggregator": "optim.aggregators",
+    "Aggregator": "optim.aggregator",
     "AuditResult": "experiments.accounts",
     "Chain": "optim.chain",
     "Comparison": "experiments.results",
@@ -85,6 +86,7 @@ _PLACES = {
     "Result": "experiments.results",
     "RunAuditResult": "experiments.accounts",
     "StabilityResult": "experiments.results",
+    "Stage": "optim.stage",
     "SuiteResult": "experiments.suite_result",
     "SweepResult": "experiments.results",
     "Tables": "config.typed",
@@ -118,6 +120,7 @@ _MODULES = {
     "orthogonalizers": "optim.orthogonalizers",
     "recipes": "optim.recipes",
     "schedules": "optim.schedules",
+    "stages": "optim.stages",
 }
 
 
@@ -166,6 +169,7 @@ __all__ = [
     "Result",
     "RunAuditResult",
     "StabilityResult",
+    "Stage",
     "SuiteResult",
     "SweepResult",
     "Tables",
@@ -193,6 +197,7 @@ __all__ = [
     "schedules",
     "sigma",
     "stability",
+    "stages",
     "suite",
     "sweep",
     "unlearn",

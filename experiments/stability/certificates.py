@@ -138,6 +138,12 @@ def method_of(config: Config) -> Method:
             "Stability note does not cover compression. Remove [compression] from the "
             "config."
         )
+    if config.federation.stage != "none":
+        raise Uncertified(
+            "A run with a stage of your own has no certificate, because the recursion of the "
+            "Stability note covers only the messages of Algorithm 1. Remove [federation] stage "
+            "from the config."
+        )
     if has_map(config):
         _require_plain_steps(config)
     if local.schedule == HEAVY:

@@ -37,7 +37,9 @@ from fedmuon.federated.build import build_experiment
 from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.rounds import begin
 from fedmuon.federated.shards import targets_on
+from fedmuon.optim.low_rank import EncodedStates
 from fedmuon.optim.stage import ServerState
+from fedmuon.optim.user_stage import has_custom_stage
 from fedmuon.runs.directory import Record, RunDirectory
 from fedmuon.runs.loop import OnRoundEnd, OnStart
 from fedmuon.tasks.base import Batch, Params
@@ -281,7 +283,10 @@ def smooth(run: FinishedRun) -> Experiment:
     """
     config, recipe = run.config, run.experiment.recipe
     links = [link.name for link in recipe.chain.links]
-    require_smooth(config, recipe.private, links, recipe.keeps_states, bool(recipe.codecs))
+    compressed = any(isinstance(stage, EncodedStates) for stage in recipe.stages)
+    require_smooth(
+        *(config, recipe.private, links, recipe.keeps_states, compressed, has_custom_stage(recipe))
+    )
     if run.experiment.task.dtype == torch.float64:
         return run.experiment
     engine = config.engine.model_copy(update={"dtype": "float64"})
@@ -296,12 +301,13 @@ def require_smooth(
     links: Sequence[str] = (),
     keeping: bool = False,
     compressed: bool = False,
+    staged: bool = False,
 ) -> None:
     """Raise InputError if the config shows that the final model cannot be differentiated.
 
     The other arguments describe a custom recipe: whether it is private, the names of its gradient
-    transformations (`links`), whether clients store states (`keeping`), and whether messages are
-    compressed (`compressed`).
+    transformations (`links`), whether clients store states (`keeping`), whether messages are
+    compressed (`compressed`), and whether it has a custom stage (`staged`).
     """
     orthogonalizer, aggregate = config.orthogonalizer.name, config.federation.aggregate
     if private or config.local.recipe in PRIVATE or config.privacy.level == "client":
@@ -327,6 +333,8 @@ def require_smooth(
         reason = (
             "compressed messages have no derivative, because they select entries or round numbers"
         )
+    elif staged or config.federation.stage != "none":
+        reason = "it is unknown whether the messages of your own stage have a derivative"
     else:
         return
     raise InputError(

@@ -61,6 +61,16 @@ def _named(key: str, *more: str) -> Callable[[str], str]:
     return check
 
 
+def _none_or_own(value: str) -> str:
+    """Accept `none` and the names of custom objects."""
+    if value == "none" or is_own(value):
+        return value
+    raise ValueError(
+        f"{value!r} is not a custom object. Write none, or package.module:object for your own "
+        "object"
+    )
+
+
 def _share_or_count(value: float) -> float:
     """Accept a share of at most 1, or an integer number of samples."""
     if value > 1 and value != int(value):
@@ -585,6 +595,12 @@ class Federation(Table):
         "Stability bounds and optimizers whose names end in `-muonbc` require `mean` or "
         "`by-samples`.",
         values=f"auto, {', '.join(NAMES['federation.aggregate'])}, or your own",
+    )
+    stage: Annotated[Text, AfterValidator(_none_or_own)] = key(
+        "none",
+        "Your own stage, or a list of stages, which change the messages between the server and its "
+        "clients (`fedmuon.Stage`). A run with a stage of your own has no certificate.",
+        values="none, or your own",
     )
     partition: Annotated[Text, AfterValidator(_named("federation.partition"))] = key(
         "dirichlet", "How samples are divided among the clients."

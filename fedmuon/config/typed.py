@@ -61,6 +61,7 @@ FederationKeys = TypedDict(
         "rounds": int,
         "risk-weights": Literal["size", "uniform"],
         "aggregate": Literal["mean", "by-samples", "median", "trimmed-mean", "krum"] | str,
+        "stage": str,
         "partition": Literal["dirichlet", "iid", "shards", "quantity", "column"] | str,
         "seed": int,
         "options": Mapping[str, Any],

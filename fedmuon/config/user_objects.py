@@ -39,6 +39,7 @@ NAMED = {
     "data": ("data", "name"),
     "partition": ("federation", "partition"),
     "aggregate": ("federation", "aggregate"),
+    "stage": ("federation", "stage"),
     "task": ("task", "name"),
     "recipe": ("local", "recipe"),
     "schedule": ("local", "schedule"),
@@ -82,6 +83,7 @@ class UserObjects:
     recipe: Any = None
     orthogonalizer: Any = None
     aggregate: Any = None
+    stage: Any = None
     schedule: Any = None
     callback: Any = None
 

@@ -173,6 +173,7 @@ WANTED = {
     "server rule": "a function that takes (old, mean, states) and returns (model, states)",
     "orthogonalizer": "a function on stacks of matrices [..., m, n]",
     "aggregate": "a function of a round's replies that returns a mapping of names to tensors",
+    "stage": "a fedmuon.Stage, or a list of them",
     "schedule": "a function of the round that returns a number of 0 or more",
     "callback": "a function (record, state) or a fedmuon.callbacks.Callback",
     "callbacks": "a list of functions (record, state) or of fedmuon.callbacks.Callback",

@@ -54,8 +54,9 @@ from fedmuon.optim.personal_parameters import PersonalParameters
 from fedmuon.optim.recipe import Recipe, aggregate_state, first_state, initial_states, shared_part
 from fedmuon.optim.recipes import make_recipe
 from fedmuon.optim.routing import FUSED, RoutingTable, routing_table
-from fedmuon.optim.stage import Reply
+from fedmuon.optim.stage import Reply, Stage
 from fedmuon.optim.user_recipe import as_recipe
+from fedmuon.optim.user_stage import as_stages, has_custom_stage, require_stages, with_custom_stages
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
 from fedmuon.tasks.base import Params, Points, Released, Task, split_statistics
 from fedmuon.tasks.matrix import MatrixTask
@@ -124,6 +125,7 @@ def build_recipe(
             "the aggregate of this recipe may reveal this number. Use the plain mean, or "
             "adjacency = 'zero-out'."
         )
+    found = _with_own_stages(config, found, task)
     found = _with_compression(config, found)
     _require_countable(config, found, hidden)
     _require_personal(config, found, task)
@@ -164,6 +166,24 @@ def build_recipe(
         privacy.honest,
     )
     return replace(found, stages=(ClientPrivacy(level, found.returned), *found.stages))
+
+
+def _with_own_stages(config: Config, recipe: Recipe, task: Task) -> Recipe:
+    """Add the stages of the config, and check all custom stages in a trial round."""
+    found = make_named(config, "stage", values=(Stage, tuple, list))
+    if found is not None:
+        within = guard(config, "stage")
+        recipe = with_custom_stages(recipe, as_stages(found, within))
+    if not has_custom_stage(recipe):
+        return recipe
+    if recipe.private or config.privacy.level == "client":
+        raise InputError(
+            "[federation] stage names your own stage, but the run is private, and the ledger does "
+            "not know what your stage sends. Leave stage out, or set [privacy] noise = 0 and "
+            "choose a recipe that is not private."
+        )
+    require_stages(recipe, task.initial(generator(0, Draw.INITIAL)))
+    return recipe
 
 
 def _with_compression(config: Config, recipe: Recipe) -> Recipe:
@@ -220,6 +240,7 @@ def is_centred(config: Config, task: Task) -> bool:
     """
     summed = config.federation.aggregate in ("mean", "by-samples")
     whole = config.compression.uplink == config.compression.downlink == "none"
+    whole = whole and config.federation.stage == "none"
     return isinstance(task, MatrixTask) and config.local.recipe not in PRIVATE and summed and whole
 
 
@@ -403,6 +424,11 @@ def _require_movable(config: Config, recipe: Recipe) -> None:
     """
     if config.devices.mode != "fedbuff":
         return
+    if has_custom_stage(recipe):
+        raise InputError(
+            "[devices] mode = 'fedbuff' adds up changes of models, but it is unknown what a stage "
+            "of your own does with changes. Choose another mode, or leave the stage out."
+        )
     if recipe.direction:
         raise InputError(
             "[devices] mode = 'fedbuff' adds up changes of models, but the clients of this "

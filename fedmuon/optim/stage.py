@@ -219,11 +219,19 @@ class Stage:
         return replies, {}
 
     def sent_like(self, message: Trees) -> Trees:
-        """Return tensors with the names, shapes and dtypes that `send` makes of a message."""
+        """Return tensors with the names, shapes and dtypes that `send` makes of a message.
+
+        Args:
+            message: The model and the states before `send`.
+        """
         return message
 
     def returned_like(self, message: Trees) -> Trees:
-        """Return tensors with the names, shapes and dtypes that `reply` makes of a reply."""
+        """Return tensors with the names, shapes and dtypes that `reply` makes of a reply.
+
+        Args:
+            message: The model and the returned states before `reply`.
+        """
         return message
 
     def initial(self, model: Params, returned: Sequence[str]) -> States:

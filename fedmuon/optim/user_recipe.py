@@ -11,6 +11,7 @@ from fedmuon.optim.aggregators import as_aggregator
 from fedmuon.optim.chain import Chain, Context, Link, States
 from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.server_rules import replace_by_mean
+from fedmuon.optim.user_stage import as_stages
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.tasks.base import Params
 from fedmuon.tasks.per_example.clipping import Clipping
@@ -116,6 +117,11 @@ def _guard_recipe(found: Recipe, guard: Guard) -> Recipe:
         client=client,
         chain=_Chain(tuple(links), guard),
         server=server.calling(found.server, _pair_of_mappings),
+        stages=tuple(
+            guarded
+            for stage in found.stages
+            for guarded in as_stages(stage, guard.part("stage", stage))
+        ),
         aggregate=as_aggregator(aggregate, guard.part("aggregate", aggregate.apply)),
     )
 

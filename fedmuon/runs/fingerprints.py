@@ -36,7 +36,7 @@ from fedmuon.optim.first_version import fields as first_version_fields
 from fedmuon.tasks.decoder import weights_digest
 
 FILE = "objects.json"
-KINDS = ("partition", "task", "recipe", "orthogonalizer", "aggregate", "schedule")
+KINDS = ("partition", "task", "recipe", "orthogonalizer", "aggregate", "stage", "schedule")
 FACTORS = "factors"
 # Attributes that version 1.0 did not have: (class, attribute).
 SINCE_THEN = {("Recipe", "knows_samples"), ("Recipe", "stages"), ("Link", "knows_samples")}

@@ -33,6 +33,7 @@ from fedmuon.runs.loop import Run, prepare, train
 from fedmuon.tasks.matrix import MatrixTask
 
 NAMES = [f"{table}.{key}" for table, keys in NEEDS.items() for key in keys]
+STAGE = f"{Path(__file__).parents[3] / 'examples' / 'stage.py'}:LargerHalf"
 # Another value of every key, one that a tiny run can have.
 OTHER: dict[str, Any] = {
     "data.name": "digits", "data.train": 60, "data.test": 30, "data.alpha": 5.0,
@@ -44,6 +45,7 @@ OTHER: dict[str, Any] = {
     "task.options": (("odd", 1),), "local.options": (("odd", 1),),
     "orthogonalizer.options": (("odd", 1),),
     "federation.aggregate": "median", "federation.partition": "iid",
+    "federation.stage": STAGE,
     "federation.clients": 4, "federation.per-round": 2, "federation.rounds": 3,
     "federation.risk-weights": "uniform", "federation.seed": 9,
     "task.name": "network", "task.model": "tanh-cnn", "task.width": 12, "task.depth": 1,

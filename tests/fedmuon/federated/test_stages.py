@@ -1,0 +1,187 @@
+"""Custom stages: the documented examples against plain loops and on all engines, and errors."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import small
+
+import fedmuon
+from fedmuon.config.load import parse
+from fedmuon.config.user_objects import UserObjects
+from fedmuon.core.errors import InputError, OwnError
+from fedmuon.experiments.stability.certificates import Uncertified, method_of
+from fedmuon.federated.build import build_experiment, resolve
+from fedmuon.federated.rounds import begin, run_rounds
+from fedmuon.optim.stage import Stage
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+sys.path.insert(0, str(EXAMPLES))
+stages = SimpleNamespace(
+    LargerHalf=__import__("stage").LargerHalf,
+    LargestLength=__import__("stage_with_state").LargestLength,
+)
+sys.path.remove(str(EXAMPLES))
+
+TABLES: dict[str, Any] = {
+    "data": {"name": "synthetic", "train": 90, "test": 20, "dimension": 7, "classes": 3},
+    "federation": {"clients": 5, "per-round": 3, "rounds": 3},
+    "local": {"recipe": "fedmuon", "steps": 2, "lr": 0.05},
+    "engine": {"dtype": "float64"},
+}
+
+
+def model(result: fedmuon.Result) -> torch.Tensor:
+    return torch.as_tensor(result.model["weight"])
+
+
+def with_stage(stage: Any, engine: str = "inline", **tables: Any) -> fedmuon.Result:
+    merged = {name: {**TABLES.get(name, {}), **tables.get(name, {})} for name in TABLES | tables}
+    merged["engine"] = {**merged["engine"], "name": engine}
+    return fedmuon.run(merged, stage=stage)
+
+
+def test_the_neutral_stage_changes_nothing_to_the_bit() -> None:
+    plain = fedmuon.run(TABLES)
+    assert (model(with_stage(Stage())) == model(plain)).all()
+    assert (model(with_stage([Stage(), Stage()])) == model(plain)).all()
+    assert (model(with_stage(stages.LargerHalf())) != model(plain)).any()  # the control
+
+
+def test_the_larger_half_is_the_plain_loop() -> None:
+    """One round of gradient descent with numpy, whose clients send the larger half."""
+    tables = {**TABLES, "local": {"recipe": "fedavg", "steps": 1, "lr": 0.5, "batch": 0}}
+    tables["federation"] = {"clients": 3, "per-round": 3, "rounds": 1, "aggregate": "mean"}
+    plain = build_experiment(resolve(parse(tables)))
+    start = begin(plain.recipe, plain.task, plain.plan.seed)
+    updates = []
+    for client in range(3):
+        alone = dataclasses.replace(
+            plain, plan=dataclasses.replace(plain.plan, fixed=np.array([[client]]))
+        )
+        (finished,) = run_rounds(alone, start)
+        update = (finished.state.params["weight"] - start.params["weight"])[0].numpy()
+        update[np.abs(update) <= np.sort(np.abs(update).ravel())[(update.size - 1) // 2]] = 0
+        updates.append(update)
+    expected = start.params["weight"][0].numpy() + np.mean(updates, 0)
+    found = fedmuon.run(tables, stage=stages.LargerHalf())
+    assert np.abs(model(found).numpy() - expected).max() < 1e-14
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["stage.py:LargerHalf", "stage_with_state.py:LargestLength"])
+def test_every_engine_gives_the_same_result(name: str) -> None:
+    federation = {"stage": f"{EXAMPLES}/{name}"}
+    inline, on_ray = (
+        with_stage(None, engine, federation=federation) for engine in ("inline", "ray")
+    )
+    assert (model(inline) == model(on_ray)).all()
+    assert inline.rounds[-1]["bytes_up"] == on_ray.rounds[-1]["bytes_up"]
+
+
+def test_the_longest_update_limits_those_of_the_next_round() -> None:
+    named = small(TABLES, federation={"stage": "given"})
+    named = named.with_objects(UserObjects(stage=stages.LargestLength()))
+    made = build_experiment(resolve(named))
+    state, limit = begin(made.recipe, made.task, made.plan.seed), float("inf")
+    for finished in run_rounds(made, state):
+        moved = (finished.state.params["weight"] - state.params["weight"]).norm()
+        assert moved <= limit * (1 + 1e-12)
+        state, limit = finished.state, float(finished.state.states["length"]["largest"])
+        assert 0 < limit < 10
+
+
+def test_a_stage_is_named_in_a_config_and_resumed(tmp_path: Path) -> None:
+    name = f"{EXAMPLES / 'stage_with_state.py'}:LargestLength"
+    tables = {**TABLES, "federation": {**TABLES["federation"], "stage": name}}
+    whole = fedmuon.run(tables, out=tmp_path / "whole")
+    assert (model(whole) == model(with_stage(stages.LargestLength()))).all()
+
+    def stop(record: Any, state: Any) -> None:
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedmuon.run(tables, out=tmp_path / "half", callbacks=[stop])
+    resumed = fedmuon.run(tables, out=tmp_path / "half", resume=True)
+    assert (model(resumed) == model(whole)).all()
+
+
+class Longer(Stage):
+    def reply(self, reply: Any, received: Any, memory: Any) -> Any:
+        trees = {**reply.trees, "more": {"n": torch.ones(1)}}
+        return reply.with_trees(trees)
+
+
+class Lost(Stage):
+    def open(self, message: Any, model: Any) -> Any:
+        return {"model": {}}
+
+
+class Storing(Stage):
+    def reply(self, reply: Any, received: Any, memory: Any) -> Any:
+        return reply.storing("memory", reply.params)
+
+
+class Counting(Stage):
+    count = 0
+
+    def reply(self, reply: Any, received: Any, memory: Any) -> Any:
+        self.count += 1
+        model = {name: value + self.count for name, value in reply.params.items()}
+        return reply.with_trees({**reply.trees, "model": model})
+
+
+class Broken(Stage):
+    def send(self, message: Any, server: Any) -> Any:
+        return message["mode"]
+
+
+class Empty(Stage):
+    def read(self, replies: Any, received: Any, server: Any) -> Any:
+        return [], {}
+
+
+WRONG = [
+    (Longer, r"'more\.n', `reply` of your stages returns"),
+    (Lost, "the client would start without the parameter|`open` of your stages returns"),
+    (Storing, r"stores the state 'memory', but its attribute `stores`"),
+    (Counting, "returns different messages when it is called again"),
+    (Empty, "`read` of a stage returned no replies"),
+]
+
+
+@pytest.mark.parametrize(("stage", "message"), WRONG)
+def test_the_trial_finds_what_is_wrong(stage: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        with_stage(stage())
+
+
+def test_what_is_no_stage_is_rejected() -> None:
+    with pytest.raises(InputError, match=r"fedmuon\.Stage, or a list of them"):
+        with_stage([3])
+
+
+def test_errors_of_a_stage_name_it() -> None:
+    with pytest.raises(OwnError, match=r"your stage Broken .*KeyError"):
+        with_stage(Broken())
+
+
+def test_a_class_is_created() -> None:
+    assert (model(with_stage(stages.LargerHalf)) == model(with_stage(stages.LargerHalf()))).all()
+
+
+def test_what_a_custom_stage_excludes() -> None:
+    privacy = {"level": "client", "noise": 1.0}
+    with pytest.raises(InputError, match="the ledger does not know what your stage sends"):
+        with_stage(Stage(), privacy=privacy, local={"recipe": "fedavg", "lr": 0.1})
+    with pytest.raises(InputError, match="it is unknown what a stage of your own does"):
+        with_stage(Stage(), devices={"mode": "fedbuff"})
+    named = small(TABLES, federation={"stage": f"{EXAMPLES / 'stage.py'}:LargerHalf"})
+    with pytest.raises(Uncertified, match="a stage of your own has no certificate"):
+        method_of(named)
