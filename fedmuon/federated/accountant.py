@@ -113,9 +113,9 @@ class PerExample:
     def ledger_about(self) -> tuple[str, Record | None]:
         """Facts that hold for all lines of the ledger, such as the source of the sampling rates."""
         rate_from = "public" if self.released.public_rate else "samples"
-        fixed_order, most = self.released.fixed_order, self.released.max_lot
-        if most:
-            return rate_from, {"max_lot": most, "lot": self.released.lot}
+        fixed_order, max_lot = self.released.fixed_order, self.released.max_lot
+        if max_lot:
+            return rate_from, {"max_lot": max_lot, "lot": self.released.lot}
         return rate_from, None if fixed_order is None else fixed_order.about
 
     def blocks(self, params: Params) -> int:
@@ -145,14 +145,14 @@ class PerExample:
         mechanism, steps = self.released, self.experiment.plan.steps
         if not mechanism.max_lot:
             return 0.0
-        taken = rounds_taken(self.experiment).tolist()
+        round_counts = rounds_taken(self.experiment).tolist()
         return max(
             (
                 min(
                     1.0,
                     rounds * steps * cut_probability(size, mechanism.rate(size), mechanism.max_lot),
                 )
-                for size, rounds in set(zip(self.sizes.tolist(), taken, strict=True))
+                for size, rounds in set(zip(self.sizes.tolist(), round_counts, strict=True))
                 if rounds and size
             ),
             default=0.0,
@@ -166,19 +166,19 @@ class PerExample:
             for client, rounds in enumerate(rounds_taken(self.experiment))
             if rounds
         )
-        found = []
-        for one in worst:
-            factor, rate, many = 1.0, one.sampling_probability, one.count * steps
+        demands = []
+        for case in worst:
+            factor, rate, count = 1.0, case.sampling_probability, case.count * steps
             if mechanism.fixed_order is not None:  # all lots are one release
-                factor, rate, many = mechanism.fixed_order.alike(many, round(1 / rate)), 1.0, 1
-            found.append(Demand(self.config.privacy.noise / factor, factor, rate, many))
-        return found
+                factor, rate, count = mechanism.fixed_order.alike(count, round(1 / rate)), 1.0, 1
+            demands.append(Demand(self.config.privacy.noise / factor, factor, rate, count))
+        return demands
 
     def releases(self, number: int) -> tuple[list[int], list[float], float, int]:
         """Return a round's ledger entry: the clients, their rates, the noise, and the steps."""
-        chosen = self.experiment.plan.participants(number).tolist()
-        rates = [self.released.rate(int(self.sizes[client])) for client in chosen]
-        return chosen, rates, self.released.noise, self.experiment.plan.steps
+        participants = self.experiment.plan.participants(number).tolist()
+        rates = [self.released.rate(int(self.sizes[client])) for client in participants]
+        return participants, rates, self.released.noise, self.experiment.plan.steps
 
     def described(self, spent: Record, ledger: Ledger, blocks: int, delta: float) -> Record:
         """Return the table "privacy" of the summary: the settings, and the spent privacy."""
@@ -224,7 +224,7 @@ class PerClient:
     def ledger_about(self) -> tuple[str, dict[str, str | int]]:
         """Facts that hold for all lines of the ledger, such as the source of the sampling rates."""
         level = self.released
-        about: dict[str, str | int] = {
+        facts: dict[str, str | int] = {
             "unit": "client",
             "trust": level.trust,
             "adjacency": level.adjacency,
@@ -232,8 +232,8 @@ class PerClient:
             "sampling": "poisson" if level.poisson else "none",
         }
         if level.shared:
-            about |= {"shares": level.cohort, "honest": level.shares, "modulus": MODULUS}
-        return "public", about
+            facts |= {"shares": level.cohort, "honest": level.shares, "modulus": MODULUS}
+        return "public", facts
 
     def blocks(self, params: Params) -> int:
         """Return 1, because an update is clipped as a whole."""
@@ -250,8 +250,8 @@ class PerClient:
         """Return a round's ledger entry: the clients, their rates, the noise, and one step."""
         level, plan = self.released, self.experiment.plan
         plan.forget(number)
-        chosen = [EVERYONE] if level.poisson else plan.participants(number).tolist()
-        return chosen, [level.rate] * len(chosen), level.noise * level.counted, 1
+        participants = [EVERYONE] if level.poisson else plan.participants(number).tolist()
+        return participants, [level.rate] * len(participants), level.noise * level.counted, 1
 
     def described(self, spent: Record, ledger: Ledger, blocks: int, delta: float) -> Record:
         """Return the table "privacy" of the summary, with settings and spent privacy."""
@@ -316,10 +316,10 @@ def with_noise(
     delta, blocks = delta_of(config, sizes, experiment.recipe.mechanism), unit.blocks(params)
     cut = unit.cut() if isinstance(unit, PerExample) else 0.0
     if privacy.noise:
-        most = _spent_at_most(unit, blocks, delta, cut)
-        if most > privacy.epsilon:
+        spent = _spent_at_most(unit, blocks, delta, cut)
+        if spent > privacy.epsilon:
             raise InputError(
-                f"[privacy] noise = {privacy.noise:g} spends epsilon {most:.4g} ({adjacency}), "
+                f"[privacy] noise = {privacy.noise:g} spends epsilon {spent:.4g} ({adjacency}), "
                 f"which is more than [privacy] epsilon = {privacy.epsilon:g}. Set only one of "
                 "noise and epsilon."
             )
@@ -327,9 +327,9 @@ def with_noise(
     target = privacy.epsilon * (1 - AIMED if cut else 1)
     left = _left_by_cuts(experiment.recipe.mechanism, delta, cut, target)
     noise = max(
-        one.factor
-        * cached_noise_for(target, one.rate, one.steps, left, blocks, adjacency=adjacency)[0]
-        for one in unit.demands()
+        demand.factor
+        * cached_noise_for(target, demand.rate, demand.steps, left, blocks, adjacency=adjacency)[0]
+        for demand in unit.demands()
     )
     table = privacy.model_copy(update={"noise": noise})
     return ResolvedConfig(config.model_copy(update={"privacy": table}))
@@ -364,15 +364,15 @@ def _spent_at_most(unit: PerExample | PerClient, blocks: int, delta: float, cut:
     adjacency = unit.released.adjacency
     answers = [
         account_cut(
-            lambda at, one=one: epsilon(
-                one.noise, one.rate, one.steps, at, blocks, adjacency=adjacency
+            lambda at, demand=demand: epsilon(
+                demand.noise, demand.rate, demand.steps, at, blocks, adjacency=adjacency
             ),
             delta,
             cut,
         )
-        for one in unit.demands()
+        for demand in unit.demands()
     ]
-    return max((one.upper for one in answers), default=0.0)
+    return max((answer.upper for answer in answers), default=0.0)
 
 
 def _left_by_cuts(mechanism: Mechanism | None, delta: float, cut: float, epsilon: float) -> float:
@@ -415,7 +415,7 @@ def require_counted(
     if released.noise:
         require_delta(delta)
         if released.on_grid and not shared:
-            lattice.spacing(1.0, released.noise, sum(one[0].numel() for one in tensors))
+            lattice.spacing(1.0, released.noise, sum(tensor[0].numel() for tensor in tensors))
 
 
 def _too_little(released: Mechanism | ClientLevel) -> str:
@@ -425,13 +425,13 @@ def _too_little(released: Mechanism | ClientLevel) -> str:
             f"[privacy] noise = {released.noise:g} is too small for the accountant. Set noise = "
             f"{LEAST_NOISE:g} or more, or noise = 0."
         )
-    wanted = math.ceil((LEAST_NOISE / released.noise) ** 2 * released.cohort)  # shares
-    share = rounded_up(wanted / released.cohort)
+    needed = math.ceil((LEAST_NOISE / released.noise) ** 2 * released.cohort)  # shares
+    share = rounded_up(needed / released.cohort)
     few = (
         f", because with honest = {released.honest:g} only {released.shares} of "
         f"{released.cohort} noise shares count"
     ) * (released.shares < released.cohort)
-    honest = f", or honest = {share}{' or more' * (share != '1')}" * (wanted <= released.cohort)
+    honest = f", or honest = {share}{' or more' * (share != '1')}" * (needed <= released.cohort)
     return (
         f"[privacy] noise = {released.noise:g} is too small for the accountant{few}. Set noise = "
         f"{rounded_up(LEAST_NOISE / released.counted)} or more{honest}."
@@ -530,14 +530,14 @@ class RunAccountant:
         """
         unit = unit_of(config, experiment, sizes)
         assert unit is not None
-        released, (rate_from, about) = unit.released, unit.ledger_about
+        released, (rate_from, facts) = unit.released, unit.ledger_about
         # Hash the run's own file if it exists, because earlier versions wrote fewer keys.
-        held = path.parent / "config.toml"
-        content = read_bytes(held) if held.exists() else dump(config).encode()
+        config_file = path.parent / "config.toml"
+        content = read_bytes(config_file) if config_file.exists() else dump(config).encode()
         fingerprint = hashlib.sha256(content).hexdigest()
-        done = max(state.round, rounds_begun)
-        known = released.secrecy, done, head, released.adjacency, rate_from
-        ledger = Ledger.open(path, fingerprint, *known, about, opened)
+        rounds_done = max(state.round, rounds_begun)
+        settings = released.secrecy, rounds_done, head, released.adjacency, rate_from
+        ledger = Ledger.open(path, fingerprint, *settings, facts, opened)
         if ledger.lost:
             raise InputError(f"{path} {ledger.lost}: {AFRESH}")
         return cls(unit, ledger, unit.blocks(state.params))
@@ -568,20 +568,22 @@ class RunAccountant:
             return unit.described(spent, self.ledger, self.blocks, delta)
         answers = epsilons(self.ledger, delta)
         worst = max(answers, key=lambda client: answers[client].upper)
-        most = answers[worst]
+        answer = answers[worst]
         for doubt in (CAVEATS[unit.released.secrecy], STOPPED if stopped else ""):
-            most = uncertified(most, doubt) if doubt else most
+            answer = uncertified(answer, doubt) if doubt else answer
         target = config.privacy.epsilon
         notes = [
-            most.note,
-            BEYOND.format(target) if 0 < target < most.upper else "",
+            answer.note,
+            BEYOND.format(target) if 0 < target < answer.upper else "",
             "" if unit.released.on_grid else LOW_BITS,
             *unit.notes(),
             loose(delta, protected(config, unit.sizes, mechanism)),
             DIAGNOSTICS,
         ]
-        clients = {str(client_name(one)): finite(answers[one].upper) for one in sorted(answers)}
-        spent |= dataclasses.asdict(most) | {"note": " ".join(filter(None, notes))}
+        clients = {
+            str(client_name(client)): finite(answers[client].upper) for client in sorted(answers)
+        }
+        spent |= dataclasses.asdict(answer) | {"note": " ".join(filter(None, notes))}
         spent |= {name: finite(spent[name]) for name in ("epsilon", "lower", "upper", "rdp")}
         spent |= {"client": client_name(worst), "clients": clients}
         return unit.described(spent, self.ledger, self.blocks, delta)

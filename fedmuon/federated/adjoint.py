@@ -97,8 +97,8 @@ class Differentiable:
     def gradient(self, params: Params, batches: Sequence[Weighted]) -> tuple[Tensor, Params]:
         """Return the mean loss and the gradient of each client, for one replica."""
         weights = [batch.weights for batch in batches]
-        given = (self, batches, tuple(params), *params.values(), *weights)
-        loss, *slopes = _Gradient.apply(*given)  # type: ignore[misc]
+        arguments = (self, batches, tuple(params), *params.values(), *weights)
+        loss, *slopes = _Gradient.apply(*arguments)  # type: ignore[misc]
         return loss, dict(zip(params, slopes, strict=True))
 
 
@@ -114,9 +114,9 @@ class _Gradient(torch.autograd.Function):
         what: Differentiable,
         batches: Sequence[Weighted],
         names: tuple[str, ...],
-        *given: Tensor,
+        *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        values = [value.detach() for value in given[: len(names)]]
+        values = [value.detach() for value in tensors[: len(names)]]
         ctx.what, ctx.batches, ctx.params = what, batches, dict(zip(names, values, strict=True))
         with torch.enable_grad():  # the kernels of networks need it
             loss, slope = what.task.gradient(ctx.params, batches)
@@ -127,15 +127,15 @@ class _Gradient(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         towards = dict(zip(ctx.params, cotangents[1:], strict=True))
         clients = (blocks(tree, len(ctx.batches)) for tree in (ctx.params, towards))
-        bent, weights = [], []
+        trees, weights = [], []
         for params, direction, batch in zip(*clients, ctx.batches, strict=True):
             if isinstance(ctx.what.task, MatrixTask):
                 slope, weight = _of_matrix(params["weight"][0], direction["weight"][0], batch)
             else:
                 slope, weight = _of_network(ctx.what, params, direction, batch)
-            bent.append(slope)
+            trees.append(slope)
             weights.append(weight)
-        slopes = (torch.cat([one[name] for one in bent]) for name in ctx.params)
+        slopes = (torch.cat([tree[name] for tree in trees]) for name in ctx.params)
         return None, None, None, *slopes, *weights
 
 
@@ -156,37 +156,41 @@ def _of_matrix(weight: Tensor, towards: Tensor, batch: Weighted) -> tuple[Params
 
 
 def _of_network(
-    what: Differentiable, params: Params, towards: Params, batch: Weighted
+    differentiable: Differentiable, params: Params, towards: Params, batch: Weighted
 ) -> tuple[Params, Tensor]:
     """Return the derivatives of the scalar product of a client's gradient and `towards`.
 
     The derivatives are with respect to the parameters, and to the n + P weights of samples and
     candidates.
     """
-    task = what.task
+    task = differentiable.task
     assert isinstance(task, NetworkTask)
-    point, direction = ({name: one[0] for name, one in tree.items()} for tree in (params, towards))
+    point, direction = (
+        {name: value[0] for name, value in tree.items()} for tree in (params, towards)
+    )
     n = len(batch.labels)
 
     def slope(rows: Batch, part: slice, at: Params, weights: Tensor) -> Params:
         labels = rows.labels[part]
-        given = {"inputs": rows.inputs[part], "labels": labels, "weights": weights / n}
-        given["keys"] = labels  # no dropout
-        total, back = vjp(partial(task.total, **given), at)  # unlike `grad`, loads no compiler
+        arguments = {"inputs": rows.inputs[part], "labels": labels, "weights": weights / n}
+        arguments["keys"] = labels  # no dropout
+        total, back = vjp(partial(task.total, **arguments), at)  # unlike `grad`, loads no compiler
         return back(torch.ones_like(total))[0]
 
-    def own(part: slice) -> tuple[Params, Tensor]:
+    def of_samples(part: slice) -> tuple[Params, Tensor]:
         ones = batch.inputs.new_ones(n)[part]
         return vjp(partial(slope, batch, part), point, ones)[1](direction)
 
-    def other(part: slice) -> Tensor:
+    def of_candidates(part: slice) -> Tensor:
         zeros = batch.inputs.new_zeros(len(batch.others.labels))[part]
         return vjp(partial(slope, batch.others, part, point), zeros)[1](direction)[0]
 
-    found = list(task.chunks.each(own, n, what.directions))
-    sent = list(task.chunks.each(other, len(batch.others.labels), what.directions))
-    bent = {name: torch.stack([one[name] for one, _ in found]).sum(0)[None] for name in point}
-    return bent, torch.cat([*(weights for _, weights in found), *sent])
+    pulled = list(task.chunks.each(of_samples, n, differentiable.directions))
+    candidate_weights = list(
+        task.chunks.each(of_candidates, len(batch.others.labels), differentiable.directions)
+    )
+    slopes = {name: torch.stack([tree[name] for tree, _ in pulled]).sum(0)[None] for name in point}
+    return slopes, torch.cat([*(weights for _, weights in pulled), *candidate_weights])
 
 
 # The reverse pass over all rounds
@@ -227,12 +231,12 @@ class Weighed(Shard):
 
     def batch(self, rows: np.ndarray | None) -> Weighted:
         """Return the samples with these row numbers, together with the candidates."""
-        found = super().batch(rows)
+        batch = super().batch(rows)
         if rows is not None or not self.taken:
-            entries = len(found.labels) + self.candidates
-            self.taken.append((rows, found.inputs.new_zeros(entries).requires_grad_()))
+            entries = len(batch.labels) + self.candidates
+            self.taken.append((rows, batch.inputs.new_zeros(entries).requires_grad_()))
         weights = self.taken[-1][1]
-        return Weighted(found.inputs, found.labels, weights=weights, others=self.others)
+        return Weighted(batch.inputs, batch.labels, weights=weights, others=self.others)
 
 
 def pulled_back(
@@ -256,8 +260,8 @@ def pulled_back(
             int(i): Weighed(experiment.shards[int(i)].data, others=others(int(i)))
             for i in experiment.plan.participants(state.round)
         }
-        adjoint, found = _through(taped, state, shards, adjoint)
-        yield from found
+        adjoint, derivatives = _through(taped, state, shards, adjoint)
+        yield from derivatives
         heard()
 
 
@@ -276,22 +280,22 @@ def _through(
     for place, value in leaves.items():
         if place[0] == "states":
             states.setdefault(place[1], {})[place[2]] = value
-    again = ServerState(state.round, params, states)
-    after, *_ = run_round(taped, again, list(shards.items()))
+    start = ServerState(state.round, params, states)
+    after, *_ = run_round(taped, start, list(shards.items()))
     ends = {
         place: value
         for place, value in _tree(after).items()
         if place in adjoint and value.requires_grad
     }
-    taken = [(client, *one) for client, shard in shards.items() for one in shard.taken]
-    inputs = [*leaves.values(), *(weights for *_, weights in taken)]
+    batches = [(client, *batch) for client, shard in shards.items() for batch in shard.taken]
+    inputs = [*leaves.values(), *(weights for *_, weights in batches)]
 
     def pulled(*cotangents: Tensor) -> tuple[Tensor, ...]:
         return torch.autograd.grad(list(ends.values()), inputs, cotangents, materialize_grads=True)
 
-    found = vmap(pulled)(*(adjoint[place] for place in ends))
-    before = dict(zip(leaves, found, strict=False))
-    sent = zip(taken, found[len(leaves) :], strict=True)
+    derivatives = vmap(pulled)(*(adjoint[place] for place in ends))
+    before = dict(zip(leaves, derivatives, strict=False))
+    sent = zip(batches, derivatives[len(leaves) :], strict=True)
     return before, [
         Pulled(client, rows, *pulled.tensor_split([len(pulled[0]) - shards[client].candidates], 1))
         for (client, rows, _), pulled in sent
@@ -301,8 +305,8 @@ def _through(
 def _tree(state: ServerState) -> Tree:
     """Return all tensors of a server state in one dictionary."""
     params: Tree = {("params", name): value for name, value in state.params.items()}
-    for link, held in state.states.items():
-        params |= {("states", link, name): value for name, value in held.items()}
+    for link, tensors in state.states.items():
+        params |= {("states", link, name): value for name, value in tensors.items()}
     return params
 
 
@@ -312,9 +316,9 @@ def backwards(experiment: Experiment, start: ServerState) -> Iterator[ServerStat
     Only every sqrt(R)-th state is stored. The other states are computed again.
     """
     stride = math.isqrt(max(0, experiment.plan.rounds - 1)) + 1
-    every = itertools.chain([start], (done.state for done in run_rounds(experiment, start)))
-    kept = [s for s in every if s.round % stride == 0 and s.round < experiment.plan.rounds]
-    for first in reversed(kept):
-        some = (done.state for done in run_rounds(experiment, first))
-        few = itertools.islice(some, min(stride, experiment.plan.rounds - first.round) - 1)
-        yield from reversed([first, *few])
+    states = itertools.chain([start], (outcome.state for outcome in run_rounds(experiment, start)))
+    stored = [s for s in states if s.round % stride == 0 and s.round < experiment.plan.rounds]
+    for first in reversed(stored):
+        replayed = (outcome.state for outcome in run_rounds(experiment, first))
+        between = itertools.islice(replayed, min(stride, experiment.plan.rounds - first.round) - 1)
+        yield from reversed([first, *between])

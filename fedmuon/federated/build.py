@@ -91,8 +91,8 @@ def resolve(config: Config, resumed: Config | None = None) -> ResolvedConfig:
     if local.schedule == "heavy-tailed":
         steps = config.federation.rounds * local.steps
         factor, memory = heavy_tailed(steps, local.tail_index or None)
-        found = {"lr": local.lr * factor, "schedule": "constant", "tail_index": 0.0}
-        local = local.model_copy(update=found)
+        constant = {"lr": local.lr * factor, "schedule": "constant", "tail_index": 0.0}
+        local = local.model_copy(update=constant)
         if reads(config.model_copy(update={"local": local}), "local.momentum"):
             local = local.model_copy(update={"momentum": memory})
         config = config.model_copy(update={"local": local})
@@ -140,13 +140,13 @@ def _kernel(config: Config, device: torch.device) -> str:
     """
     dtype, kernel = DTYPES[config.engine.dtype], config.engine.kernel
     usable = [
-        one for one in supported(dtype, device) if one != kernel or one != "fused" or compiles()
+        name for name in supported(dtype, device) if name != kernel or name != "fused" or compiles()
     ]
     if kernel == "auto" and reads(config, "engine.kernel"):
         local, federation = config.local, config.federation
-        own = config.data.train / federation.clients
-        each = min(local.batch, own) if local.batch else own
-        gradients = each * local.steps * federation.per_round * federation.rounds
+        client_samples = config.data.train / federation.clients
+        batch = min(local.batch, client_samples) if local.batch else client_samples
+        gradients = batch * local.steps * federation.per_round * federation.rounds
         long = gradients > COMPILED and not reads(config, "privacy.lot")
         compiled = "fused" in usable and long and compiles()
         kernel = "fused" if compiled else fastest(512, 784, 1024, dtype, device)
@@ -195,7 +195,7 @@ def build_experiment(
                     "'matrix' needs samples of norm 1 or less, because the theory's constants "
                     "are proved only for such samples. Set [data] normalize = 'unit'."
                 )
-    stacks = [len(one) for one in (lr, regularization) if isinstance(one, Tensor)]
+    stacks = [len(values) for values in (lr, regularization) if isinstance(values, Tensor)]
     require_room_for_model(config, task, data.classes, len(data.labels), max(stacks, default=1))
     recipe = build_recipe(config, task, lr, regularization)
     require_memoryless(config, recipe, task)
@@ -261,8 +261,8 @@ def build_task(
     dtype, device = DTYPES[engine.dtype], torch.device(engine.device)
     if user_objects(config).task is not None:
         facts = (("classes", classes), ("shape", shape), ("vocabulary", vocabulary))
-        whole = stored is not None and stored.kind in "iu" and stored != np.uint8
-        return _user_task(config, facts, whole, dtype, device)
+        integers = stored is not None and stored.kind in "iu" and stored != np.uint8
+        return _user_task(config, facts, integers, dtype, device)
     if not classes:
         raise InputError(
             f"the labels of the data are real numbers, but [task] name = '{table.name}' predicts "
@@ -287,19 +287,21 @@ def build_task(
 def _user_task(
     config: Config,
     facts: tuple[tuple[str, Any], ...],
-    whole: bool,
+    integers: bool,
     dtype: torch.dtype,
     device: torch.device,
 ) -> NetworkTask:
     """Build the user's task. The result is cached for all clients of this process."""
-    known = dict(facts)
+    arguments = dict(facts)
     with torch.random.fork_rng(devices=[]):  # leave the caller's random state unchanged
         torch.manual_seed(config.federation.seed)  # a class draws its initial weights when called
-        made = make_named(config, "task", values=(nn.Module, OwnTask, tuple), facts=known)
+        created = make_named(config, "task", values=(nn.Module, OwnTask, tuple), facts=arguments)
     within = guard(config, "task")
     with within:
-        found = as_task(made, within.named)
-        return user_network(found, known["shape"], known["classes"], whole, dtype, device, within)
+        user_task = as_task(created, within.named)
+        return user_network(
+            user_task, arguments["shape"], arguments["classes"], integers, dtype, device, within
+        )
 
 
 @lru_cache(maxsize=4)
@@ -338,8 +340,8 @@ def _decoder(
     """
 
     def stored(module: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        known = decoders.matching_weights(read_weights(weights), module, form.padded)
-        return {**gpt2_law(module, rng), **known} if classified else known
+        matching = decoders.matching_weights(read_weights(weights), module, form.padded)
+        return {**gpt2_law(module, rng), **matching} if classified else matching
 
     start = stored if weights else gpt2_law
     targets = partial(sentence_tokens, form.end) if tables else next_tokens
@@ -347,8 +349,8 @@ def _decoder(
     network = decoder(form, *classified)
     if rank:
         like = torch.empty(0, dtype=dtype, device=device)
-        known = read_weights(weights)
-        network, start = add_adapters(network, rank, known, like, form.padded), lora_law
+        pretrained = read_weights(weights)
+        network, start = add_adapters(network, rank, pretrained, like, form.padded), lora_law
     loss = _loss(smoothing)
     return NetworkTask(network, shape, dtype, device, loss, targets=targets, start=start)
 
@@ -409,12 +411,12 @@ class LocalClient:
     def with_neighbours(self, rows: np.ndarray) -> Shard:
         """Return this client's shard for the S neighbouring data sets in `rows` [S, 3]."""
         source, own_rows = self.setup.source, rows[rows[:, 0] == self.client]
-        most = [len(self.shard.data.labels), len(source.labels)]
-        if not ((own_rows[:, 1:] >= 0) & (own_rows[:, 1:] < most)).all():
+        counts = [len(self.shard.data.labels), len(source.labels)]
+        if not ((own_rows[:, 1:] >= 0) & (own_rows[:, 1:] < counts)).all():
             raise InputError(
                 f"a message from the server replaces a sample of client {self.client}, but this "
-                f"node has no sample with that number. The client has {most[0]} samples and the "
-                f"data source has {most[1]}, both numbered from 0. Use the same data on the "
+                f"node has no sample with that number. The client has {counts[0]} samples and the "
+                f"data source has {counts[1]}, both numbered from 0. Use the same data on the "
                 "server and on every node."
             )
         neighbours = Neighbours.of(source, rows, self.setup.normalize)
@@ -454,8 +456,8 @@ def build_worker(config: Config, client: int) -> LocalClient:
 def _worker_setup(config: Config) -> WorkerSetup:
     """Build the objects that all clients of this process share. The result is cached."""
     resolved = resolve(config)
-    told, here = (dict(one.data.options).get("digest") for one in (config, resolved))
-    if told and told != here:
+    sent_digest, digest = (dict(table.data.options).get("digest") for table in (config, resolved))
+    if sent_digest and sent_digest != digest:
         raise InputError(
             "your data function returned different samples in two processes, but all processes "
             "of a run need the same samples. Use a fixed seed in your function, or load the "
@@ -467,11 +469,11 @@ def _worker_setup(config: Config) -> WorkerSetup:
     # Only the server starts a run, so the clients' machines do not need the file of stored weights.
     bare = resolved.model_copy(update={"task": resolved.task.model_copy(update={"weights": ""})})
     stored, tested = source.inputs, resolved.output.clients and resolved.data.client_test
-    about = stored.shape[1:], source.classes, source.vocabulary, stored.dtype
-    task = build_task(bare, *about)
+    data_facts = stored.shape[1:], source.classes, source.vocabulary, stored.dtype
+    task = build_task(bare, *data_facts)
     recipe = build_recipe(resolved, task)
     if recipe.personalizes and bare != resolved:  # personal parameters start from the first model
-        task = build_task(resolved, *about)
+        task = build_task(resolved, *data_facts)
     return WorkerSetup(
         recipe,
         task,

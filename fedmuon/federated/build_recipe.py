@@ -86,32 +86,34 @@ def build_recipe(
     """Build the configured optimizer, with its aggregate, compression and client-level privacy."""
     brought, privacy, federation = user_objects(config), config.privacy, config.federation
     if brought.recipe is None:
-        routed, mine, centred = None, user_map(config), is_centred(config, task)
+        routed, orthogonalizer, centred = None, user_map(config), is_centred(config, task)
         if isinstance(task, NetworkTask) and reads(config, "orthogonalizer.name"):
             routed = matrix_counts(task.module, *routing_of(config))
         table, local = config.orthogonalizer, config.local
         # Correlated noise allows only one client. The account counts the lots that this client
         # draws.
         turns = federation.rounds * local.steps, max(1, math.ceil(config.data.train / privacy.lot))
-        found = make_recipe(
-            *(local, table, lr, regularization, routed, privacy, mine, centred),
+        recipe = make_recipe(
+            *(local, table, lr, regularization, routed, privacy, orthogonalizer, centred),
             clients=federation.clients,
             joint_block=_joint_block(config, task),
             turns=(min(turns[0], MOST_TURNS), turns[1]),
         )
-        found = replace(found, thread_safe=mine is None)
+        recipe = replace(recipe, thread_safe=orthogonalizer is None)
     else:  # its links may store hidden state between calls
-        found = replace(_user_recipe(config, task), thread_safe=False)
-    if isinstance(task, NetworkTask) and (found.mechanism is not None or privacy.level == "client"):
+        recipe = replace(_user_recipe(config, task), thread_safe=False)
+    if isinstance(task, NetworkTask) and (
+        recipe.mechanism is not None or privacy.level == "client"
+    ):
         task.require_unmixed()
     # The default of the config does not replace the aggregate of a custom recipe. A config of
     # version 1.0 contains "mean" as its default.
-    usual = ("mean", average_of(config.local.recipe))
-    if brought.recipe is None or federation.aggregate not in usual:
+    defaults = ("mean", average_of(config.local.recipe))
+    if brought.recipe is None or federation.aggregate not in defaults:
         average = make_named(config, "aggregate", AGGREGATORS, (Aggregator,))
         within = None if brought.aggregate is None else guard(config, "aggregate")
-        found = replace(found, aggregate=as_aggregator(average, within))
-    hidden = found.mechanism is not None and found.mechanism.adjacency == "add-remove"
+        recipe = replace(recipe, aggregate=as_aggregator(average, within))
+    hidden = recipe.mechanism is not None and recipe.mechanism.adjacency == "add-remove"
     if hidden and task.keyed:
         raise InputError(
             "[privacy] adjacency = 'add-remove' is not valid for a model with dropout. The "
@@ -119,35 +121,35 @@ def build_recipe(
             "removing one sample changes the positions of others. Set adjacency = 'zero-out', or "
             "remove the dropout."
         )
-    if hidden and not found.aggregate.averages and federation.aggregate not in UNWEIGHTED:
+    if hidden and not recipe.aggregate.averages and federation.aggregate not in UNWEIGHTED:
         raise InputError(
             "a mechanism with adjacency = 'add-remove' hides how many samples a client has, but "
             "the aggregate of this recipe may reveal this number. Use the plain mean, or "
             "adjacency = 'zero-out'."
         )
-    found = _with_own_stages(config, found, task)
-    found = _with_compression(config, found)
-    _require_countable(config, found, hidden)
-    _require_personal(config, found, task)
-    _require_public(config, found)
-    _require_movable(config, found)
+    recipe = _with_own_stages(config, recipe, task)
+    recipe = _with_compression(config, recipe)
+    _require_countable(config, recipe, hidden)
+    _require_personal(config, recipe, task)
+    _require_public(config, recipe)
+    _require_movable(config, recipe)
     if privacy.level != "client":
-        return found
-    if found.keeps_states or found.client is not None or found.counted:
-        named = "your recipe" if brought.recipe else f"[local] recipe = '{config.local.recipe}'"
+        return recipe
+    if recipe.keeps_states or recipe.client is not None or recipe.counted:
+        source = "your recipe" if brought.recipe else f"[local] recipe = '{config.local.recipe}'"
         raise InputError(
             "[privacy] level = 'client' clips only the model update of a client and adds noise "
-            f"to it, but {named} also stores or sends other data of the client. Choose another "
+            f"to it, but {source} also stores or sends other data of the client. Choose another "
             "recipe, for example fedavg, fedadam, local-muon or fedmuon."
         )
-    for name in found.returned:
-        if name not in found.sent:  # then its change is unknown and cannot be clipped
+    for name in recipe.returned:
+        if name not in recipe.sent:  # then its change is unknown and cannot be clipped
             raise InputError(
                 f"[privacy] level = 'client' clips how much a client changes the state {name!r}, "
                 f"but the server does not send this state to the clients. Add {name!r} to `sent` "
                 "of your recipe."
             )
-    if not found.aggregate.averages:
+    if not recipe.aggregate.averages:
         raise InputError(
             "[privacy] level = 'client' releases the plain mean of clipped updates, but your "
             "recipe has its own aggregate. Remove the aggregate of your recipe."
@@ -165,15 +167,14 @@ def build_recipe(
         privacy.arithmetic,
         privacy.honest,
     )
-    return replace(found, stages=(ClientPrivacy(level, found.returned), *found.stages))
+    return replace(recipe, stages=(ClientPrivacy(level, recipe.returned), *recipe.stages))
 
 
 def _with_own_stages(config: Config, recipe: Recipe, task: Task) -> Recipe:
     """Add the stages of the config, and check all custom stages in a trial round."""
-    found = make_named(config, "stage", values=(Stage, tuple, list))
-    if found is not None:
-        within = guard(config, "stage")
-        recipe = with_custom_stages(recipe, as_stages(found, within))
+    custom = make_named(config, "stage", values=(Stage, tuple, list))
+    if custom is not None:
+        recipe = with_custom_stages(recipe, as_stages(custom, guard(config, "stage")))
     if not has_custom_stage(recipe):
         return recipe
     if recipe.private or config.privacy.level == "client":
@@ -207,15 +208,15 @@ def _with_compression(config: Config, recipe: Recipe) -> Recipe:
         for name in (table.uplink, table.downlink)
     )
     seed, clients = config.federation.seed, config.federation.clients
-    found = Compression(uplink, downlink, feedback, seed, clients, recipe.direction)
-    if found.keeps and recipe.private:
+    compression = Compression(uplink, downlink, feedback, seed, clients, recipe.direction)
+    if compression.keeps and recipe.private:
         choice = f"feedback = '{feedback}'" if feedback != "none" else f"uplink = '{table.uplink}'"
         raise InputError(
             f"[compression] {choice} stores a state of each client between rounds, but the "
             "ledger of a private recipe does not account for stored states. Set feedback = "
             "'none', and use an uplink other than 'power'."
         )
-    return replace(recipe, stages=(*recipe.stages, found))
+    return replace(recipe, stages=(*recipe.stages, compression))
 
 
 def _has_codecs(recipe: Recipe) -> bool:
@@ -239,15 +240,15 @@ def is_centred(config: Config, task: Task) -> bool:
     property. Aggregates that select single entries from several clients destroy it, too.
     """
     summed = config.federation.aggregate in ("mean", "by-samples")
-    whole = config.compression.uplink == config.compression.downlink == "none"
-    whole = whole and config.federation.stage == "none"
-    return isinstance(task, MatrixTask) and config.local.recipe not in PRIVATE and summed and whole
+    exact = config.compression.uplink == config.compression.downlink == "none"
+    exact = exact and config.federation.stage == "none"
+    return isinstance(task, MatrixTask) and config.local.recipe not in PRIVATE and summed and exact
 
 
 def user_map(config: Config) -> Orthogonalizer | None:
     """Return the custom orthogonalizer, or None if the orthogonalizer is built in."""
-    found = make_named(config, "orthogonalizer", values=(Orthogonalizer,))
-    return None if found is None else as_orthogonalizer(found, guard(config, "orthogonalizer"))
+    custom = make_named(config, "orthogonalizer", values=(Orthogonalizer,))
+    return None if custom is None else as_orthogonalizer(custom, guard(config, "orthogonalizer"))
 
 
 def routes(network: nn.Module, rule: str, qkv: str = "split", muon: str = "") -> RoutingTable:
@@ -260,27 +261,30 @@ def routes(network: nn.Module, rule: str, qkv: str = "split", muon: str = "") ->
     matrices, unless `qkv` is `whole`. If `muon` contains name patterns, separated by commas, these
     patterns replace the rule.
     """
-    learned = [one for one in network.named_parameters() if one[1].requires_grad]
-    every = [name for name, param in learned if param.ndim >= 2]
+    learned = [parameter for parameter in network.named_parameters() if parameter[1].requires_grad]
+    matrices = [name for name, param in learned if param.ndim >= 2]
     fused = FUSED if qkv == "split" else {}
     if muon:
-        patterns = [one.strip() for one in muon.split(",")]
+        patterns = [pattern.strip() for pattern in muon.split(",")]
         if "" in patterns:
             raise InputError(
                 f"[local] muon = '{muon}' contains an empty pattern: write name patterns, "
                 "such as '*.weight', and separate them by commas"
             )
         for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in every):
-                some = ", ".join(every[:6]) + (", ..." if len(every) > 6 else "")
+            if not any(fnmatchcase(name, pattern) for name in matrices):
+                examples = ", ".join(matrices[:6]) + (", ..." if len(matrices) > 6 else "")
                 raise InputError(
                     f"the pattern {pattern!r} in [local] muon matches no matrix of the model. The "
-                    f"matrices are {some or 'none'}. Use patterns that match some of these names."
+                    f"matrices are {examples or 'none'}. Use patterns that match some of these "
+                    "names."
                 )
-        named = [name for name in every if any(fnmatchcase(name, one) for one in patterns)]
-        others = [escape(name) for name, _ in learned if name not in named]
-        return routing_table(network, to_muon=[*map(escape, named)], to_aux=others, fused=fused)
-    return routing_table(network, to_muon=every if rule == "all-matrices" else (), fused=fused)
+        to_muon = [
+            name for name in matrices if any(fnmatchcase(name, pattern) for pattern in patterns)
+        ]
+        to_aux = [escape(name) for name, _ in learned if name not in to_muon]
+        return routing_table(network, to_muon=[*map(escape, to_muon)], to_aux=to_aux, fused=fused)
+    return routing_table(network, to_muon=matrices if rule == "all-matrices" else (), fused=fused)
 
 
 def routing_of(config: Config) -> tuple[str, str, str]:
@@ -298,19 +302,19 @@ def matrix_counts(
     ordinary matrix, and larger for a fused projection. Raise an error if the rule finds no matrix.
     """
     table = routes(network, rule, qkv, muon)
-    found = {one.name: one.matrices[0] if one.matrices else 0 for one in table}
-    if not any(found.values()):
+    counts = {row.name: row.matrices[0] if row.matrices else 0 for row in table}
+    if not any(counts.values()):
         vectors = "" if rule == "all-matrices" else "route = 'all-matrices', or "
         raise InputError(
             f"[local] route = '{rule}' finds no matrix to orthogonalize, because this network "
             f"has only vectors, norms and scalars. Set {vectors}recipe = 'fedavg'."
         )
-    if qkv == "whole" and found == matrix_counts(network, rule, "split", muon):
+    if qkv == "whole" and counts == matrix_counts(network, rule, "split", muon):
         raise InputError(
             "[local] qkv = 'whole' has no effect, because Muon updates no parameter that contains "
             "query, key and value projections. Leave qkv out."
         )
-    return found
+    return counts
 
 
 def _require_countable(config: Config, recipe: Recipe, hidden: bool) -> None:
@@ -335,8 +339,8 @@ def _require_countable(config: Config, recipe: Recipe, hidden: bool) -> None:
             "server of this recipe needs the plain mean of the client states. Set aggregate = "
             "'mean'."
         )
-    own = user_objects(config).recipe is not None  # the config checks built-in recipes
-    if own and config.local.epochs and (recipe.private or recipe.steps):
+    custom = user_objects(config).recipe is not None  # the config checks built-in recipes
+    if custom and config.local.epochs and (recipe.private or recipe.steps):
         raise InputError(
             "[local] epochs lets clients take different numbers of steps, but this recipe needs "
             "the same number for all clients. Set [local] steps instead."
@@ -367,22 +371,22 @@ def _require_personal(config: Config, recipe: Recipe, task: Task) -> None:
     if not patterns:
         return
     names = list(task.initial(generator(0, Draw.INITIAL)))
-    some = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+    examples = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
     if len(names) == 1:
         raise InputError(
-            f"[local] personal splits the model, but this model has only one parameter, {some}. "
-            "Set [task] name = 'network', or leave personal out."
+            "[local] personal splits the model, but this model has only one parameter, "
+            f"{examples}. Set [task] name = 'network', or leave personal out."
         )
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise InputError(
                 f"the pattern {pattern!r} in [local] personal matches no parameter of the model. "
-                f"The parameters are {some}. Use patterns that match some of these names."
+                f"The parameters are {examples}. Use patterns that match some of these names."
             )
     if all(map(recipe.is_personal, names)):
         raise InputError(
             f"[local] personal = {', '.join(patterns)} matches every parameter of the "
-            f"model ({some}), so clients would share nothing. Use patterns that leave out at "
+            f"model ({examples}), so clients would share nothing. Use patterns that leave out at "
             "least one parameter."
         )
 
@@ -391,7 +395,7 @@ def _require_public(config: Config, recipe: Recipe) -> None:
     """Raise an error if a private recipe would reveal more than the ledger counts."""
     tuned = config.output.fine_tune if reads(config, "output.fine-tune") else 0
     if tuned and (recipe.private or PERSONAL in recipe.persistent or recipe.direction):
-        why = (
+        reason = (
             "is private and its ledger does not count the tuned models"
             if recipe.private
             else "has no local steps"
@@ -400,7 +404,7 @@ def _require_public(config: Config, recipe: Recipe) -> None:
         )
         raise InputError(
             f"[output] fine-tune = {tuned} tunes the final model for each client, but this "
-            f"recipe {why}. Leave fine-tune out."
+            f"recipe {reason}. Leave fine-tune out."
         )
     if recipe.keeps_states and recipe.private:
         raise InputError(
@@ -449,14 +453,14 @@ def _require_movable(config: Config, recipe: Recipe) -> None:
 @lru_cache(maxsize=4)
 def _user_recipe(config: Config, task: Task) -> Recipe:
     """Build the user's recipe and run a trial round. The result is cached for all clients."""
-    mine, local = user_objects(config).recipe, config.local
-    facts: dict[str, Any] = {"task": task} | _map_for(config, mine)
-    if isinstance(task, NetworkTask) and "routes" in takes(mine, {"routes": 0}):
+    user_recipe, local = user_objects(config).recipe, config.local
+    facts: dict[str, Any] = {"task": task} | _map_for(config, user_recipe)
+    if isinstance(task, NetworkTask) and "routes" in takes(user_recipe, {"routes": 0}):
         facts["routes"] = matrix_counts(task.module, *routing_of(config))
-    made = make_named(config, "recipe", None, (Recipe, Chain, tuple, list), facts)
+    created = make_named(config, "recipe", None, (Recipe, Chain, tuple, list), facts)
     within = guard(config, "recipe")
-    found = as_recipe(made, within)
-    private = found.mechanism is not None
+    recipe = as_recipe(created, within)
+    private = recipe.mechanism is not None
     problems = [
         *unread_by_own_recipe(config, private),
         *(private_recipe_problems(config) if private else missing_noise(config)),
@@ -465,47 +469,47 @@ def _user_recipe(config: Config, task: Task) -> Recipe:
         raise InputError(problems[0])
     start, _ = split_statistics(task.initial(generator(0, Draw.INITIAL)))
     with within:
-        seen = not private and not found.scaled  # the trial shows whether a link uses the factor
-        if seen and not is_default("local.schedule", local.schedule):
-            one, other = (_trial_steps(found.chain, start, (0,), factor) for factor in (1.0, 0.5))
-            if all(torch.equal(one[name], other[name]) for name in start):
+        tested = not private and not recipe.scaled  # the trial shows whether a link uses the factor
+        if tested and not is_default("local.schedule", local.schedule):
+            full, half = (_trial_steps(recipe.chain, start, (0,), factor) for factor in (1.0, 0.5))
+            if all(torch.equal(full[name], half[name]) for name in start):
                 raise InputError(
                     f"[local] schedule = '{local.schedule}' has no effect, because your optimizer "
                     "never uses `context.factor`. Make links.descend(lr) the last link of your "
                     "chain, or leave schedule out."
                 )
-        if found.steps and found.steps != local.steps:
+        if recipe.steps and recipe.steps != local.steps:
             raise InputError(
                 f"[local] steps = {local.steps}, but your recipe was created with "
-                f"steps={found.steps}. Create the recipe with steps={local.steps}, or set steps "
-                f"= {found.steps}."
+                f"steps={recipe.steps}. Create the recipe with steps={local.steps}, or set steps "
+                f"= {recipe.steps}."
             )
-        if found.clients and found.clients != config.federation.clients:
+        if recipe.clients and recipe.clients != config.federation.clients:
             raise InputError(
                 f"[federation] clients = {config.federation.clients}, but your recipe was "
-                f"created with clients={found.clients}. Create the recipe with "
-                f"clients={config.federation.clients}, or set clients = {found.clients}."
+                f"created with clients={recipe.clients}. Create the recipe with "
+                f"clients={config.federation.clients}, or set clients = {recipe.clients}."
             )
-        entries = sum(one.numel() for one in start.values())
-        states = require_round(found, start)
+        entries = sum(param.numel() for param in start.values())
+        states = require_round(recipe, start)
         if not private and 2 * entries <= task.stack_limit:  # larger models are not batched
-            _require_apart(found, start)
+            _require_apart(recipe, start)
     fixed = {
-        name: partial(_zeros_like, {key: one[0] for key, one in states[name].items()})
-        for name in found.returned
-        if name not in found.kept
+        name: partial(_zeros_like, {key: tensor[0] for key, tensor in states[name].items()})
+        for name in recipe.returned
+        if name not in recipe.kept
     }
-    return replace(found, initial={**found.initial, **fixed}) if fixed else found
+    return replace(recipe, initial={**recipe.initial, **fixed}) if fixed else recipe
 
 
 def _zeros_like(shapes: State, params: Params) -> State:
     """Return zeros with these shapes behind the replica axis of the parameters."""
-    some = next(iter(params.values()))
-    return {name: one.new_zeros((len(some), *one.shape), device=some.device)
-            for name, one in shapes.items()}  # fmt: skip
+    param = next(iter(params.values()))
+    return {name: shape.new_zeros((len(param), *shape.shape), device=param.device)
+            for name, shape in shapes.items()}  # fmt: skip
 
 
-def _map_for(config: Config, mine: Any) -> dict[str, Orthogonalizer]:
+def _map_for(config: Config, user_recipe: Any) -> dict[str, Orthogonalizer]:
     """Return the argument `orthogonalizer` for a custom recipe that has this parameter.
 
     The argument is the custom orthogonalizer, or the built-in orthogonalizer that the config names.
@@ -514,10 +518,10 @@ def _map_for(config: Config, mine: Any) -> dict[str, Orthogonalizer]:
     """
     table, keys = config.orthogonalizer, []
     for name in NEEDS["orthogonalizer"]:
-        found = getattr(table, attribute(type(table), name))
-        if not is_default(f"orthogonalizer.{name}", found):
+        value = getattr(table, attribute(type(table), name))
+        if not is_default(f"orthogonalizer.{name}", value):
             keys.append(name)
-    if not takes(mine, {"orthogonalizer": 0}):
+    if not takes(user_recipe, {"orthogonalizer": 0}):
         for name in keys:
             raise InputError(
                 f"[orthogonalizer] {name} has no effect, because your recipe has no parameter "
@@ -527,8 +531,8 @@ def _map_for(config: Config, mine: Any) -> dict[str, Orthogonalizer]:
     if (brought := make_named(config, "orthogonalizer", values=(Orthogonalizer,))) is not None:
         with guard(config, "orthogonalizer"):
             return {"orthogonalizer": as_map(brought)}
-    asked = keys or "orthogonalizer" in required_parameters(mine)
-    return {"orthogonalizer": value_of_table(table)} if asked else {}
+    needed = keys or "orthogonalizer" in required_parameters(user_recipe)
+    return {"orthogonalizer": value_of_table(table)} if needed else {}
 
 
 # Trial of a custom chain: two clients take two steps that reduce the squared distance to random
@@ -569,14 +573,14 @@ def _trial_states(recipe: Recipe, start: Params, clients: Sequence[int]) -> Stat
 
 def _for_client(recipe: Recipe, params: Params) -> dict[str, Any]:
     """Return the optional arguments of the clients' rule in a trial."""
-    given: dict[str, Any] = {"factor": 1.0} if recipe.scaled else {}
-    return given | ({"samples": _trial_samples(params)} if recipe.knows_samples else {})
+    arguments: dict[str, Any] = {"factor": 1.0} if recipe.scaled else {}
+    return arguments | ({"samples": _trial_samples(params)} if recipe.knows_samples else {})
 
 
 def _trial_samples(params: Params) -> Tensor:
-    some = next(iter(params.values()))
-    return torch.full_like(some.flatten(1)[:, 0], 10.0) if some.ndim > 1 else some.new_full(
-        (len(some),), 10.0
+    param = next(iter(params.values()))
+    return torch.full_like(param.flatten(1)[:, 0], 10.0) if param.ndim > 1 else param.new_full(
+        (len(param),), 10.0
     )  # fmt: skip
 
 
@@ -586,16 +590,17 @@ def _require_stacked(recipe: Recipe, states: States, replicas: int) -> None:
     Each tensor needs the replica axis first. Messages and files store only numpy's dtypes.
     """
     for name in (*recipe.returned, *recipe.persistent):
-        for key, one in states[name].items():
-            if not isinstance(key, str) or not isinstance(one, Tensor):
+        for key, tensor in states[name].items():
+            if not isinstance(key, str) or not isinstance(tensor, Tensor):
                 raise InputError(
-                    f"the state {name!r} contains a {type(one).__name__} under {plain(key, 60)}, "
-                    "but it must map strings to tensors. Store a number as a tensor [replicas, 1]."
+                    f"the state {name!r} contains a {type(tensor).__name__} under "
+                    f"{plain(key, 60)}, but it must map strings to tensors. Store a number as a "
+                    "tensor [replicas, 1]."
                 )
-            if one.dtype not in STORED or not one.ndim or len(one) != replicas:
+            if tensor.dtype not in STORED or not tensor.ndim or len(tensor) != replicas:
                 raise InputError(
-                    f"the tensor {key!r} of the state {name!r} has shape {tuple(one.shape)} and "
-                    f"dtype {one.dtype} for {replicas} replica{'s' * (replicas > 1)}. The first "
+                    f"the tensor {key!r} of the state {name!r} has shape {tuple(tensor.shape)} and "
+                    f"dtype {tensor.dtype} for {replicas} replica{'s' * (replicas > 1)}. The first "
                     "axis must be the replicas, as in the model, and the dtype a real number of "
                     "16, 32 or 64 bits. Use a shape such as [replicas, 1], and the dtype of the "
                     "model."
@@ -623,16 +628,16 @@ def _context(
     drawn = torch.Generator().manual_seed(0)
     centres = {}
     for name, value in params.items():  # always drawn for two clients, also if one takes part
-        both = torch.randn((2, *value.shape[1:]), generator=drawn)
-        centres[name] = both.to(value)[list(clients)]
+        pair = torch.randn((2, *value.shape[1:]), generator=drawn)
+        centres[name] = pair.to(value)[list(clients)]
 
     def gradient(at: Params) -> tuple[Tensor, Params]:
         slope = {name: value - centres[name] for name, value in at.items()}
-        return sum(one.flatten(1).square().sum(1) / 2 for one in slope.values()), slope  # type: ignore
+        return sum(value.flatten(1).square().sum(1) / 2 for value in slope.values()), slope  # type: ignore
 
     def released(points: Points, bounds: Tensor | None = None) -> Released:
-        kept = None if bounds is None else torch.full_like(bounds, 0.5)
-        return Released(gradient(points[-1][1])[1], kept)
+        shares = None if bounds is None else torch.full_like(bounds, 0.5)
+        return Released(gradient(points[-1][1])[1], shares)
 
     draws = [partial(generator, 0, client=client, step=step) for client in clients]
     if private:
@@ -683,7 +688,7 @@ def _require_resumable(recipe: Recipe, start: Params, states: States) -> None:
         if name not in recipe.kept:
             continue
         fresh, after = (
-            {key: (one.shape, one.dtype) for key, one in state.items()}
+            {key: (tensor.shape, tensor.dtype) for key, tensor in state.items()}
             for state in (first_state(recipe, name, start), states[name])
         )
         if fresh != after:
@@ -696,7 +701,7 @@ def _require_resumable(recipe: Recipe, start: Params, states: States) -> None:
     for link in recipe.chain.links:
         if link.name in recipe.persistent:
             fresh, after = (
-                {name: one.shape for name, one in state.items()}
+                {name: tensor.shape for name, tensor in state.items()}
                 for state in (link.init(start), states[link.name])
             )
             if fresh != after:
@@ -726,56 +731,59 @@ def require_round(recipe: Recipe, start: Params) -> States:
         context, direction = _context(params, (0,), step, private=recipe.mechanism is not None), {}
         for link in recipe.chain.links:
             direction, states[link.name] = _updated(link, direction, states[link.name], context)
-        if lost := [name for name in params if name not in direction]:
+        if missing := [name for name in params if name not in direction]:
             raise InputError(
-                f"your chain of links returns no direction for the parameter {lost[0]}. Make "
+                f"your chain of links returns no direction for the parameter {missing[0]}. Make "
                 "links.gradient() the first link of the chain."
             )
-        params = {name: one + direction[name] for name, one in params.items()}
+        params = {name: value + direction[name] for name, value in params.items()}
     factor = {"factor": 1.0} if recipe.scaled else {}
     if recipe.client is not None:
         rule = partial(recipe.client, **_for_client(recipe, params))
-        made = _tried("the clients' rule", CLIENT_RULE, rule, start, params, states, 2)
-        if not _are_mappings(made):
+        client_result = _tried("the clients' rule", CLIENT_RULE, rule, start, params, states, 2)
+        if not _are_mappings(client_result):
             raise InputError(
-                f"the clients' rule returns an object of type {type(made).__name__}, not a pair "
-                f"of mappings. {CLIENT_RULE}"
+                f"the clients' rule returns an object of type {type(client_result).__name__}, not "
+                f"a pair of mappings. {CLIENT_RULE}"
             )
-        params, states = made
+        params, states = client_result
         _require_alike("the clients' rule", CLIENT_RULE, start, params)
-        if lost := [name for name in (*recipe.returned, *recipe.persistent) if name not in states]:
+        if missing := [
+            name for name in (*recipe.returned, *recipe.persistent) if name not in states
+        ]:
             raise InputError(
-                f"the clients' rule does not return the state {lost[0]}. {CLIENT_RULE}"
+                f"the clients' rule does not return the state {missing[0]}. {CLIENT_RULE}"
             )
     _require_stacked(recipe, states, 1)
     _require_resumable(recipe, start, states)
-    given = initial_states(recipe, start) | {name: states[name] for name in recipe.returned}
+    server_states = initial_states(recipe, start) | {name: states[name] for name in recipe.returned}
     counted = {"answered": [(1.0, 2)]} if recipe.counted else {}
     rule = partial(recipe.server, **factor, **counted)
     start, params = shared_part(recipe, start), shared_part(recipe, params)
-    found = _tried("the server's rule", RULE, rule, start, params, given)
-    if not _are_mappings(found):
+    server_result = _tried("the server's rule", RULE, rule, start, params, server_states)
+    if not _are_mappings(server_result):
         raise InputError(
-            f"the server's rule returns an object of type {type(found).__name__}, not a pair of "
-            f"mappings. {RULE}"
+            f"the server's rule returns an object of type {type(server_result).__name__}, not a "
+            f"pair of mappings. {RULE}"
         )
-    model, after = found
+    model, after = server_result
     _require_alike("the server's rule", RULE, start, model)
-    if lost := [name for name in recipe.kept if name not in after]:
+    if missing := [name for name in recipe.kept if name not in after]:
         raise InputError(
-            f"the server's rule does not return the state {lost[0]}, which the server must "
+            f"the server's rule does not return the state {missing[0]}, which the server must "
             f"store. {RULE}"
         )
     return states
 
 
-def _require_alike(what: str, rule: str, start: Params, made: Mapping[str, Any]) -> None:
+def _require_alike(subject: str, rule: str, start: Params, model: Mapping[str, Any]) -> None:
     """Raise an error if a tensor of the model is missing, or has another shape or precision."""
-    for name, tensor in start.items():
-        mine = made.get(name)
-        if not isinstance(mine, Tensor) or (mine.shape, mine.dtype) != (tensor.shape, tensor.dtype):
+    for name, like in start.items():
+        value = model.get(name)
+        if not isinstance(value, Tensor) or (value.shape, value.dtype) != (like.shape, like.dtype):
             raise InputError(
-                f"{what} returns no tensor with the shape and dtype of the parameter {name}. {rule}"
+                f"{subject} returns no tensor with the shape and dtype of the parameter {name}. "
+                f"{rule}"
             )
 
 
@@ -784,38 +792,38 @@ def _updated(link: Link, direction: Params, state: State, context: Context) -> t
 
     Raise an error if the link changes its input in place.
     """
-    given = (direction, state, context.params)
+    inputs = (direction, state, context.params)
     context = visible(link, context)
-    before = [_copied(one) for one in given]
-    what = f"update of the link {link.name}"
-    found = _tried(what, LINK, link.update, direction, state, context)
-    if not _are_mappings(found):
+    before = [_copied(tensors) for tensors in inputs]
+    subject = f"update of the link {link.name}"
+    result = _tried(subject, LINK, link.update, direction, state, context)
+    if not _are_mappings(result):
         raise InputError(
-            f"the link {link.name} returns an object of type {type(found).__name__}, not a pair "
+            f"the link {link.name} returns an object of type {type(result).__name__}, not a pair "
             f"of mappings. {LINK}"
         )
-    if lost := [name for name in before[0] if name not in found[0]]:
+    if missing := [name for name in before[0] if name not in result[0]]:
         raise InputError(
-            f"the link {link.name} returns no direction for the parameter {lost[0]}. Return one "
+            f"the link {link.name} returns no direction for the parameter {missing[0]}. Return one "
             "direction for each parameter."
         )
-    for held, one in zip(before, given, strict=True):
-        if any(not same(tensor, one.get(name)) for name, tensor in held.items()):
+    for copies, tensors in zip(before, inputs, strict=True):
+        if any(not same(tensor, tensors.get(name)) for name, tensor in copies.items()):
             raise InputError(
                 f"the link {link.name} changes its input tensors in place, but other links use "
                 "these tensors too. Return new tensors."
             )
-    return found
+    return result
 
 
-def _tried(what: str, mend: str, function: Callable[..., Any], *given: Any) -> Any:
+def _tried(subject: str, mend: str, function: Callable[..., Any], *arguments: Any) -> Any:
     try:
-        return function(*given)
+        return function(*arguments)
     except InputError:
         raise
     except Exception as error:  # the user's function may raise any error
-        why = plain(f"{type(error).__name__}: {error}")
-        raise InputError(f"{what} failed with {why}. {mend}") from error
+        reason = plain(f"{type(error).__name__}: {error}")
+        raise InputError(f"{subject} failed with {reason}. {mend}") from error
 
 
 @trial()
@@ -827,28 +835,29 @@ def require_memoryless(config: Config, recipe: Recipe, task: Task) -> None:
     start = task.initial(generator(0, Draw.INITIAL))
     state = initial_states(recipe, start).get(aggregate_state())
 
-    def made(seed: int) -> Params:
+    def combined(seed: int) -> Params:
         replies = []
         for k in range(count):
             drawn = torch.Generator().manual_seed(count * seed + k)
             params = {
-                name: torch.randn(one.shape, generator=drawn).to(one) for name, one in start.items()
+                name: torch.randn(value.shape, generator=drawn).to(value)
+                for name, value in start.items()
             }
             states = {
-                one.name: one.init(split_statistics(params)[0])
-                for one in recipe.chain.links
-                if one.name in recipe.returned
+                link.name: link.init(split_statistics(params)[0])
+                for link in recipe.chain.links
+                if link.name in recipe.returned
             }
             first = next(iter(params.values()))
             loss = first.new_ones(len(first))
             replies.append(Reply(k, params, states, loss, samples=k + 1))
         if state is None:
             return recipe.aggregate.combine(replies)[0]
-        found, after = recipe.aggregate.combine(replies, _copied(state))
-        return found | {f"its state {name}": one for name, one in after.items()}
+        aggregated, after = recipe.aggregate.combine(replies, _copied(state))
+        return aggregated | {f"its state {name}": value for name, value in after.items()}
 
-    first, _, again = made(0), made(1), made(0)
-    if any(not same(one, again[name]) for name, one in first.items()):
+    first, _, repeated = combined(0), combined(1), combined(0)
+    if any(not same(value, repeated[name]) for name, value in first.items()):
         raise InputError(
             "your aggregate returns a different model when it is called again with the same "
             "replies, so a resumed run would differ. Draw no random numbers in the aggregate. If "
@@ -858,10 +867,10 @@ def require_memoryless(config: Config, recipe: Recipe, task: Task) -> None:
         )
 
 
-def _copied(given: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: one.clone() for name, one in given.items() if isinstance(one, Tensor)}
+def _copied(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
 
 
-def _are_mappings(found: Any) -> bool:
-    pair = isinstance(found, tuple | list) and len(found) == 2
-    return pair and all(isinstance(one, Mapping) for one in found)
+def _are_mappings(result: Any) -> bool:
+    pair = isinstance(result, tuple | list) and len(result) == 2
+    return pair and all(isinstance(part, Mapping) for part in result)

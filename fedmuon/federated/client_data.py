@@ -63,15 +63,15 @@ def read_source(config: Config, mapped: bool = False) -> Source:
     """
     table = config.data
     if user_objects(config).data is not None:
-        found = _read_user_data(*_user_data(config))
+        source = _read_user_data(*_user_data(config))
     elif mapped or _shared.get():
-        found = read_mapped(table.name, reader_options(config))
+        source = read_mapped(table.name, reader_options(config))
     else:
         if table.name == "synthetic":
             require_room(config, (table.dimension,))
         options = reader_options(config)
-        found = _read(table.name, options, stamp(table.name, options))
-    return found if table.center == "none" else found.with_public_center(table.center_samples)
+        source = _read(table.name, options, stamp(table.name, options))
+    return source if table.center == "none" else source.with_public_center(table.center_samples)
 
 
 @contextmanager
@@ -95,23 +95,23 @@ forget_source = _read.cache_clear
 def reader_options(config: Config) -> tuple[tuple[str, Option], ...]:
     """Return the options of [data] that the reader of this source needs, sorted by name."""
     table = config.data
-    found: dict[str, Option] = dict(object_options(config, "data"))
+    options: dict[str, Option] = dict(object_options(config, "data"))
     if table.folder:
-        found["folder"] = table.folder
+        options["folder"] = table.folder
     if table.name in TEXTS:
-        found["context"] = table.context
+        options["context"] = table.context
     if table.name in (*TABLES, *GLUE) and table.tokenizer:
-        found["tokenizer"] = table.tokenizer
+        options["tokenizer"] = table.tokenizer
     if table.name in TABLES and table.pad_token:
-        found["pad_token"] = True
+        options["pad_token"] = True
     if table.name == "synthetic":
-        found |= {
+        options |= {
             "n": table.train + table.test + table.validation_samples,
             "dimension": table.dimension,
             "classes": table.classes,
             "seed": config.federation.seed,
         }
-    return tuple(sorted(found.items()))
+    return tuple(sorted(options.items()))
 
 
 UserData = tuple[UserObjects, Facts, str, str, str]
@@ -119,21 +119,23 @@ UserData = tuple[UserObjects, Facts, str, str, str]
 
 def _user_data(config: Config) -> UserData:
     """Return the user's data, their arguments, their name, and the names of target and client."""
-    own = user_objects(config)
-    facts = takes(own.data, facts_for(config, "data")) if callable(own.data) else {}
+    objects = user_objects(config)
+    facts = takes(objects.data, facts_for(config, "data")) if callable(objects.data) else {}
     facts.pop("digest", None)  # the run writes this entry; it is not an option
     table = config.data
     name = absolute_name(table.name)
-    return own, tuple(sorted(facts.items())), name, table.target, table.client
+    return objects, tuple(sorted(facts.items())), name, table.target, table.client
 
 
 @lru_cache(maxsize=2)
-def _read_user_data(own: UserObjects, facts: Facts, name: str, target: str, client: str) -> Source:
+def _read_user_data(
+    objects: UserObjects, facts: Facts, name: str, target: str, client: str
+) -> Source:
     """Read or create the user's data. The result is cached for calls with equal arguments."""
-    named = f"[data] name = '{name}'" if name != GIVEN else ""
-    with Guard("data", own.data, named):
-        made = make(own.data, dict(facts), (Source, tuple, list))
-        return as_source(made, own.test, name, target, client)
+    setting = f"[data] name = '{name}'" if name != GIVEN else ""
+    with Guard("data", objects.data, setting):
+        value = make(objects.data, dict(facts), (Source, tuple, list))
+        return as_source(value, objects.test, name, target, client)
 
 
 def user_data_digest(config: Config) -> str:
@@ -142,10 +144,10 @@ def user_data_digest(config: Config) -> str:
 
 
 @lru_cache(maxsize=2)
-def _digest(own: UserObjects, facts: Facts, name: str, target: str, client: str) -> str:
-    found = _read_user_data(own, facts, name, target, client)
-    with Guard("data", own.data):
-        return digest(found)
+def _digest(objects: UserObjects, facts: Facts, name: str, target: str, client: str) -> str:
+    source = _read_user_data(objects, facts, name, target, client)
+    with Guard("data", objects.data):
+        return digest(source)
 
 
 # The partition
@@ -177,27 +179,29 @@ def _dealt(config: Config, source: Source) -> Dealt:
         with _partition_guard(config):
             train, client = flatten_partition(parts, last)
         require_samples(client, federation.clients, table.minimum)
-        rest = np.setdiff1d(np.arange(last), train)
-        drawn = generator(seed, Draw.SPLIT).permutation(rest)
+        unused = np.setdiff1d(np.arange(last), train)
+        drawn = generator(seed, Draw.SPLIT).permutation(unused)
         if official is not None:
             return Dealt(train, client, np.arange(last, n), first_of(drawn, validation))
-        held = first_of(drawn[table.test :], validation)
-        return Dealt(train, client, drawn[: table.test], held)
-    train, test, held = split(source.labels, official, table.train, table.test, seed, validation)
+        validation_rows = first_of(drawn[table.test :], validation)
+        return Dealt(train, client, drawn[: table.test], validation_rows)
+    train, test, validation_rows = split(
+        source.labels, official, table.train, table.test, seed, validation
+    )
     rng = generator(seed, Draw.PARTITION)
     owners = _owners(config, source)
     if owners is not None:
         client, names = owners[0][train], owners[1]
         require_samples(client, federation.clients, table.minimum, names)
-        return Dealt(train, client, test, held, names=names)
+        return Dealt(train, client, test, validation_rows, names=names)
     with _partition_guard(config):
         if federation.partition in BY_CLASS:
             require_class_labels(source.labels, federation.partition)
-        found = _partition(config)(source.labels[train], federation.clients, rng)
-        client = clients_of_samples(found, len(train), federation.clients)
+        assigned = _partition(config)(source.labels[train], federation.clients, rng)
+        client = clients_of_samples(assigned, len(train), federation.clients)
     filled = federation.partition in ("dirichlet", "quantity")  # they ensure the minimum
     require_samples(client, federation.clients, 1 if filled else table.minimum)
-    return Dealt(train, client, test, held)
+    return Dealt(train, client, test, validation_rows)
 
 
 def _owners(config: Config, source: Source) -> tuple[np.ndarray, Names] | None:
@@ -241,9 +245,9 @@ def _partition_guard(config: Config) -> AbstractContextManager[None]:
 
 def _index_arrays(config: Config) -> tuple | list | None:
     """Return the user's partition if it consists of index arrays, otherwise None."""
-    found = user_objects(config).partition
+    partition = user_objects(config).partition
     with _partition_guard(config):
-        return found if isinstance(found, tuple | list) else None
+        return partition if isinstance(partition, tuple | list) else None
 
 
 def _partition(config: Config) -> Any:
@@ -252,28 +256,28 @@ def _partition(config: Config) -> Any:
     if isinstance(kind, type) and is_partitioner(kind):
         clients = {"num_partitions": config.federation.clients}
         try:
-            found = kind(**takes(kind, {**clients, **COLUMN, **facts_for(config, "partition")}))
+            partition = kind(**takes(kind, {**clients, **COLUMN, **facts_for(config, "partition")}))
         except Exception as error:  # the partitioner's own checks
             raise InputError(
                 f"your partitioner {kind.__name__} could not be created ({one_line(error)}). Set "
                 f"the arguments of {kind.__name__} in [federation.options]."
             ) from error
     else:
-        found = make_named(config, "partition", PARTITIONS)
-    if is_partitioner(found):
-        return lambda labels, clients, rng: by_partitioner(found, labels, clients)
+        partition = make_named(config, "partition", PARTITIONS)
+    if is_partitioner(partition):
+        return lambda labels, clients, rng: by_partitioner(partition, labels, clients)
     mend = "index arrays, one per client, or a function (labels, clients, rng)"
-    return require_callable(found, "partition", mend, guard(config, "partition").named)
+    return require_callable(partition, "partition", mend, guard(config, "partition").named)
 
 
 def with_user_sizes(config: Config) -> Config:
     """Set the numbers of samples and clients that follow from the user's data and partition."""
-    own, parts = user_objects(config), _index_arrays(config)
+    objects, parts = user_objects(config), _index_arrays(config)
     owners = None
     with _partition_guard(config):
-        count = partitioner_clients(own.partition) if parts is None else len(parts)
-    of_user = own.data is not None or config.data.name in OWN_FILES
-    if parts is None and (of_user or own.partition is not None):
+        count = partitioner_clients(objects.partition) if parts is None else len(parts)
+    of_user = objects.data is not None or config.data.name in OWN_FILES
+    if parts is None and (of_user or objects.partition is not None):
         owners = _owners(config, read_source(config))
         count = len(owners[1]) if owners else count
     if not of_user and count is None:
@@ -281,9 +285,9 @@ def with_user_sizes(config: Config) -> Config:
     data: dict[str, Any] = {}
     changed: dict[str, Any] = {}
     federation = config.federation
-    given = federation.model_fields_set
+    set_keys = federation.model_fields_set
     if count is not None:
-        if "clients" in given and federation.clients != count:
+        if "clients" in set_keys and federation.clients != count:
             by = "the column of clients" if owners else "your partition"
             raise InputError(
                 f"[federation] clients is {federation.clients}, but {by} has {count} clients. "
@@ -295,11 +299,11 @@ def with_user_sizes(config: Config) -> Config:
     if of_user and not {"train", "test", "minimum"} <= config.data.model_fields_set:
         clients = changed.get("clients", federation.clients)
         data = _sizes_of_source(config, read_source(config), clients) | data
-    if own.data is not None:
+    if objects.data is not None:
         data["options"] = {**dict(config.data.options), "digest": user_data_digest(config)}
-    if of_user and "partition" not in given and _without_classes(config):
+    if of_user and "partition" not in set_keys and _without_classes(config):
         changed["partition"] = "iid"
-    if "per_round" not in given:
+    if "per_round" not in set_keys:
         clients = changed.get("clients", federation.clients)
         changed["per-round"] = min(federation.per_round, clients)
     tables = nested(config)
@@ -321,38 +325,38 @@ def _sizes_of_parts(config: Config, parts: Any) -> dict[str, int]:
     """Return the sizes that follow from the user's index arrays."""
     with _partition_guard(config):
         sizes = [len(part) for part in parts]
-    least = max(1, min(sizes, default=1))
-    found = {"train": max(1, sum(sizes)), "minimum": min(config.data.minimum, least)}
-    for name, size in found.items():
-        asked = getattr(config.data, name)
-        if name in config.data.model_fields_set and asked != size:
+    smallest = max(1, min(sizes, default=1))
+    required = {"train": max(1, sum(sizes)), "minimum": min(config.data.minimum, smallest)}
+    for name, size in required.items():
+        setting = getattr(config.data, name)
+        if name in config.data.model_fields_set and setting != size:
             raise InputError(
-                f"[data] {name} is {asked}, but the index arrays of your partition require "
+                f"[data] {name} is {setting}, but the index arrays of your partition require "
                 f"{name} = {size}. Remove {name} from the config. The correct value is then set "
                 "automatically."
             )
-    return found
+    return required
 
 
 def _sizes_of_source(config: Config, source: Source, clients: int) -> dict[str, Any]:
     """Return the sizes that follow from the user's data."""
     table, n = config.data, len(source.labels)
-    given = table.model_fields_set
+    set_keys = table.model_fields_set
     if source.official_test is not None and config.given.test is not None:
         test, room = n - source.official_test, source.official_test
         train = _beside_validation(table, room)
     elif source.official_test is not None and table.name in OWN_FILES:
         room = source.official_test
-        test = table.test if "test" in given else min(table.test, n - room)
-        train = table.train if "train" in given else _beside_validation(table, room)
+        test = table.test if "test" in set_keys else min(table.test, n - room)
+        train = table.train if "train" in set_keys else _beside_validation(table, room)
     else:
-        left = n - table.train - table.validation_samples if "train" in given else n
-        test = table.test if "test" in given else min(table.test, max(1, min(n // TEST, left)))
-        train = table.train if "train" in given else _beside_validation(table, n - test)
-    found: dict[str, Any] = {"train": train, "test": test}
-    if "minimum" not in given and not is_own(config.federation.partition):
-        found["minimum"] = min(table.minimum, max(1, found["train"] // clients))
-    return found
+        left = n - table.train - table.validation_samples if "train" in set_keys else n
+        test = table.test if "test" in set_keys else min(table.test, max(1, min(n // TEST, left)))
+        train = table.train if "train" in set_keys else _beside_validation(table, n - test)
+    sizes: dict[str, Any] = {"train": train, "test": test}
+    if "minimum" not in set_keys and not is_own(config.federation.partition):
+        sizes["minimum"] = min(table.minimum, max(1, sizes["train"] // clients))
+    return sizes
 
 
 def _beside_validation(table: Data, room: int) -> int:

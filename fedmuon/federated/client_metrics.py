@@ -36,18 +36,18 @@ def client_metrics(
         states: The states of the client's gradient transformations after its local steps.
     """
     learned, _ = split_statistics(local)
-    found = {
+    metrics = {
         "loss_before": _means(task, received, shard.data)["loss"],
         "loss_after": _means(task, local, shard.data)["loss"],
         "drift": norm({name: value - received[name] for name, value in learned.items()}),
     }
     for name in MOMENTA:
         if name in states:
-            found["momentum_norm"] = norm(states[name])
+            metrics["momentum_norm"] = norm(states[name])
     if shard.test is not None and len(shard.test.labels):
         measured = _means(task, local, shard.test)
-        found |= {f"{OWN_TEST}{name}": value for name, value in measured.items()}
-    return found
+        metrics |= {f"{OWN_TEST}{name}": value for name, value in measured.items()}
+    return metrics
 
 
 def client_records(
@@ -60,24 +60,25 @@ def client_records(
     """
     ordered = sorted(replies, key=lambda reply: reply.client)
     base = zeros(before.params) if direction else before.params  # a direction is already an update
-    cosines = cosines_to_mean(base, [split_statistics(one.params)[0] for one in ordered])
-    found = []
+    cosines = cosines_to_mean(base, [split_statistics(reply.params)[0] for reply in ordered])
+    records = []
     for reply, cosine in zip(ordered, cosines, strict=True):
         metrics = {**reply.metrics, "cosine": cosine}
-        known = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        found.append({"client": reply.client, "samples": reply.samples, **known})
-    return tuple(found)
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        records.append({"client": reply.client, "samples": reply.samples, **finite})
+    return tuple(records)
 
 
 def metrics_of_each(
     task: Task, clients: Sequence[Client], start: Params, local: Params, states: States
 ) -> list[dict[str, float]]:
     """Measure each client of a batch, before and after its local steps."""
-    starts, models = (blocks(one, len(clients)) for one in (start, local))
+    starts, models = (blocks(tree, len(clients)) for tree in (start, local))
     momenta = {name: blocks(states[name], len(clients)) for name in MOMENTA if name in states}
     return [
         client_metrics(
-            *(task, shard, starts[k], models[k]), {name: one[k] for name, one in momenta.items()}
+            *(task, shard, starts[k], models[k]),
+            {name: trees[k] for name, trees in momenta.items()},
         )
         for k, (_, shard) in enumerate(clients)
     ]
@@ -90,7 +91,7 @@ def cosines_to_mean(before: Params, models: Sequence[Params]) -> list[float]:
     """
 
     def update(model: Params) -> Tensor:  # computed twice, to store only one update at a time
-        return _flat({name: one - before[name] for name, one in model.items()})
+        return _flat({name: value - before[name] for name, value in model.items()})
 
     if not models:
         return []
@@ -98,12 +99,12 @@ def cosines_to_mean(before: Params, models: Sequence[Params]) -> list[float]:
     for model in models[1:]:
         mean += update(model)
     mean /= len(models)
-    length, found = float(torch.linalg.vector_norm(mean)), []
+    length, cosines = float(torch.linalg.vector_norm(mean)), []
     for model in models:
-        one = update(model)
-        both = length * float(torch.linalg.vector_norm(one))
-        found.append(float(one @ mean) / both if both else math.nan)
-    return found
+        change = update(model)
+        product = length * float(torch.linalg.vector_norm(change))
+        cosines.append(float(change @ mean) / product if product else math.nan)
+    return cosines
 
 
 def norm(tree: Mapping[str, Tensor]) -> float:

@@ -58,7 +58,7 @@ class ClientStates:
     def last_round(self, client: int, before: int) -> int | None:
         """Return the last round before `before` with a stored state of the client, or None."""
         rounds = self._rounds.get(client, ())
-        return next((one for one in reversed(rounds) if one < before), None)
+        return next((stored for stored in reversed(rounds) if stored < before), None)
 
     def read(self, client: int, before: int) -> States:
         """Return the newest states that a client stored before a round.
@@ -72,9 +72,9 @@ class ClientStates:
         if key not in self._new and key not in self._read:
             number, row = self._place[key]
             file = self._file(number)
-            with mendable(file, "read"), safe_open(require_regular(file), framework="pt") as held:
-                names = [name for name in held.keys() if name not in ("client", "round")]  # noqa: SIM118
-                self._read[key] = {name: held.get_slice(name)[row] for name in names}
+            with mendable(file, "read"), safe_open(require_regular(file), framework="pt") as opened:
+                names = [name for name in opened.keys() if name not in ("client", "round")]  # noqa: SIM118
+                self._read[key] = {name: opened.get_slice(name)[row] for name in names}
             self._bytes += _size(self._read[key])
         flat = self._new[key] if key in self._new else self._read[key]
         if key in self._read:
@@ -100,14 +100,14 @@ class ClientStates:
         keys = sorted(self._new)
         number = max(self._count, default=-1) + 1
         names = self._new[keys[0]]
-        each = {key: to_numpy(self._new[key]) for key in keys}
-        arrays = {name: np.stack([each[key][name] for key in keys]) for name in names}
+        states = {key: to_numpy(self._new[key]) for key in keys}
+        arrays = {name: np.stack([states[key][name] for key in keys]) for name in names}
         arrays |= {
             part: np.array([key[place] for key in keys], np.int64)
             for place, part in enumerate(("client", "round"))
         }
-        about = {"run": self.run}
-        content = save(arrays, {**about, "digest": digest_of_arrays(arrays, about)})
+        metadata = {"run": self.run}
+        content = save(arrays, {**metadata, "digest": digest_of_arrays(arrays, metadata)})
         with mendable(self.folder, "create"):
             self.folder.mkdir(exist_ok=True)
         write_bytes(self._file(number), content)
@@ -137,13 +137,13 @@ class ClientStates:
         Raises:
             InputError: If a file is damaged, or a state is missing.
         """
-        self.checkpoints = (*(one for one in others if one < round), round)
-        for held in (self._rounds, self._new, self._read, self._place, self._count):
-            held.clear()
+        self.checkpoints = (*(checkpoint for checkpoint in others if checkpoint < round), round)
+        for mapping in (self._rounds, self._new, self._read, self._place, self._count):
+            mapping.clear()
         self._bytes = 0
         self._read_index()
-        for client, one in sorted(self._place):
-            self._rounds.setdefault(client, []).append(one)
+        for client, stored in sorted(self._place):
+            self._rounds.setdefault(client, []).append(stored)
         for client, last in expected.items():
             if self.last_round(client, round) != last:
                 raise InputError(
@@ -165,20 +165,20 @@ class ClientStates:
             files = sorted(self.folder.glob(f"[0-9]*{SUFFIX}"))
         for file in files:
             number = int(file.name.removesuffix(SUFFIX))
-            arrays, about = read_arrays(file)
-            if about.pop("digest", "") != digest_of_arrays(arrays, about):
+            arrays, metadata = read_arrays(file)
+            if metadata.pop("digest", "") != digest_of_arrays(arrays, metadata):
                 raise InputError(
                     f"the file {file} of client states is damaged: restore the file from a copy, "
                     f"or {AFRESH}"
                 )
-            if about.get("run") != self.run:
+            if metadata.get("run") != self.run:
                 raise InputError(
                     f"the file {file} of client states belongs to another run: restore the file "
                     f"of this run from a copy, or {AFRESH}"
                 )
             self._count[number] = 0
-            found = zip(arrays["client"].tolist(), arrays["round"].tolist(), strict=True)
-            for row, key in enumerate(found):
+            keys = zip(arrays["client"].tolist(), arrays["round"].tolist(), strict=True)
+            for row, key in enumerate(keys):
                 if key in self._place:
                     self._count[self._place[key][0]] -= 1
                 self._place[key] = (number, row)
@@ -195,17 +195,17 @@ class ClientStates:
     def _prune(self, client: int) -> None:
         """Drop a client's states, except its newest states and the states that checkpoints need."""
         rounds = self._rounds[client]
-        needed = {self.last_round(client, one) for one in self.checkpoints} | {rounds[-1]}
-        for one in rounds:
-            if one not in needed:
-                self._forget((client, one))
-        rounds[:] = [one for one in rounds if one in needed]
+        needed = {self.last_round(client, saved) for saved in self.checkpoints} | {rounds[-1]}
+        for stored in rounds:
+            if stored not in needed:
+                self._forget((client, stored))
+        rounds[:] = [stored for stored in rounds if stored in needed]
         (self._several.add if len(rounds) > 1 else self._several.discard)(client)
 
     def _forget(self, key: Key) -> None:
-        for held in (self._new, self._read):
-            if key in held:
-                self._bytes -= _size(held.pop(key))
+        for mapping in (self._new, self._read):
+            if key in mapping:
+                self._bytes -= _size(mapping.pop(key))
         if key in self._place:
             number, _ = self._place.pop(key)
             self._count[number] -= 1

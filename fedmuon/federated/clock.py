@@ -52,17 +52,17 @@ class Timetable:
 
     def oldest(self, round: int) -> int:
         """Return the oldest model version that a reply in this round or a later round needs."""
-        return min((int(one.min()) for one in self.versions[round:]), default=round)
+        return min((int(versions.min()) for versions in self.versions[round:]), default=round)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the timetable as arrays, in which rows with fewer clients end with -1."""
         widest = max(map(len, self.selected))
 
         def table(rounds: Sequence[np.ndarray]) -> np.ndarray:
-            made = np.full((len(rounds), widest), -1, np.int64)
-            for row, clients in zip(made, rounds, strict=True):
+            padded = np.full((len(rounds), widest), -1, np.int64)
+            for row, clients in zip(padded, rounds, strict=True):
                 row[: len(clients)] = clients
-            return made
+            return padded
 
         return {
             "selected": table(self.selected),
@@ -102,7 +102,7 @@ class Devices:
         for an unavailable client, because availability does not change during an attempt at a
         round.
         """
-        many = len(self.needed)
+        clients = len(self.needed)
         if self.spans is not None:
             return np.array([_wait(spans, now % self.day, self.day) for spans in self.spans])
         if self.zones is not None:
@@ -110,16 +110,16 @@ class Devices:
             return np.where(phase < self.share, 0.0, (1.0 - phase) * self.day)
         if self.share < 1.0:
             rng = generator(self.seed, Draw.DEVICE, round=round, step=attempt, block=THERE)
-            return np.where(rng.random(many) < self.share, 0.0, math.inf)
-        return np.zeros(many)
+            return np.where(rng.random(clients) < self.share, 0.0, math.inf)
+        return np.zeros(clients)
 
     def lost_after(self, client: int, round: int, attempt: int = 0) -> float:
         """Return the seconds after which a client is lost in this round, or infinity."""
         if not self.dropout:
             return math.inf
         rng = generator(self.seed, Draw.DEVICE, round=round, client=client, step=attempt)
-        chance, when = rng.random(2)
-        return float(when * self.needed[client]) if chance < self.dropout else math.inf
+        chance, share = rng.random(2)
+        return float(share * self.needed[client]) if chance < self.dropout else math.inf
 
     def choose(
         self, now: float, round: int, many: int, attempt: int = 0, barred: Collection[int] = ()
@@ -138,10 +138,10 @@ class Devices:
             return now, np.sort(rng.choice(len(self.needed), many, replace=False))
         waits = self.until_there(now, round, attempt)
         waits[[*barred]] = math.inf
-        if not math.isfinite(least := float(waits.min())):
+        if not math.isfinite(wait := float(waits.min())):
             return now, np.empty(0, np.int64)
-        there = np.flatnonzero(waits == least)
-        return now + least, np.sort(rng.choice(there, min(many, len(there)), replace=False))
+        available = np.flatnonzero(waits == wait)
+        return now + wait, np.sort(rng.choice(available, min(many, len(available)), replace=False))
 
 
 def _wait(spans: np.ndarray, now: float, day: float) -> float:
@@ -168,9 +168,9 @@ def timetable(
     """
     table, federation = config.devices, config.federation
     devices = devices_of(config, steps * samples, sizes)
-    many, deadline = federation.per_round, math.inf
+    count, deadline = federation.per_round, math.inf
     if table.mode == "deadline":
-        many, deadline = table.select or many, table.deadline or math.inf
+        count, deadline = table.select or count, table.deadline or math.inf
     now, selected, answered, ends, unused = 0.0, [], [], [], [0] * federation.rounds
     if (fastest := float(devices.needed.min())) > deadline:
         raise InputError(
@@ -178,21 +178,23 @@ def timetable(
             f"because the fastest client needs {fastest:.4g} s. Raise deadline."
         )
     if table.mode == "fedbuff":
-        return buffered(devices, federation.rounds, many, table.buffer or many)
+        return buffered(devices, federation.rounds, count, table.buffer or count)
     for round in range(federation.rounds):
         for attempt in range(ATTEMPTS):
-            now, chosen = devices.choose(now, round, many, attempt)
-            took, used = round_of(devices, chosen, (round, attempt), federation.per_round, deadline)
-            now += took
+            now, clients = devices.choose(now, round, count, attempt)
+            duration, used = round_of(
+                devices, clients, (round, attempt), federation.per_round, deadline
+            )
+            now += duration
             if len(used):
                 break
-            unused[round] += len(chosen)
+            unused[round] += len(clients)
         else:
             raise InputError(
                 f"round {round + 1} has received no reply after {ATTEMPTS} attempts. Raise "
                 "[devices] available, deadline or select, or lower [devices] dropout."
             )
-        selected.append(chosen)
+        selected.append(clients)
         answered.append(used)
         ends.append(now)
     schedule = tuple(selected), tuple(answered), np.array(ends)
@@ -207,45 +209,45 @@ def buffered(devices: Devices, rounds: int, many: int, size: int) -> Timetable:
     its reply is in the buffer, because its random draws would repeat.
     """
     now, starts, waiting = 0.0, 0, dict[int, int]()  # client -> the round in which it started
-    least = 0  # number of attempts until the last update
+    last_starts = 0  # number of attempts until the last update
     working: list[tuple[float, int, int, bool]] = []  # end, client, round, and whether it is lost
     answered, versions, ends, losses = [], [], [], [0]
     while len(ends) < rounds:
-        if starts - least > 10 * ATTEMPTS * many:
+        if starts - last_starts > 10 * ATTEMPTS * many:
             raise InputError(
                 f"round {len(ends) + 1} of [devices] mode = 'fedbuff' has received too few "
-                f"replies after {starts - least} attempts to start clients. Raise [devices] "
+                f"replies after {starts - last_starts} attempts to start clients. Raise [devices] "
                 "available, or lower [devices] dropout."
             )
         busy = [client for _, client, _, _ in working]
-        then, chosen = devices.choose(
+        start, clients = devices.choose(
             now, starts, many - len(busy), barred=(*sorted(busy), *sorted(waiting))
         )
-        if then > now and working:
-            chosen = chosen[:0]  # no client is available yet, and a reply may come earlier
+        if start > now and working:
+            clients = clients[:0]  # no client is available yet, and a reply may come earlier
         else:
-            now = then
-        for client in map(int, chosen):
-            lost, needed = devices.lost_after(client, starts), float(devices.needed[client])
-            end = now + min(needed, lost)
-            heapq.heappush(working, (end, client, len(ends), lost < math.inf))
+            now = start
+        for client in map(int, clients):
+            loss, needed = devices.lost_after(client, starts), float(devices.needed[client])
+            end = now + min(needed, loss)
+            heapq.heappush(working, (end, client, len(ends), loss < math.inf))
         starts += 1
         if not working:
             continue
         now = working[0][0]
         while working and working[0][0] == now and len(ends) < rounds:
-            _, client, version, lost_one = heapq.heappop(working)
-            losses[-1] += lost_one
-            if not lost_one:
+            _, client, version, is_lost = heapq.heappop(working)
+            losses[-1] += is_lost
+            if not is_lost:
                 waiting[client] = version
             if len(waiting) == size:
                 answered.append(np.array(sorted(waiting)))
-                versions.append(np.array([waiting[one] for one in sorted(waiting)]))
+                versions.append(np.array([waiting[client] for client in sorted(waiting)]))
                 ends.append(now)
                 losses.append(0)
-                waiting, least = {}, starts
-    told = tuple(answered), tuple(answered), np.array(ends)
-    return Timetable(*told, False, tuple(versions), tuple(losses[:rounds]))
+                waiting, last_starts = {}, starts
+    schedule = tuple(answered), tuple(answered), np.array(ends)
+    return Timetable(*schedule, False, tuple(versions), tuple(losses[:rounds]))
 
 
 def round_of(
@@ -260,12 +262,12 @@ def round_of(
     if not len(chosen):
         return 0.0, chosen
     needed = devices.needed[chosen]
-    lost = np.array([devices.lost_after(int(client), *number) for client in chosen])
-    replied = np.flatnonzero((lost == math.inf) & (needed <= deadline))
+    losses = np.array([devices.lost_after(int(client), *number) for client in chosen])
+    replied = np.flatnonzero((losses == math.inf) & (needed <= deadline))
     used = replied[np.argsort(needed[replied], kind="stable")][:wanted]
     if len(used) == wanted:
         return float(needed[used[-1]]), np.sort(chosen[used])
-    return min(deadline, float(np.minimum(needed, lost).max())), np.sort(chosen[used])
+    return min(deadline, float(np.minimum(needed, losses).max())), np.sort(chosen[used])
 
 
 # The devices of a config
@@ -293,14 +295,14 @@ def devices_of(config: Config, work: np.ndarray, sizes: tuple[int, int]) -> Devi
         return Devices(seed, needed, table.dropout, table.available, table.day, zones)
     if table.availability == "trace":
         spans = _spans(table.availability_trace, clients)
-        day = max(float(own[-1, 1]) for own in spans)
+        day = max(float(client_spans[-1, 1]) for client_spans in spans)
         return Devices(seed, needed, table.dropout, day=day, spans=spans)
     return devices
 
 
 def hardware(config: Config, clients: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return three arrays: the speeds, download bandwidths and upload bandwidths of all clients."""
-    table, found = config.devices, []
+    table, columns = config.devices, []
     traced = _hardware_trace(table.trace, clients) if table.reads_trace else {}
     for block, name in enumerate(HARDWARE):
         median = getattr(table, name.replace("-", "_"))
@@ -308,14 +310,14 @@ def hardware(config: Config, clients: int) -> tuple[np.ndarray, np.ndarray, np.n
         spread = table.speed_spread if name == "speed" else table.bandwidth_spread
         rng = generator(config.federation.seed, Draw.DEVICE, block=block)
         if kind == "trace":
-            found.append(traced[name])
+            columns.append(traced[name])
         elif kind == "log-normal":
-            found.append(median * np.exp(spread * rng.standard_normal(clients)))
+            columns.append(median * np.exp(spread * rng.standard_normal(clients)))
         elif kind == "pareto":  # the time then has a Pareto distribution with shape 1 / spread
-            found.append(median * (1.0 - rng.random(clients)) ** spread)
+            columns.append(median * (1.0 - rng.random(clients)) ** spread)
         else:
-            found.append(np.full(clients, median))
-    speed, down, up = found
+            columns.append(np.full(clients, median))
+    speed, down, up = columns
     return speed, down, up
 
 
@@ -357,9 +359,9 @@ def _rows(path: str, key: str, columns: Sequence[str]) -> list[tuple[int, int, l
     return rows
 
 
-def _require_all(path: str, seen: Mapping[int, object], clients: int) -> None:
+def _require_all(path: str, entries: Mapping[int, object], clients: int) -> None:
     """Raise an error if a trace has no line for some client."""
-    if missing := [client for client in range(clients) if client not in seen]:
+    if missing := [client for client in range(clients) if client not in entries]:
         raise InputError(
             f"{path} has no line for client {missing[0]} ({len(missing)} of {clients} clients "
             f"are missing). Add lines for all clients from 0 to {clients - 1}."
@@ -368,9 +370,9 @@ def _require_all(path: str, seen: Mapping[int, object], clients: int) -> None:
 
 def _hardware_trace(path: str, clients: int) -> dict[str, np.ndarray]:
     """Read a hardware trace, with one line per client. Return a dictionary of the columns."""
-    seen: dict[int, list[float]] = {}
+    rows: dict[int, list[float]] = {}
     for line, client, values in _rows(path, "trace", ("client", *HARDWARE)):
-        if client in seen:
+        if client in rows:
             raise InputError(
                 f"{path}, line {line}: client {client} already has an earlier line. Remove one "
                 "of the two lines."
@@ -380,9 +382,9 @@ def _hardware_trace(path: str, clients: int) -> dict[str, np.ndarray]:
                 f"{path}, line {line}: {min(values):g} is not a valid speed or bandwidth for "
                 f"client {client}. Use numbers above 0."
             )
-        seen[client] = values
-    _require_all(path, seen, clients)
-    columns = np.array([seen[client] for client in range(clients)]).T
+        rows[client] = values
+    _require_all(path, rows, clients)
+    columns = np.array([rows[client] for client in range(clients)]).T
     return dict(zip(HARDWARE, columns, strict=True))
 
 
@@ -391,20 +393,20 @@ def _spans(path: str, clients: int) -> tuple[np.ndarray, ...]:
 
     For each client, the result is an array [T, 2] with the start and the end of each interval.
     """
-    seen: dict[int, list[list[float]]] = {}
+    intervals: dict[int, list[list[float]]] = {}
     for line, client, (start, end) in _rows(path, "availability-trace", ("client", "start", "end")):
         if not 0 <= start < end:
             raise InputError(
                 f"{path}, line {line}: client {client} is available from {start:g} to {end:g} s, "
                 "but the start must be 0 or more and the end must be later. Fix the line."
             )
-        seen.setdefault(client, []).append([start, end])
-    _require_all(path, seen, clients)
-    found = tuple(np.array(sorted(seen[client])) for client in range(clients))
-    for client, spans in enumerate(found):
+        intervals.setdefault(client, []).append([start, end])
+    _require_all(path, intervals, clients)
+    spans_of_clients = tuple(np.array(sorted(intervals[client])) for client in range(clients))
+    for client, spans in enumerate(spans_of_clients):
         if (spans[1:, 0] < spans[:-1, 1]).any():
             raise InputError(
                 f"{path}: the intervals of client {client} overlap. Merge overlapping intervals "
                 "into one line."
             )
-    return found
+    return spans_of_clients

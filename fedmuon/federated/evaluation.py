@@ -33,8 +33,8 @@ def risk(
     # Counts are divided at the end, so that 443 of 500 is 0.886 and not 0.8860000000000007.
     parts = len(labels) if weights is None else 1
     loss, means = sums(task, params, inputs, labels, weights)
-    found = {name: value.cpu().numpy() / parts for name, value in means.items()}
-    return Risk(loss.cpu().numpy() / parts, found)
+    scores = {name: value.cpu().numpy() / parts for name, value in means.items()}
+    return Risk(loss.cpu().numpy() / parts, scores)
 
 
 def sums(
@@ -56,8 +56,8 @@ def sums(
     loss = torch.zeros(stack, dtype=torch.float64, device=labels.device)
     means: dict[str, Tensor] = {}
     looks = [partial(look, part) for part in _pieces(len(labels), stack)]
-    for more, measured in spread(looks, task.thread_safe):
-        loss += more
+    for part_loss, measured in spread(looks, task.thread_safe):
+        loss += part_loss
         for name, value in measured.items():
             means[name] = means.get(name, 0) + value
     return loss, means
@@ -77,16 +77,21 @@ def client_means(task: Task, params: Params, shards: Shards) -> dict[str, np.nda
 
     def look(part: slice) -> Params:
         losses, scores = task.losses(params, Batch(shards.inputs[part], shards.labels[part]))
-        return {"loss": losses.double(), **{name: one.double() for name, one in scores.items()}}
+        return {
+            "loss": losses.double(),
+            **{name: values.double() for name, values in scores.items()},
+        }
 
     pieces = _pieces(len(shards.labels), len(next(iter(params.values()))))
-    found = spread([partial(look, part) for part in pieces], task.thread_safe)
+    results = spread([partial(look, part) for part in pieces], task.thread_safe)
     sizes = np.diff(shards.offsets)
     starts, counts = shards.offsets[:-1][sizes > 0], sizes[sizes > 0]
     return {
-        name: np.add.reduceat(torch.cat([one[name] for one in found], 1).cpu().numpy(), starts, 1)
+        name: np.add.reduceat(
+            torch.cat([result[name] for result in results], 1).cpu().numpy(), starts, 1
+        )
         / counts
-        for name in found[0]
+        for name in results[0]
     }
 
 

@@ -34,10 +34,13 @@ def personal_model(experiment: Experiment, state: ServerState, client: int) -> P
     parameters. If the client never took part, its personal parameters are those of the initial
     model.
     """
-    split = any(isinstance(one, PersonalParameters) for one in experiment.recipe.stages)
+    split = any(isinstance(stage, PersonalParameters) for stage in experiment.recipe.stages)
     start = state.params if split else first_model(experiment.task, experiment.plan.seed)
-    own = experiment.client_states.read(client, state.round).get(PERSONAL, {})
-    return {name: own[name].to(one) if name in own else one for name, one in start.items()}
+    personal = experiment.client_states.read(client, state.round).get(PERSONAL, {})
+    return {
+        name: personal[name].to(value) if name in personal else value
+        for name, value in start.items()
+    }
 
 
 def fine_tuned(
@@ -52,16 +55,20 @@ def fine_tuned(
     plan, memory = experiment.plan, experiment.client_states
     sent = received_message(experiment.recipe, replace(state, round=plan.rounds))
     # A client's rule would turn the model into a reply, and most stages would change the reply.
-    personal = [one for one in experiment.recipe.stages if isinstance(one, PersonalParameters)]
+    personal = [
+        stage for stage in experiment.recipe.stages if isinstance(stage, PersonalParameters)
+    ]
     recipe = replace(experiment.recipe, client=None, returned=(), stages=tuple(personal))
     last = plan.factor_at(max(0, state.round - 1))
     factor = None if plan.factor is None else lambda round: last
     plan = replace(plan, steps=steps, epochs=0.0, factor=factor)
     for start in range(0, len(clients), plan.per_round):
-        some = clients[start : start + plan.per_round]
-        own = {client: memory.read(client, state.round) for client in some if recipe.keeps_states}
-        pairs = [(client, experiment.shards[client]) for client in some]
-        for reply in client_updates(recipe, experiment.task, plan, pairs, sent, own):
+        group = clients[start : start + plan.per_round]
+        states = {
+            client: memory.read(client, state.round) for client in group if recipe.keeps_states
+        }
+        pairs = [(client, experiment.shards[client]) for client in group]
+        for reply in client_updates(recipe, experiment.task, plan, pairs, sent, states):
             yield reply.params | reply.own.get(PERSONAL, {})
 
 
@@ -75,15 +82,15 @@ def personal_means(
     """
     tests = experiment.shards.client_test
     assert tests is not None
-    found: dict[str, list[float]] = {}
+    results: dict[str, list[float]] = {}
     clients = np.flatnonzero(np.diff(tests.offsets)).tolist()
     if fine_tune:
         models = fine_tuned(experiment, state, clients, fine_tune)
     else:
         models = (personal_model(experiment, state, client) for client in clients)
     for client, model in zip(clients, models, strict=True):
-        own = tests[client].data
-        measured = risk(experiment.task, model, own.inputs, own.labels)
+        samples = tests[client].data
+        measured = risk(experiment.task, model, samples.inputs, samples.labels)
         for name, values in {"loss": measured.loss, **measured.scores}.items():
-            found.setdefault(name, []).append(float(values[0]))
-    return {name: np.array(values) for name, values in found.items()}
+            results.setdefault(name, []).append(float(values[0]))
+    return {name: np.array(values) for name, values in results.items()}

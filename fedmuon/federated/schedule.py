@@ -11,11 +11,11 @@ from fedmuon.optim.schedules import SCHEDULES
 
 def schedule_of(config: Config) -> Callable[[int], float] | None:
     """Return the schedule as a function from a round to a step-size factor, or None."""
-    if (found := make_named(config, "schedule", SCHEDULES)) is None:
+    if (schedule := make_named(config, "schedule", SCHEDULES)) is None:
         return None
     if user_objects(config).schedule is None:
-        return found
-    of = guard(config, "schedule")
-    with of:
-        called = require_callable(found, "schedule", "a function of the round", of.named)
-    return of.calling(called, as_factor)
+        return schedule
+    within = guard(config, "schedule")
+    with within:
+        called = require_callable(schedule, "schedule", "a function of the round", within.named)
+    return within.calling(called, as_factor)

@@ -37,14 +37,14 @@ class Shard:
     @classmethod
     def among(cls, data: Batch, neighbours: "Neighbours | None", client: int) -> "Shard":
         """Return a client's shard for several data sets, each of which may replace one sample."""
-        there = np.flatnonzero(neighbours.client == client) if neighbours else np.array([])
-        if neighbours is None or not there.size:
+        rows = np.flatnonzero(neighbours.client == client) if neighbours else np.array([])
+        if neighbours is None or not rows.size:
             return cls(Batch(data.inputs, data.labels))
-        position, dtype = neighbours.position[there], data.inputs.dtype
-        inputs, labels = neighbours.inputs[there], neighbours.labels[there]
-        values = (there, position, inputs, labels)
-        own = (targets_on(data.labels.device, dtype, each) for each in values)
-        return cls(dataclasses.replace(data, replaced=Replaced(*own)), position)
+        position, dtype = neighbours.position[rows], data.inputs.dtype
+        inputs, labels = neighbours.inputs[rows], neighbours.labels[rows]
+        values = (rows, position, inputs, labels)
+        replaced = (targets_on(data.labels.device, dtype, value) for value in values)
+        return cls(dataclasses.replace(data, replaced=Replaced(*replaced)), position)
 
     @property
     def size(self) -> int:
@@ -58,21 +58,21 @@ class Shard:
         """
         if rows is None:
             return self.data
-        chosen = to_device(torch.from_numpy(rows), self.data.labels.device)
-        found = Batch(self.data.inputs[chosen], self.data.labels[chosen])
-        if (there := self.data.replaced) is None:
-            return found
-        position = there.position.cpu().numpy() if self.position is None else self.position
+        indices = to_device(torch.from_numpy(rows), self.data.labels.device)
+        batch = Batch(self.data.inputs[indices], self.data.labels[indices])
+        if (swaps := self.data.replaced) is None:
+            return batch
+        position = swaps.position.cpu().numpy() if self.position is None else self.position
         place = np.full(self.size, -1)  # position in the mini-batch of each client row
         place[rows] = np.arange(len(rows))
-        held = np.flatnonzero(place[position] >= 0)
-        if not held.size:
-            return found
-        device = there.position.device
-        at = to_device(torch.from_numpy(place[position[held]]), device)
-        kept = to_device(torch.from_numpy(held), device)
-        replaced = Replaced(there.replica[kept], at, there.inputs[kept], there.labels[kept])
-        return dataclasses.replace(found, replaced=replaced)
+        contained = np.flatnonzero(place[position] >= 0)
+        if not contained.size:
+            return batch
+        device = swaps.position.device
+        at = to_device(torch.from_numpy(place[position[contained]]), device)
+        index = to_device(torch.from_numpy(contained), device)
+        replaced = Replaced(swaps.replica[index], at, swaps.inputs[index], swaps.labels[index])
+        return dataclasses.replace(batch, replaced=replaced)
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,9 @@ class Shards:
     def only(self, kept: np.ndarray) -> "Shards":
         """Return shards with only the samples that a boolean mask selects."""
         counts = np.diff(np.concatenate([[0], np.cumsum(kept)])[self.offsets])
-        there = torch.from_numpy(kept).to(self.labels.device)
+        mask = torch.from_numpy(kept).to(self.labels.device)
         offsets = np.concatenate([[0], np.cumsum(counts)])
-        return Shards(self.inputs[there], self.labels[there], offsets, self.held_out)
+        return Shards(self.inputs[mask], self.labels[mask], offsets, self.held_out)
 
     def with_test(self, client: int) -> Shard:
         """Return the shard of client i together with the client's own test samples, if any."""
@@ -146,14 +146,14 @@ class Shards:
     def __getitem__(self, client: int) -> Shard:
         """Return the shard of client i, as views of the shared tensors."""
         rows = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
-        own = Batch(self.inputs[rows], self.labels[rows])
-        return Shard.among(own, self.neighbours, client)
+        batch = Batch(self.inputs[rows], self.labels[rows])
+        return Shard.among(batch, self.neighbours, client)
 
 
 def targets_on(device: torch.device, dtype: torch.dtype, values: np.ndarray) -> Tensor:
     """Convert labels to a tensor. Real-valued labels are converted to the precision of the run."""
-    found = torch.from_numpy(values)
-    return to_device(found, device, dtype if found.is_floating_point() else None)
+    labels = torch.from_numpy(values)
+    return to_device(labels, device, dtype if labels.is_floating_point() else None)
 
 
 def partition_digest(train: np.ndarray, client: np.ndarray) -> str:

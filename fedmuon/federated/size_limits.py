@@ -47,13 +47,13 @@ def require_room(
     """
     data, federation = config.data, config.federation
     row = int(np.prod(shape, dtype=object))
-    asked = data.train + data.test + data.validation_samples
-    n = min(asked, stored) if stored else asked
+    samples = data.train + data.test + data.validation_samples
+    n = min(samples, stored) if stored else samples
     width = 4 if data.normalize == "pixels" or data.name in TEXTS else DOUBLE
     centres = data.classes * row * DOUBLE if data.name == "synthetic" else 0
-    held = row * (itemsize * (stored or n) + (width + DOUBLE) * n)
+    source_bytes = row * (itemsize * (stored or n) + (width + DOUBLE) * n)
     parts = {
-        "samples": held + 8 * DOUBLE * n + centres,
+        "samples": source_bytes + 8 * DOUBLE * n + centres,
         "clients": CLIENT * federation.clients + PARTICIPANT * federation.per_round,
         "schedule": 2 * DOUBLE * federation.rounds * federation.per_round,
     }
@@ -77,19 +77,19 @@ def require_room_for_model(
     """
     if task.device.type != "cpu":
         return
-    size, entries, seen = task.dtype.itemsize, 0, 0
+    size, entries, activations = task.dtype.itemsize, 0, 0
     if isinstance(task, NetworkTask):
         entries = sum(value.numel() for value in task.module.parameters())
     elif isinstance(task, MatrixTask):
         entries = task.dimension * task.classes
     if isinstance(task, NetworkTask):  # processes a bounded number of samples at once, at least one
-        seen = 3 * task.saved
+        activations = 3 * task.saved
     else:
         together = min(config.federation.per_round, max(1, task.stack_limit // max(1, entries)))
         batch = config.local.batch or rows // config.federation.clients
-        seen = 4 * classes * max(together * min(batch, rows), min(rows, BATCHED // replicas))
+        activations = 4 * classes * max(together * min(batch, rows), min(rows, BATCHED // replicas))
     model = _of_parameters(config, entries, size, replicas)
-    _refuse({"model": model, "activations": seen * replicas * size})
+    _refuse({"model": model, "activations": activations * replicas * size})
 
 
 def _of_parameters(config: Config, entries: int, size: int, replicas: int) -> int:
@@ -100,12 +100,12 @@ def _of_parameters(config: Config, entries: int, size: int, replicas: int) -> in
 def _refuse(parts: dict[str, int]) -> None:
     """Raise an error if the parts of a run together need more bytes than the machine has."""
     needed = sum(parts.values())
-    if needed <= LEAST or needed <= (most := machine_memory()):
+    if needed <= LEAST or needed <= (available := machine_memory()):
         return
     largest = max(parts, key=lambda name: parts[name])
     raise InputError(
         f"this run needs about {_said(needed)} of memory ({_said(parts[largest])} for its "
-        f"{largest}), but the machine has {_said(most)}. Lower {MENDS[largest]}."
+        f"{largest}), but the machine has {_said(available)}. Lower {MENDS[largest]}."
     )
 
 
@@ -118,28 +118,28 @@ def machine_memory() -> int:
 
     The result is always the same, because memory in use by other processes is not subtracted.
     """
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     try:
         lines = OWN.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
-        return found[0]
+        return limits[0]
     for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
         if controllers == "":
-            found += _limits(GROUPS, path, "memory.max")
+            limits += _limits(GROUPS, path, "memory.max")
         elif "memory" in controllers.split(","):
-            found += _limits(GROUPS / "memory", path, "memory.limit_in_bytes")
-    return min(found)
+            limits += _limits(GROUPS / "memory", path, "memory.limit_in_bytes")
+    return min(limits)
 
 
 def _limits(root: Path, path: str, name: str) -> list[int]:
     """Return the memory limits of a control group and of all its parent groups."""
     group = root / path.strip("/")
     folders = [group, *(above for above in group.parents if above.is_relative_to(root))]
-    found = []
+    limits = []
     for folder in folders:
         try:
             text = (folder / name).read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError):
             continue
-        found += [int(text)] if text.isdigit() and int(text) > 0 else []
-    return found
+        limits += [int(text)] if text.isdigit() and int(text) > 0 else []
+    return limits

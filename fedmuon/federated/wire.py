@@ -39,18 +39,18 @@ def unpack(tensors: Mapping[str, Tensor], params: Params, states: States) -> tup
     Raise an error if an array is missing or unexpected, or has another shape or dtype.
     """
     trees = {"model": params, **states}
-    wanted = {f"{tree}.{name}" for tree, values in trees.items() for name in values}
+    expected = {f"{tree}.{name}" for tree, values in trees.items() for name in values}
     for problem, odd in (
-        ("arrays are missing", sorted(wanted - set(tensors))),
-        ("the message has unexpected arrays", sorted(set(tensors) - wanted)),
+        ("arrays are missing", sorted(expected - set(tensors))),
+        ("the message has unexpected arrays", sorted(set(tensors) - expected)),
     ):
         if odd:
             names = ", ".join(plain(name, 60) for name in odd[:3])
-            more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
-            raise InputError(f"{problem}: {names}{more}")
-    found: States = {}
+            suffix = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
+            raise InputError(f"{problem}: {names}{suffix}")
+    unpacked: States = {}
     for tree, values in trees.items():
-        found[tree] = {}
+        unpacked[tree] = {}
         for name, like in values.items():
             tensor = tensors[f"{tree}.{name}"]
             if tensor.shape != like.shape or tensor.dtype != like.dtype:
@@ -59,18 +59,18 @@ def unpack(tensors: Mapping[str, Tensor], params: Params, states: States) -> tup
                     f"but {tuple(like.shape)} and {like.dtype} were expected"
                 )
             # Copy to the memory order and the device of the expected tensor.
-            found[tree][name] = torch.empty_like(like).copy_(tensor)
-    return found.pop("model"), found
+            unpacked[tree][name] = torch.empty_like(like).copy_(tensor)
+    return unpacked.pop("model"), unpacked
 
 
 def received(arrays: Mapping[str, bytes], like: Params, states: States) -> tuple[Params, States]:
     """Unpack a received message, but reject an unexpected size before memory is allocated."""
-    wanted = named(like, states)
-    known = {
-        name: _read(data, wanted[name], name) for name, data in arrays.items() if name in wanted
+    expected = named(like, states)
+    tensors = {
+        name: _read(data, expected[name], name) for name, data in arrays.items() if name in expected
     }
-    others = {name: torch.empty(0) for name in arrays if name not in wanted}
-    return unpack({**known, **others}, like, states)
+    others = {name: torch.empty(0) for name in arrays if name not in expected}
+    return unpack({**tensors, **others}, like, states)
 
 
 def _read(data: bytes, like: Tensor, name: str) -> Tensor:
@@ -112,5 +112,5 @@ def distrusted() -> Iterator[None]:
     except InputError as error:
         raise InputError(plain(error, 500)) from None
     except Exception as error:
-        said = f"{type(error).__name__}: {plain(error)}"
-        raise InputError(f"the message is malformed ({said}). {SAME_VERSION}") from None
+        text = f"{type(error).__name__}: {plain(error)}"
+        raise InputError(f"the message is malformed ({text}). {SAME_VERSION}") from None
