@@ -60,7 +60,7 @@ def __getattr__(name: str) -> Any:
     """
     for module, names in _MODULES.items():
         if name in names:
-            found = getattr(import_module(f"{__name__}.{module}"), name)
-            globals()[name] = found
-            return found
+            value = getattr(import_module(f"{__name__}.{module}"), name)
+            globals()[name] = value
+            return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -46,9 +46,9 @@ class Aggregator:
 
     def __post_init__(self) -> None:
         for name in ("apply", "shares", "init"):
-            if (one := getattr(self, name)) is not None and not callable(one):
+            if (function := getattr(self, name)) is not None and not callable(function):
                 raise InputError(
-                    f"{name} of an Aggregator has type {type(one).__name__}, but it must be a "
+                    f"{name} of an Aggregator has type {type(function).__name__}, but it must be a "
                     "function. Pass a function."
                 )
         if self.init is not None and self.averages:
@@ -81,10 +81,12 @@ class Aggregator:
         ) -> tuple[Params, Params]:
             if state is None:
                 return _check_result(self.apply(replies), like), {}
-            found, after = self.apply(replies, dict(state))
+            combined, after = self.apply(replies, dict(state))
             after = _check_result(after, state, "its state")
             # Cloned, because a file of states cannot contain one tensor twice.
-            return _check_result(found, like), {name: one.clone() for name, one in after.items()}
+            return _check_result(combined, like), {
+                name: value.clone() for name, value in after.items()
+            }
 
         def at(tree: Params, s: int) -> Params:
             return {name: value[s] for name, value in tree.items()}
@@ -94,37 +96,41 @@ class Aggregator:
             return {}, dict(state or {})
         if self.stacked:
             return applied(replies, state, like)
-        found, after = [], []
+        models, after = [], []
         for s in range(len(next(iter(like.values())))):
             alone = [
                 replace(
                     reply,
                     params=at(reply.params, s),
-                    states={link: at(held, s) for link, held in reply.states.items()},
+                    states={
+                        link: at(state_of_link, s) for link, state_of_link in reply.states.items()
+                    },
                     loss=reply.loss[s],
                 )
                 for reply in replies
             ]
             combined, new = applied(alone, None if state is None else at(state, s), at(like, s))
-            found.append(combined)
+            models.append(combined)
             after.append(new)
-        return stack_results(found), stack_results(after)
+        return stack_results(models), stack_results(after)
 
 
-def _check_result(found: Any, like: Params, what: str = "each parameter") -> Params:
+def _check_result(result: Any, like: Params, subject: str = "each parameter") -> Params:
     """Reject a result whose names, shapes, dtypes or devices differ from those in `like`."""
-    if not isinstance(found, Mapping) or set(found) != set(like):
-        wrong = "has other names" if isinstance(found, Mapping) else f"is a {type(found).__name__}"
+    if not isinstance(result, Mapping) or set(result) != set(like):
+        wrong = (
+            "has other names" if isinstance(result, Mapping) else f"is a {type(result).__name__}"
+        )
         raise InputError(
-            f"[federation] aggregate must return one tensor for {what}, but its result {wrong}. "
+            f"[federation] aggregate must return one tensor for {subject}, but its result {wrong}. "
             "Return a mapping of "
             f"{', '.join(sorted(like)[:3])}{', ...' if len(like) > 3 else ''} to tensors."
         )
-    for name, value in found.items():
-        held = like[name]
+    for name, value in result.items():
+        expected = like[name]
         alike = isinstance(value, Tensor) and (
             (value.shape, value.dtype, value.device, value.layout)
-            == (held.shape, held.dtype, held.device, held.layout)
+            == (expected.shape, expected.dtype, expected.device, expected.layout)
         )
         if not alike:
             wrong = f"a {type(value).__name__}"
@@ -132,12 +138,13 @@ def _check_result(found: Any, like: Params, what: str = "each parameter") -> Par
                 wrong += f" of shape {tuple(value.shape)}, {value.dtype} on {value.device}"
             raise InputError(
                 f"[federation] aggregate returns {wrong} for {name}, but the replies contain a "
-                f"Tensor of shape {tuple(held.shape)}, {held.dtype} on {held.device}. Return a "
-                "dense tensor with the shape, dtype and device of the replies."
+                f"Tensor of shape {tuple(expected.shape)}, {expected.dtype} on {expected.device}. "
+                "Return a dense tensor with the shape, dtype and device of the replies."
             )
     # Drop a graph that the function created. Keep the graph of the replies, for the adjoint.
     return {
-        name: value if like[name].requires_grad else value.detach() for name, value in found.items()
+        name: value if like[name].requires_grad else value.detach()
+        for name, value in result.items()
     }
 
 
@@ -158,8 +165,8 @@ def mean() -> Aggregator:
     def apply(replies: Sequence[Any]) -> Params:
         count = len(replies)
         total = {name: value / count for name, value in replies[0].params.items()}
-        for one in replies[1:]:
-            for name, value in one.params.items():
+        for reply in replies[1:]:
+            for name, value in reply.params.items():
                 total[name].add_(value, alpha=1 / count)
         return total
 

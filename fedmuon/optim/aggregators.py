@@ -40,24 +40,24 @@ def as_aggregator(found: Any, guard: Guard | None = None) -> Aggregator:
     """
     if not isinstance(found, Aggregator):
         if not callable(found):
-            wanted = "a function of the replies, or a fedmuon.Aggregator"
-            raise unfit(found, "aggregator", wanted, "" if guard is None else guard.named)
+            kinds = "a function of the replies, or a fedmuon.Aggregator"
+            raise unfit(found, "aggregator", kinds, "" if guard is None else guard.named)
         found = Aggregator(cast(Function, found))
     if guard is None:
         return found
     apply = found.apply
     with guard:
-        held = HiddenState(apply)
+        hidden_state = HiddenState(apply)
 
-    def read(made: Any) -> Any:
+    def read(result: Any) -> Any:
         if found.init is None:
-            made = dict(made) if isinstance(made, Mapping) else None
-        elif not isinstance(made, tuple | list) or len(made) != 2:
+            result = dict(result) if isinstance(result, Mapping) else None
+        elif not isinstance(result, tuple | list) or len(result) != 2:
             raise TypeError(
-                f"the function returns a {type(made).__name__}, but a pair (params, state) is "
+                f"the function returns a {type(result).__name__}, but a pair (params, state) is "
                 "required"
             )
-        if name := held.changed():
+        if name := hidden_state.changed():
             raise InputError(
                 f"your aggregate {object_name(apply)} changes {name} when it is called, but a "
                 "resumed run would lose this change. Use fedmuon.Aggregator(apply, "
@@ -65,14 +65,14 @@ def as_aggregator(found: Any, guard: Guard | None = None) -> Aggregator:
                 "state), or store the value in a state of the recipe that the server's rule "
                 "updates."
             )
-        return made if found.init is None else (mapping(made[0]), mapping(made[1]))
+        return result if found.init is None else (mapping(result[0]), mapping(result[1]))
 
     init, shares = found.init, found.shares
     return replace(
         found,
         apply=guard.calling(apply, read),
         init=None if init is None else guard.calling(init, mapping),
-        shares=None if shares is None else guard.calling(shares, lambda one: list(map(float, one))),
+        shares=None if shares is None else guard.calling(shares, lambda raw: list(map(float, raw))),
     )
 
 
@@ -102,14 +102,14 @@ def by_samples() -> Aggregator:
     """
 
     def shares(replies: Sequence[Any]) -> list[float]:
-        total = sum(one.samples for one in replies)
-        return [one.samples / total for one in replies]
+        total = sum(reply.samples for reply in replies)
+        return [reply.samples / total for reply in replies]
 
     def apply(replies: Sequence[Any]) -> Params:
         weights = shares(replies)
         total = {name: value * weights[0] for name, value in replies[0].params.items()}
-        for one, weight in zip(replies[1:], weights[1:], strict=True):
-            for name, value in one.params.items():
+        for reply, weight in zip(replies[1:], weights[1:], strict=True):
+            for name, value in reply.params.items():
                 total[name].add_(value, alpha=weight)
         return total
 
@@ -209,15 +209,15 @@ def krum(faulty: int = 1) -> Aggregator:
                 "of 0 or more."
             )
         if count < 1:
-            most = len(replies) - 3  # krum needs three replies even for faulty = 0
-            lower = f", or lower [federation.options] faulty to {most}" if most >= 0 else ""
+            largest = len(replies) - 3  # krum needs three replies even for faulty = 0
+            lower = f", or lower [federation.options] faulty to {largest}" if largest >= 0 else ""
             raise InputError(
                 f"krum cannot use faulty = {faulty} with {len(replies)} replies in a round, "
                 f"because it needs at least faulty + 3 = {faulty + 3} replies. Raise [federation] "
                 f"per-round to {faulty + 3} (and clients, if it is smaller){lower}."
             )
         flat = torch.stack(
-            [torch.cat([value.flatten() for value in one.params.values()]) for one in replies]
+            [torch.cat([value.flatten() for value in reply.params.values()]) for reply in replies]
         )
         apart = torch.cdist(flat[None], flat[None], compute_mode="donot_use_mm_for_euclid_dist")[0]
         nearest = apart.square().sort(1).values[:, 1 : count + 1].sum(1)
@@ -234,4 +234,4 @@ def krum(faulty: int = 1) -> Aggregator:
 
 def _entrywise(replies: Sequence[Any], combine: Callable[[Tensor], Tensor]) -> Params:
     names = replies[0].params
-    return {name: combine(torch.stack([one.params[name] for one in replies])) for name in names}
+    return {name: combine(torch.stack([reply.params[name] for reply in replies])) for name in names}

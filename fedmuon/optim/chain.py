@@ -112,13 +112,13 @@ class Link:
     knows_samples: bool = False
 
     def __post_init__(self) -> None:
-        wanted = {
+        checks = {
             "init": (callable(self.init), "a function (params)"),
             "update": (callable(self.update), "a function (direction, state, context)"),
             "averaged": (self.averaged is None or callable(self.averaged), "a function or None"),
             "lasting": (isinstance(self.lasting, bool), "True or False"),
         }
-        for name, (sound, needed) in wanted.items():
+        for name, (sound, needed) in checks.items():
             if not sound:
                 raise InputError(
                     f"{name} of the link {plain(self.name, 60)} is {shown(getattr(self, name))}, "
@@ -156,22 +156,22 @@ class Chain:
     links: tuple[Link, ...] = field(default_factory=tuple)
 
     def __post_init__(self) -> None:
-        given = self.links
-        sequence = isinstance(given, tuple | list)
-        wrong = [x for x in given if not isinstance(x, Link)] if sequence else [given]
+        links = self.links
+        sequence = isinstance(links, tuple | list)
+        wrong = [x for x in links if not isinstance(x, Link)] if sequence else [links]
         if wrong:
             raise InputError(
                 "Chain needs a tuple of links, but it got a value of type "
                 f"{type(wrong[0]).__name__}. For example, pass "
                 "fedmuon.Chain((links.gradient(), links.descend(0.1)))."
             )
-        named: dict[str, Link] = {}
-        for link in given:
+        links_by_name: dict[str, Link] = {}
+        for link in links:
             name, place = link.name, 2
-            while name in named:
+            while name in links_by_name:
                 name, place = f"{link.name}-{place}", place + 1
-            named[name] = link if name == link.name else replace(link, name=name)
-        object.__setattr__(self, "links", tuple(named.values()))
+            links_by_name[name] = link if name == link.name else replace(link, name=name)
+        object.__setattr__(self, "links", tuple(links_by_name.values()))
 
     def init(self, params: Params, given: States) -> States:
         """Return the states at the start of a client's round.
@@ -204,8 +204,8 @@ class Chain:
         direction: Params = {}
         after: States = {}
         for link in self.links:
-            seen = visible(link, context)
-            direction, after[link.name] = link.update(direction, states[link.name], seen)
+            visible_context = visible(link, context)
+            direction, after[link.name] = link.update(direction, states[link.name], visible_context)
         return {name: value + direction[name] for name, value in params.items()}, after
 
 

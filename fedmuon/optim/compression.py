@@ -88,27 +88,27 @@ def _index_type(size: int) -> torch.dtype:
     return torch.int16 if size <= 1 << 15 else torch.int32 if size <= 1 << 31 else torch.int64
 
 
-def _pays(like: Tensor, taken: int, of: int) -> bool:
-    """Return whether sending `taken` entries or rows needs fewer bytes than sending all.
+def _pays(like: Tensor, count: int, size: int) -> bool:
+    """Return whether sending `count` entries or rows needs fewer bytes than sending all.
 
     Args:
         like: The tensor to send.
-        taken: Number of entries or rows that are sent with their positions.
-        of: Number of all entries or rows.
+        count: Number of entries or rows that are sent with their positions.
+        size: Number of all entries or rows.
     """
-    piece = like[0].numel() // of * like.element_size()
-    return taken * (piece + _index_type(of).itemsize) < of * piece
+    piece = like[0].numel() // size * like.element_size()
+    return count * (piece + _index_type(size).itemsize) < size * piece
 
 
 def _positions(indices: Tensor, size: int) -> Tensor:
     """Check that all positions in a message are below `size`, and return the positions."""
-    found = indices.long()
-    if found.numel() and not (int(found.min()) >= 0 and int(found.max()) < size):
+    positions = indices.long()
+    if positions.numel() and not (int(positions.min()) >= 0 and int(positions.max()) < size):
         raise InputError(
             f"a compressed tensor in a message has positions outside the range 0 to {size - 1}. "
             "Use the same model and the same [compression] on the server and on all clients."
         )
-    return found
+    return positions
 
 
 def _require_share(name: str, share: float) -> None:
@@ -153,9 +153,9 @@ def _sparse(
     def decode(parts: Parts, like: Tensor) -> Tensor:
         if WHOLE in parts:
             return parts[WHOLE]
-        found = like.new_zeros(like.flatten(1).shape)
-        where = _positions(parts["indices"].to(like.device), found.shape[1])
-        return found.scatter_(1, where, parts["values"].to(like.device)).view(like.shape)
+        flat = like.new_zeros(like.flatten(1).shape)
+        where = _positions(parts["indices"].to(like.device), flat.shape[1])
+        return flat.scatter_(1, where, parts["values"].to(like.device)).view(like.shape)
 
     def template(like: Tensor) -> Parts:
         if not (k := count(like)):
@@ -235,23 +235,23 @@ def rows(share: float) -> Compressor:
             return {WHOLE: value}
         matrix = value.flatten(2)
         where = _largest(matrix.square().sum(2), k)
-        taken = matrix.gather(1, where[..., None].expand(-1, -1, matrix.shape[2]))
-        return {"rows": taken, "indices": where.to(_index_type(matrix.shape[1]))}
+        largest = matrix.gather(1, where[..., None].expand(-1, -1, matrix.shape[2]))
+        return {"rows": largest, "indices": where.to(_index_type(matrix.shape[1]))}
 
     def decode(parts: Parts, like: Tensor) -> Tensor:
         if WHOLE in parts:
             return parts[WHOLE]
-        found = like.new_zeros(like.flatten(2).shape)
-        where = _positions(parts["indices"].to(like.device), found.shape[1])
-        where = where[..., None].expand(-1, -1, found.shape[2])
-        return found.scatter_(1, where, parts["rows"].to(like.device)).view(like.shape)
+        matrix = like.new_zeros(like.flatten(2).shape)
+        where = _positions(parts["indices"].to(like.device), matrix.shape[1])
+        where = where[..., None].expand(-1, -1, matrix.shape[2])
+        return matrix.scatter_(1, where, parts["rows"].to(like.device)).view(like.shape)
 
     def template(like: Tensor) -> Parts:
         if not (k := count(like)):
             return {WHOLE: like}
         m, n = like.shape[1], like[0, 0].numel()
-        taken = like.new_empty((len(like), k, n))
-        return {"rows": taken, "indices": taken[..., 0].to(_index_type(m))}
+        values = like.new_empty((len(like), k, n))
+        return {"rows": values, "indices": values[..., 0].to(_index_type(m))}
 
     def error(like: Tensor) -> float:
         return 1 - k / like.shape[1] if (k := count(like)) else 0.0
@@ -313,9 +313,9 @@ def _norms(flat: Tensor) -> Tensor:
     wide = flat.double()
     largest = wide.abs().amax(1, keepdim=True)
     scaled = wide / torch.where(largest > 0, largest, 1)
-    found = largest * torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
-    found = found.clamp(max=torch.finfo(flat.dtype).max).to(flat.dtype)
-    return torch.where(sound | ~largest.isfinite(), norm, found)
+    scaled_norm = largest * torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
+    scaled_norm = scaled_norm.clamp(max=torch.finfo(flat.dtype).max).to(flat.dtype)
+    return torch.where(sound | ~largest.isfinite(), norm, scaled_norm)
 
 
 def qsgd(levels: int) -> Compressor:
@@ -422,8 +422,8 @@ def power(rank: int, iterations: int = 1) -> Compressor:
         right = drawn.expand(len(matrix), *drawn.shape)
         if kept is not None:
             norms = torch.linalg.vector_norm(kept.to(matrix), dim=2, keepdim=True)
-            least = norms.amax(1, keepdim=True) * torch.finfo(matrix.dtype).eps * max(size)
-            right = torch.where(norms > least, kept.to(matrix), right)
+            threshold = norms.amax(1, keepdim=True) * torch.finfo(matrix.dtype).eps * max(size)
+            right = torch.where(norms > threshold, kept.to(matrix), right)
         left = matrix
         for _ in range(iterations):
             left = torch.linalg.qr(matrix @ right.mT).Q.contiguous()
@@ -498,46 +498,48 @@ def encoded(
     BatchNorm statistics, step counts and scalars, are sent uncompressed. `memory` contains the
     parts that the sender has stored from its last message.
     """
-    found: Trees = {}
-    for number, (tree, held) in enumerate(sorted(trees.items())):
-        found[tree] = {}
-        for block, (name, value) in enumerate(sorted(held.items())):
+    message: Trees = {}
+    for number, (tree, tensors) in enumerate(sorted(trees.items())):
+        message[tree] = {}
+        for block, (name, value) in enumerate(sorted(tensors.items())):
             if not compressible(value, name, like):
-                found[tree][name] = value
+                message[tree][name] = value
                 continue
-            kept = memory.get(f"{tree}.{_flat_name(name, compressor.kept)}")
-            given = () if kept is None or not compressor.kept else (kept,)
-            parts = compressor.encode(value, draw(number, block), *given)
-            found[tree] |= {_flat_name(name, part): one for part, one in parts.items()}
-    return found
+            previous = memory.get(f"{tree}.{_flat_name(name, compressor.kept)}")
+            memory_part = () if previous is None or not compressor.kept else (previous,)
+            parts = compressor.encode(value, draw(number, block), *memory_part)
+            message[tree] |= {_flat_name(name, part): tensor for part, tensor in parts.items()}
+    return message
 
 
 def decoded(compressor: Compressor, trees: AnyTrees, like: Params) -> Trees:
     """Decompress the trees (a model and states) that a message contains."""
-    found: Trees = {}
-    for tree, held in trees.items():
-        rest = dict(held)
-        found[tree] = {}
+    decompressed: Trees = {}
+    for tree, tensors in trees.items():
+        remaining = dict(tensors)
+        decompressed[tree] = {}
         for name, value in like.items():
             if not compressible(value, name, like):
                 continue
             names = {part: _flat_name(name, part) for part in compressor.template(value)}
-            if all(one in rest for one in names.values()):
-                parts = {part: rest.pop(one) for part, one in names.items()}
-                found[tree][name] = compressor.decode(parts, value)
-        found[tree] |= rest
-    return found
+            if all(key in remaining for key in names.values()):
+                parts = {part: remaining.pop(key) for part, key in names.items()}
+                decompressed[tree][name] = compressor.decode(parts, value)
+        decompressed[tree] |= remaining
+    return decompressed
 
 
 def templates(compressor: Compressor, trees: AnyTrees, like: Params) -> Trees:
     """Return tensors with the names and shapes of the message for the given model and states."""
-    found: Trees = {}
-    for tree, held in trees.items():
-        found[tree] = {}
-        for name, value in held.items():
+    template_trees: Trees = {}
+    for tree, tensors in trees.items():
+        template_trees[tree] = {}
+        for name, value in tensors.items():
             parts = compressor.template(value) if compressible(value, name, like) else {"": value}
-            found[tree] |= {_flat_name(name, part): one for part, one in parts.items()}
-    return found
+            template_trees[tree] |= {
+                _flat_name(name, part): tensor for part, tensor in parts.items()
+            }
+    return template_trees
 
 
 def compressible(value: Tensor, name: str, like: Params) -> bool:
@@ -714,34 +716,34 @@ class Compression(Stage):
         """
         like, sign = split_statistics(received[MODEL])[0], 1 if self.feedback == "error" else -1
         target: Trees = {}
-        for tree, held in returned.items():
-            target[tree] = dict(held)
-            for name, value in held.items():
+        for tree, tensors in returned.items():
+            target[tree] = dict(tensors)
+            for name, value in tensors.items():
                 if not compressible(value, name, like):
                     continue
                 before = self._base(received, tree).get(name)
                 target[tree][name] = value if before is None else value - before
-                if (kept := memory.get(f"{tree}.{name}")) is not None:
-                    target[tree][name] = target[tree][name] + sign * kept.to(value)
+                if (stored := memory.get(f"{tree}.{name}")) is not None:
+                    target[tree][name] = target[tree][name] + sign * stored.to(value)
         draw = draws_of(self.seed, Draw.COMPRESSION, round, client)
         message = encoded(self.uplink, target, like, draw, memory)
         after: Params = {
             f"{tree}.{name}": value
-            for tree, held in message.items()
-            for name, value in held.items()
+            for tree, tensors in message.items()
+            for name, value in tensors.items()
             if self.uplink.kept and name.endswith(f":{self.uplink.kept}")
         }
         if self.feedback == "none":
             return message, after
-        for tree, held in decoded(self.uplink, message, like).items():
-            for name, found in held.items():
-                if not compressible(found, name, like):
+        for tree, tensors in decoded(self.uplink, message, like).items():
+            for name, sent in tensors.items():
+                if not compressible(sent, name, like):
                     continue
-                of = f"{tree}.{name}"
+                key = f"{tree}.{name}"
                 if self.feedback == "error":
-                    after[of] = target[tree][name] - found
+                    after[key] = target[tree][name] - sent
                 else:
-                    after[of] = memory[of].to(found) + found if of in memory else found
+                    after[key] = memory[key].to(sent) + sent if key in memory else sent
         return message, after
 
     def replies(
@@ -757,11 +759,11 @@ class Compression(Stage):
         """
         like = split_statistics(sent[MODEL])[0]
         share = len(messages) / self.clients if self.estimates else 1.0
-        found, after = [], {tree: dict(held) for tree, held in mean.items()}
+        decompressed, after = [], {tree: dict(tensors) for tree, tensors in mean.items()}
         for message in messages:
             trees = decoded(self.uplink, message, like)
-            for tree, held in trees.items():
-                for name, change in held.items():
+            for tree, tensors in trees.items():
+                for name, change in tensors.items():
                     if not compressible(change, name, like):
                         continue
                     base = self._base(sent, tree).get(name)
@@ -769,9 +771,9 @@ class Compression(Stage):
                         g = mean[tree][name]
                         after[tree][name] = after[tree][name] + change / self.clients
                         change = g + share * change
-                    held[name] = change if base is None else base + change
-            found.append(trees)
-        return found, after
+                    tensors[name] = change if base is None else base + change
+            decompressed.append(trees)
+        return decompressed, after
 
     def broadcast(self, trees: AnyTrees, round: int) -> Trees:
         """Return the server's compressed message for this model and these states."""

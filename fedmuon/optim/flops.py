@@ -76,11 +76,11 @@ class Sketch:
     def __post_init__(self) -> None:
         if self.kind not in ("gaussian", "kaczmarz"):
             raise InputError(f"The sketch {self.kind!r} is unknown. Use 'gaussian' or 'kaczmarz'.")
-        for name, least in (("rank", 1), ("oversample", 0), ("power", 0)):
-            if getattr(self, name) < least:
+        for name, minimum in (("rank", 1), ("oversample", 0), ("power", 0)):
+            if getattr(self, name) < minimum:
                 raise InputError(
                     f"{name} of the sketch is {getattr(self, name)}, but it must be an integer of "
-                    f"{least} or more."
+                    f"{minimum} or more."
                 )
 
     @property
@@ -119,22 +119,22 @@ class Rule:
 
 def parts(table: RoutingTable) -> list[Part]:
     """Return the parameters in a routing table, with the matrices of each parameter."""
-    return [Part(one.name, one.shape, one.matrices) for one in table]
+    return [Part(row.name, row.shape, row.matrices) for row in table]
 
 
 def costs(model: Iterable[Part], rule: Rule) -> list[Cost]:
     """Return the cost of one step for each part."""
-    found = []
+    results = []
     for part in model:
         if rule.name == "muon" and part.matrices:
             count, m, n = part.matrices
             flops = (count * part.copies * flop for flop in _matrix(m, n, rule))
-            found.append(Cost(part, "muon", *flops))
+            results.append(Cost(part, "muon", *flops))
         else:
-            own = (rule.aux or Rule("adamw")) if rule.name == "muon" else rule
-            entries = part.copies * math.prod(part.shape) * _an_entry(own)
-            found.append(Cost(part, own.name, entries=entries))
-    return found
+            entrywise = (rule.aux or Rule("adamw")) if rule.name == "muon" else rule
+            entries = part.copies * math.prod(part.shape) * _an_entry(entrywise)
+            results.append(Cost(part, entrywise.name, entries=entries))
+    return results
 
 
 def newton_schulz_flops(m: int, n: int, polynomials: Schedule) -> float:
@@ -145,7 +145,7 @@ def newton_schulz_flops(m: int, n: int, polynomials: Schedule) -> float:
     """
     short, long = sorted((m, n))
     large, small = 4 * long * short**2, 2 * short**3
-    return float(sum(large + (degree(one) - 1) * small for one in polynomials if degree(one)))
+    return float(sum(large + (degree(p) - 1) * small for p in polynomials if degree(p)))
 
 
 def randomized_flops(m: int, n: int, polynomials: Schedule, sketch: Sketch) -> float:
@@ -153,10 +153,10 @@ def randomized_flops(m: int, n: int, polynomials: Schedule, sketch: Sketch) -> f
 
     Both algorithms sketch the n columns. The sketch has l columns, and Q has min(m, l) columns.
     """
-    width, kept = sketch.width, min(m, sketch.width)
+    width, inner = sketch.width, min(m, sketch.width)
     first = 2 * m * n * width if sketch.kind == "gaussian" else 2 * m * n + m * width
-    around = 4 * sketch.power * m * n * width + 4 * m * n * kept
-    return first + around + newton_schulz_flops(kept, n, polynomials)
+    around = 4 * sketch.power * m * n * width + 4 * m * n * inner
+    return first + around + newton_schulz_flops(inner, n, polynomials)
 
 
 def factorization_flops(m: int, width: int) -> float:
@@ -172,10 +172,10 @@ def performed_newton_schulz(m: int, n: int, polynomials: Schedule, dtype: torch.
     """
     short, long = sorted((m, n))
     large, small = 2 * long * short**2, 2 * short**3
-    squares = sum(max(0, degree(one) - 1) for one in polynomials)
+    squares = sum(max(0, degree(p) - 1) for p in polynomials)
     if gram_dtypes(short, long, dtype, polynomials):
         return float(2 * large + (squares + 3 * (len(polynomials) - 1)) * small)
-    return float(2 * large * sum(degree(one) > 0 for one in polynomials) + squares * small)
+    return float(2 * large * sum(degree(p) > 0 for p in polynomials) + squares * small)
 
 
 def _matrix(m: int, n: int, rule: Rule) -> tuple[float, float, float, float]:
@@ -186,22 +186,22 @@ def _matrix(m: int, n: int, rule: Rule) -> tuple[float, float, float, float]:
     sketch, steps = rule.sketch, rule.polynomials
     entries = m * n * (_an_entry(rule) + rule.extra)
     if sketch is None:
-        done = performed_newton_schulz(m, n, steps, rule.dtype)
-        return newton_schulz_flops(m, n, steps), 0.0, entries + m * n * rule.normalized, done
+        performed = performed_newton_schulz(m, n, steps, rule.dtype)
+        return newton_schulz_flops(m, n, steps), 0.0, entries + m * n * rule.normalized, performed
     # Muon(orthogonalizer="randomized-polar") sketches the shorter side. The 1 + 2 h orthonormal
     # bases depend on the algorithm that computes them, so their products are not counted.
     short, long = sorted((m, n))
     if sketch.width >= short:
-        done = performed_newton_schulz(m, n, steps, rule.dtype)
+        performed = performed_newton_schulz(m, n, steps, rule.dtype)
     else:
         passes = 4 * sketch.power + (6 if sketch.kind == "gaussian" else 4)
         inner = performed_newton_schulz(sketch.width, short, steps, rule.dtype)
-        done = passes * long * short * sketch.width + inner
+        performed = passes * long * short * sketch.width + inner
     return (
         randomized_flops(m, n, steps, sketch),
         factorization_flops(m, sketch.width),
         entries + min(m, sketch.width) * n * rule.normalized,
-        done,
+        performed,
     )
 
 
@@ -213,4 +213,4 @@ def _an_entry(rule: Rule) -> float:
 
 def total(found: Sequence[Cost]) -> float:
     """Return the flop of the step by the paper's formulas, summed over all parts."""
-    return sum(one.total for one in found)
+    return sum(cost.total for cost in found)

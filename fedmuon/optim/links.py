@@ -501,11 +501,11 @@ def only(chosen: Callable[[str], bool], link: Link) -> Link:
     return _only_where(lambda name, value: chosen(name), link)
 
 
-def _only_where(chosen: Callable[[str, Tensor], bool], link: Link) -> Link:
+def _only_where(selects: Callable[[str, Tensor], bool], link: Link) -> Link:
     """Return a link that applies another link only where `chosen(name, value)` is true."""
 
     def part(values: Params) -> Params:
-        return {name: value for name, value in values.items() if chosen(name, value)}
+        return {name: value for name, value in values.items() if selects(name, value)}
 
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
         changed, after = link.update(part(direction), state, context)

@@ -85,23 +85,23 @@ def low_rank(rank: int) -> Codec:
         return sent
 
     def decode(sent: Params, like: Params) -> Params:
-        found: Params = {}
+        decoded: Params = {}
         for name, value in like.items():  # a state need not have all tensors of the model
             if name in sent:
-                found[name] = sent[name]
+                decoded[name] = sent[name]
             elif name + LEFT in sent:
-                found[name] = (sent[name + LEFT] @ sent[name + RIGHT]).reshape(value.shape)
-        return found
+                decoded[name] = (sent[name + LEFT] @ sent[name + RIGHT]).reshape(value.shape)
+        return decoded
 
     def template(like: Params) -> Params:
-        found: Params = {}
+        templates: Params = {}
         for name, value in like.items():
             if (size := factors_fit(value, rank)) is None:
-                found[name] = value
+                templates[name] = value
             else:
-                found[name + LEFT] = value.new_empty(len(value), size[0], rank)
-                found[name + RIGHT] = value.new_empty(len(value), rank, size[1])
-        return found
+                templates[name + LEFT] = value.new_empty(len(value), size[0], rank)
+                templates[name + RIGHT] = value.new_empty(len(value), rank, size[1])
+        return templates
 
     return Codec(encode, decode, template)
 

@@ -114,8 +114,8 @@ class Private(Optimizer):
         _require_arguments(model, population, seed, loss)
         if recipe not in PRIVATE:
             raise InputError(f"recipe '{recipe}' is not private. Use one of {', '.join(PRIVATE)}.")
-        own = _table("local", local)
-        self._local = validate(Local, {**own, "recipe": recipe, "lr": lr})
+        table = _table("local", local)
+        self._local = validate(Local, {**table, "recipe": recipe, "lr": lr})
         self._orthogonalizer = validate(
             OrthogonalizerTable, _table("orthogonalizer", orthogonalizer)
         )
@@ -125,7 +125,7 @@ class Private(Optimizer):
         if loss is not cross_entropy and not stateless(loss):
             self._loss = check_each(loss, "loss", Guard("loss", loss))
         self._routes = {
-            one.name: one.matrices[0] if one.matrices else 0 for one in routing_table(model)
+            row.name: row.matrices[0] if row.matrices else 0 for row in routing_table(model)
         }
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if recipe in ORTHOGONALIZED and not any(self._routes.values()):
@@ -167,8 +167,8 @@ class Private(Optimizer):
             self._open_lot, self._lots_drawn = self._lots_drawn, self._lots_drawn + 1
             # Count the lot before the caller receives it.
             blocks = mechanism.clipping.blocks(self._parameters)
-            one = event(mechanism.noise, mechanism.rate(self._population), 1, blocks)
-            self._events[self._identity] = merge([*self._events.get(self._identity, []), one])
+            spent = event(mechanism.noise, mechanism.rate(self._population), 1, blocks)
+            self._events[self._identity] = merge([*self._events.get(self._identity, []), spent])
             yield Lot(torch.from_numpy(rows), self._open_lot)
 
     def step(self, lot: Lot, inputs: Tensor, labels: Tensor) -> None:  # type: ignore[override]
@@ -228,24 +228,27 @@ class Private(Optimizer):
         Returns:
             A lower and an upper bound of ε, and the assumptions of the guarantee.
         """
-        named = self._mechanism().adjacency
+        adjacency = self._mechanism().adjacency
         # Removing one sample would move others to other rows, and change their dropout masks.
         moved = not self._public or any(task.keyed for task in self._tasks.values())
-        named = "zero-out" if moved and named == "add-remove" else named
-        answer = account(chain.from_iterable(self._events.values()), delta, adjacency=named)
+        adjacency = "zero-out" if moved and adjacency == "add-remove" else adjacency
+        answer = account(chain.from_iterable(self._events.values()), delta, adjacency=adjacency)
         doubt = CAVEATS[self._mechanism().secrecy]
         return uncertified(answer, doubt) if doubt else answer
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as in torch, with the link states and the record of drawn lots."""
-        spent = {mine: [[*astuple(one)[:3]] for one in lots] for mine, lots in self._events.items()}
-        held = {
+        spent = {
+            owner: [[*astuple(release)[:3]] for release in lots]
+            for owner, lots in self._events.items()
+        }
+        content = {
             "chain": self._chain_states,
             "drawn": self._lots_drawn,
             "spent": spent,
             "public": self._public,
         }
-        return {**super().state_dict(), **held}
+        return {**super().state_dict(), **content}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, as in torch. The privacy spent by this object never decreases.
@@ -255,15 +258,17 @@ class Private(Optimizer):
         Args:
             state_dict: The result of `state_dict()`.
         """
-        held = dict(state_dict)
-        self._chain_states = held.pop("chain")
-        self._lots_drawn, self._open_lot = max(self._lots_drawn, held.pop("drawn")), None
-        self._public &= held.pop("public", False)  # states of earlier versions lack this entry
-        for mine, lots in held.pop("spent").items():
-            known = self._events.get(mine, [])
-            more = [Event(rate, noise, int(count)) for rate, noise, count in lots]
-            self._events[mine] = max(known, more, key=lambda those: sum(one.count for one in those))
-        super().load_state_dict(held)
+        content = dict(state_dict)
+        self._chain_states = content.pop("chain")
+        self._lots_drawn, self._open_lot = max(self._lots_drawn, content.pop("drawn")), None
+        self._public &= content.pop("public", False)  # states of earlier versions lack this entry
+        for owner, lots in content.pop("spent").items():
+            recorded = self._events.get(owner, [])
+            loaded = [Event(rate, noise, int(count)) for rate, noise, count in lots]
+            self._events[owner] = max(
+                recorded, loaded, key=lambda events: sum(release.count for release in events)
+            )
+        super().load_state_dict(content)
 
     def _current_recipe(self) -> Recipe:
         local = self._local.model_copy(update={"lr": float(self.param_groups[0]["lr"])})
@@ -280,33 +285,33 @@ class Private(Optimizer):
 
 def _require_arguments(model: Any, population: Any, seed: Any, loss: Any) -> None:
     """Reject arguments of the wrong type."""
-    wanted = {
+    checks = {
         "model": (model, isinstance(model, nn.Module), WANTED["model"]),
         "population": (population, _is_whole(population, 1), WANTED["population"]),
         "seed": (seed, _is_whole(seed, 0), WANTED["seed"]),
         "loss": (loss, callable(loss), WANTED["loss"]),
     }
-    for name, (value, sound, mend) in wanted.items():
+    for name, (value, sound, mend) in checks.items():
         if not sound:
             raise InputError(f"{name} is {shown(value)}, which is not valid. Pass {mend}.")
     if isinstance(model, nn.Module):
         require_numbers(model)
 
 
-def _is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
+def _is_whole(value: Any, minimum: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and minimum <= value < 2**63
 
 
-def _table(name: str, given: Any) -> Mapping[str, Any]:
+def _table(name: str, table: Any) -> Mapping[str, Any]:
     """Check that a config table is a dictionary, and return it. None means an empty table."""
-    if given is None:
+    if table is None:
         return {}
-    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+    if not isinstance(table, Mapping) or not all(isinstance(key, str) for key in table):
         raise InputError(
-            f"{name} is {shown(given)}, which is not valid. Pass a dictionary of the keys of the "
+            f"{name} is {shown(table)}, which is not valid. Pass a dictionary of the keys of the "
             f"config table [{name}]."
         )
-    return given
+    return table
 
 
 def _require_sound(privacy: Privacy, local: Local, population: int) -> None:
@@ -338,7 +343,7 @@ def _require_sound(privacy: Privacy, local: Local, population: int) -> None:
             "always uses Poisson lots. Leave sampling out."
         )
     if problems:
-        raise InputError(" ".join(f"{one.rstrip('.')}." for one in problems))
+        raise InputError(" ".join(f"{problem.rstrip('.')}." for problem in problems))
 
 
 class _Named(Private):

@@ -72,7 +72,7 @@ def adaptive_step(
     """
 
     def rule(old: Params, mean: Params, states: States) -> tuple[Params, States]:
-        found, momentum, squares = {}, {}, {}
+        updated, momentum, squares = {}, {}, {}
         for name, before in old.items():
             moved = mean[name] - before
             square, v = moved.square(), states["square"][name]
@@ -84,7 +84,7 @@ def adaptive_step(
             else:
                 v = v + square
             squares[name] = v
-            found[name] = before + lr * m / (v.sqrt() + tau)
-        return found, {**states, "momentum": momentum, "square": squares}
+            updated[name] = before + lr * m / (v.sqrt() + tau)
+        return updated, {**states, "momentum": momentum, "square": squares}
 
     return rule

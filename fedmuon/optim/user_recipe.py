@@ -52,27 +52,27 @@ def as_recipe(found: Any, guard: Guard | None = None) -> Recipe:
     return _converted(found)
 
 
-def _converted(found: Any, named: str = "") -> Recipe:
+def _converted(value: Any, key: str = "") -> Recipe:
     """Convert an object to a recipe. `named` is the key of the config that names the object."""
-    if isinstance(found, Recipe):
-        if found.mechanism is not None:
-            for one, ours in ((found.mechanism, Mechanism), (found.mechanism.clipping, Clipping)):
-                if type(one) is not ours:
+    if isinstance(value, Recipe):
+        if value.mechanism is not None:
+            for part, kind in ((value.mechanism, Mechanism), (value.mechanism.clipping, Clipping)):
+                if type(part) is not kind:
                     raise InputError(
-                        f"the recipe uses the class {type(one).__name__}, which may release data "
+                        f"the recipe uses the class {type(part).__name__}, which may release data "
                         "that no privacy account counts. Private recipes accept only fedmuon's "
-                        f"own class {ours.__name__}. Use {ours.__name__}."
+                        f"own class {kind.__name__}. Use {kind.__name__}."
                     )
-        return found
-    links = found.links if isinstance(found, Chain) else found
-    if isinstance(links, tuple | list) and links and all(isinstance(one, Link) for one in links):
+        return value
+    links = value.links if isinstance(value, Chain) else value
+    if isinstance(links, tuple | list) and links and all(isinstance(link, Link) for link in links):
         return centralized(*links)
     raise unfit(
-        found,
+        value,
         "recipe",
         "a fedmuon.Recipe (from fedmuon.recipes, for example), a fedmuon.Chain or a list of "
         "links (from fedmuon.links); a torch optimizer is not a recipe",
-        named,
+        key,
     )
 
 
@@ -91,13 +91,13 @@ class _Chain(Chain):
             return super().step(params, states, context)
 
 
-def _guard_recipe(found: Recipe, guard: Guard) -> Recipe:
+def _guard_recipe(recipe: Recipe, guard: Guard) -> Recipe:
     """Return the recipe with functions whose errors name the custom object."""
 
     def within(link: Link, part: str, read: Callable[[Any], Any]) -> Any:
         function = getattr(link, part)
-        of = guard.part(f"{part} of the link {link.name}", function)
-        return None if function is None else of.calling(function, read)
+        error_guard = guard.part(f"{part} of the link {link.name}", function)
+        return None if function is None else error_guard.calling(function, read)
 
     links = [
         dataclasses.replace(
@@ -106,30 +106,30 @@ def _guard_recipe(found: Recipe, guard: Guard) -> Recipe:
             update=within(link, "update", _pair_of_mappings),
             averaged=within(link, "averaged", mapping),
         )
-        for link in found.chain.links
+        for link in recipe.chain.links
     ]
-    server, aggregate = guard.part("server rule", found.server), found.aggregate
-    client = found.client
+    server, aggregate = guard.part("server rule", recipe.server), recipe.aggregate
+    client = recipe.client
     if client is not None:
         client = guard.part("client rule", client).calling(client, _pair_of_mappings)
     return dataclasses.replace(
-        found,
+        recipe,
         client=client,
         chain=_Chain(tuple(links), guard),
-        server=server.calling(found.server, _pair_of_mappings),
+        server=server.calling(recipe.server, _pair_of_mappings),
         stages=tuple(
             guarded
-            for stage in found.stages
+            for stage in recipe.stages
             for guarded in as_stages(stage, guard.part("stage", stage))
         ),
         aggregate=as_aggregator(aggregate, guard.part("aggregate", aggregate.apply)),
     )
 
 
-def _pair_of_mappings(found: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _pair_of_mappings(result: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the two mappings in the result of a custom function as two dictionaries."""
-    if not isinstance(found, tuple | list) or len(found) != 2:
+    if not isinstance(result, tuple | list) or len(result) != 2:
         raise TypeError(
-            f"the function returns a {type(found).__name__}, but a pair of mappings is required"
+            f"the function returns a {type(result).__name__}, but a pair of mappings is required"
         )
-    return mapping(found[0]), mapping(found[1])
+    return mapping(result[0]), mapping(result[1])
