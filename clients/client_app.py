@@ -64,7 +64,7 @@ class Clients(ClientApp):
             InputError: If the messages differ in their content.
         """
         first = messages[0]
-        if any(one.content is not first.content for one in messages[1:]):
+        if any(message.content is not first.content for message in messages[1:]):
             raise InputError(
                 "the messages of this round have different contents. Send the same content to "
                 "every client."

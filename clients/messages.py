@@ -52,8 +52,8 @@ def request(message: Message) -> tuple[FlatConfig, int, int, np.ndarray | None, 
         raise InputError(
             f"the server's message does not name one data set per replica. {SAME_VERSION}"
         )
-    held = None if rows is None else np.array(rows, np.int64).reshape(stack, 3)
-    return tuple(sorted(flat.items())), round, stack, held, factor, dealt
+    neighbours = None if rows is None else np.array(rows, np.int64).reshape(stack, 3)
+    return tuple(sorted(flat.items())), round, stack, neighbours, factor, dealt
 
 
 def partition(context: Context) -> int:

@@ -48,11 +48,11 @@ class Memory:
 
     def __init__(self, message: Message, context: Context, client: int) -> None:
         with distrusted():
-            held: dict[str, Any] = dict(message.content.config_records[MEMORY])
-            last = int(dict(zip(held["clients"], held["last"], strict=True))[client])
-            self._round = int(held["round"])
-            self._saved = tuple(int(one) for one in held["saved"])
-            self._with_server, self._run = bool(held["with-server"]), str(held["run"])
+            record: dict[str, Any] = dict(message.content.config_records[MEMORY])
+            last = int(dict(zip(record["clients"], record["last"], strict=True))[client])
+            self._round = int(record["round"])
+            self._saved = tuple(int(number) for number in record["saved"])
+            self._with_server, self._run = bool(record["with-server"]), str(record["run"])
         self._context, self.client = context, client
         self._last = None if last < 0 else last
 
@@ -96,9 +96,9 @@ class Memory:
 
         States of replies that the server did not use are removed.
         """
-        given = str(self._context.node_config.get(FOLDER, ""))
+        configured = str(self._context.node_config.get(FOLDER, ""))
         home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-        place = Path(given) if given else Path(home, "fedmuon")
+        place = Path(configured) if configured else Path(home, "fedmuon")
         of_client = f"-client-{self.client}"
         folder = place / f"{digest(self._run.encode())[:16]}{of_client}"
         with mendable(folder, "create"):

@@ -66,11 +66,11 @@ def mask_reply(recipe: Recipe, reply: Reply, message: Message, context: Context)
             "mask. The client's node may have restarted during the round. Continue the run on "
             "the server with --resume, which creates new keys."
         )
-    kept: Any = context.state.pop(KEPT)
-    private, cohort = kept["private"], level.cohort
-    held: dict[str, Any] = dict(message.content.config_records["roster"])
-    keys = dict(zip(held["clients"], held["keys"], strict=True))
-    if not len(keys) == len(set(keys.values())) == len(held["clients"]) == cohort:
+    keypair: Any = context.state.pop(KEPT)
+    private, cohort = keypair["private"], level.cohort
+    roster: dict[str, Any] = dict(message.content.config_records["roster"])
+    keys = dict(zip(roster["clients"], roster["keys"], strict=True))
+    if not len(keys) == len(set(keys.values())) == len(roster["clients"]) == cohort:
         raise InputError(
             f"the server's message must contain one public key for each of the {cohort} clients, "
             "all of them different, but keys are missing or equal. Continue the run on the "
@@ -83,7 +83,7 @@ def mask_reply(recipe: Recipe, reply: Reply, message: Message, context: Context)
             "which creates new keys."
         )
     vectors = {"model": reply.params, **reply.states}
-    count = sum(one.numel() for held in vectors.values() for one in held.values())
+    count = sum(value.numel() for tree in vectors.values() for value in tree.values())
     states = distributed.masked(vectors, distributed.mask(private, reply.client, keys, count))
     return replace(reply, params=states.pop("model"), states=states)
 
@@ -109,13 +109,15 @@ def train_together(
     numbers = [partition(context) for context in contexts]
     with distrusted():
         config, round, stack, rows, factor, dealt = request(messages[0])
-        most = float(messages[0].metadata.ttl)
-    with deadline(most):
+        seconds = float(messages[0].metadata.ttl)
+    with deadline(seconds):
         clients = [_client(config, number, fetch()) for number in numbers]
         if dealt:
             clients[0].require_same_partition(dealt)
         with distrusted():
-            shards = [one.shard if rows is None else one.with_neighbours(rows) for one in clients]
+            shards = [
+                client.shard if rows is None else client.with_neighbours(rows) for client in clients
+            ]
             params, states = _arrays(messages[0], clients[0], stack)
         setup = clients[0].setup
         recipe, task, plan = setup.recipe, setup.task, setup.plan
@@ -126,19 +128,19 @@ def train_together(
             plan = replace(plan, factor=lambda round: factor)
         pairs = list(zip(numbers, shards, strict=True))
         memories = [
-            Memory(*one)
-            for one in zip(messages, contexts, numbers, strict=True)
+            Memory(*arguments)
+            for arguments in zip(messages, contexts, numbers, strict=True)
             if recipe.keeps_states
         ]
-        own = {one.client: one.recall(round) for one in memories}
+        stored = {memory.client: memory.recall(round) for memory in memories}
         measured = stack == 1 and setup.measured  # without neighbouring data sets
-        found = client_updates(recipe, task, plan, pairs, sent, own, measured)
-        for one, reply in zip(memories, found if memories else (), strict=True):
-            one.keep(reply.own)
+        replies = client_updates(recipe, task, plan, pairs, sent, stored, measured)
+        for memory, reply in zip(memories, replies if memories else (), strict=True):
+            memory.keep(reply.own)
         if is_masked(recipe.stages):
-            each = zip(found, messages, contexts, strict=True)
+            triples = zip(replies, messages, contexts, strict=True)
             with distrusted():
-                found = [mask_reply(recipe, *one) for one in each]
+                replies = [mask_reply(recipe, *triple) for triple in triples]
     return [
         answer(
             message,
@@ -149,7 +151,7 @@ def train_together(
                 **({MEASURED: MetricRecord({**reply.metrics})} if reply.metrics else {}),
             },
         )
-        for message, reply in zip(messages, found, strict=True)
+        for message, reply in zip(messages, replies, strict=True)
     ]
 
 
@@ -175,28 +177,28 @@ def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Mess
         )
     with distrusted():
         params, _ = _arrays(message, client, stack, states=False)
-    found = risk(client.setup.task, params, client.shard.data.inputs, client.shard.data.labels)
-    metrics = {"loss": found.loss} | found.scores
+    result = risk(client.setup.task, params, client.shard.data.inputs, client.shard.data.labels)
+    metrics = {"loss": result.loss} | result.scores
     return answer(
         message,
         {
-            "metrics": MetricRecord({name: held.tolist() for name, held in metrics.items()}),
+            "metrics": MetricRecord({name: values.tolist() for name, values in metrics.items()}),
             "who": ConfigRecord({"partition": number, "round": round}),
         },
     )
 
 
 @lru_cache(maxsize=64)
-def _client(config: FlatConfig, client: int, own: UserObjects) -> LocalClient:
-    return build_worker(_config(config, own), client)
+def _client(config: FlatConfig, client: int, objects: UserObjects) -> LocalClient:
+    return build_worker(_config(config, objects), client)
 
 
 @lru_cache(maxsize=2)
-def _config(config: FlatConfig, own: UserObjects) -> Config:
+def _config(config: FlatConfig, objects: UserObjects) -> Config:
     """Parse the config of a message, and set torch's number of threads. The result is cached."""
     torch.set_num_threads(int(os.environ.get("FEDMUON_CLIENT_THREADS", "1")))
     with distrusted():
-        return unflatten(dict(config)).with_objects(own)
+        return unflatten(dict(config)).with_objects(objects)
 
 
 def _arrays(
@@ -209,8 +211,8 @@ def _arrays(
     """
     record = message.content.array_records["arrays"]
     arrays = {name: array.data for name, array in record.items()}
-    one = named(client.template(1)[0], {})
-    if any(stack * value.nbytes > len(arrays.get(name, b"")) for name, value in one.items()):
+    single = named(client.template(1)[0], {})
+    if any(stack * value.nbytes > len(arrays.get(name, b"")) for name, value in single.items()):
         raise InputError(
             f"the server's message announces {plain(stack, 20)} replicas, but its arrays are too "
             f"small for this number. {SAME_VERSION}"

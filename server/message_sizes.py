@@ -46,17 +46,17 @@ def on_ray(
     stored = content is not None and large(content)  # once on each machine, and in no call
     shared = len(pickle.dumps(content, 5)) * machines if stored else 0
 
-    def call(some: Sequence[Message]) -> Any:
-        nodes = [one.metadata.dst_node_id for one in some]
-        return None if stored else content, some, {}, {node: partitions[node] for node in nodes}
+    def call(part: Sequence[Message]) -> Any:
+        nodes = [message.metadata.dst_node_id for message in part]
+        return None if stored else content, part, {}, {node: partitions[node] for node in nodes}
 
     down = shared + _scaled(bare, calls, call)
     arrived = pickle.loads(pickle.dumps(bare[:SAMPLE], 5))
-    replies = [_reply(experiment, state, one, partitions) for one in arrived]
+    replies = [_reply(experiment, state, message, partitions) for message in arrived]
     if calls == len(messages):  # in a call with one message, the reply also has an id
         for reply in replies:
             numbered(reply)
-    up = _scaled(replies, calls, lambda some: [(one, None) for one in some], len(messages))
+    up = _scaled(replies, calls, lambda part: [(reply, None) for reply in part], len(messages))
     return Sizes(down, up)
 
 
@@ -108,11 +108,14 @@ def _reply(
 
 
 def _scaled(
-    messages: Sequence[Message], calls: int, of: Callable[[Sequence[Message]], Any], count: int = 0
+    messages: Sequence[Message],
+    calls: int,
+    call: Callable[[Sequence[Message]], Any],
+    count: int = 0,
 ) -> int:
     """Return the bytes of `count` messages in `calls` calls, extrapolated from a sample."""
-    count, each = count or len(messages), -(-len(messages) // calls)
-    some = list(messages[: min(SAMPLE, each)])
-    whole, one = (len(pickle.dumps(of(part), 5)) for part in (some, some[:1]))
-    more = (whole - one) / (len(some) - 1) if len(some) > 1 else 0.0
-    return round(calls * (one - more) + count * more) if more else calls * one
+    count, per_call = count or len(messages), -(-len(messages) // calls)
+    sample = list(messages[: min(SAMPLE, per_call)])
+    size, first = (len(pickle.dumps(call(part), 5)) for part in (sample, sample[:1]))
+    slope = (size - first) / (len(sample) - 1) if len(sample) > 1 else 0.0
+    return round(calls * (first - slope) + count * slope) if slope else calls * first

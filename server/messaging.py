@@ -70,21 +70,21 @@ def exchange(grid: Grid, messages: Sequence[Message], deadline: float) -> dict[i
         A dictionary from the index of each message to the reply. Messages without a reply are
             missing.
     """
-    waiting = {one: number for number, one in enumerate(grid.push_messages(messages)) if one}
+    waiting = {name: number for number, name in enumerate(grid.push_messages(messages)) if name}
     replies: dict[int, Message] = {}
     end, pause = time.monotonic() + deadline, FIRST_PAUSE
     while waiting and time.monotonic() < end:
         if isinstance(grid, Numbered):
             stopping.pause(0.0)
-            found = grid.pull_within(set(waiting), min(LAST_PAUSE, end - time.monotonic()))
+            arrived = grid.pull_within(set(waiting), min(LAST_PAUSE, end - time.monotonic()))
         else:
             stopping.pause(pause)
-            found = list(grid.pull_messages(set(waiting)))
-        for reply in found:
+            arrived = list(grid.pull_messages(set(waiting)))
+        for reply in arrived:
             number = waiting.pop(reply.metadata.reply_to_message_id, None)
             if number is not None:  # ignore further replies to the same message
                 replies[number] = reply
-        pause = FIRST_PAUSE if found else min(1.5 * pause, LAST_PAUSE)
+        pause = FIRST_PAUSE if arrived else min(1.5 * pause, LAST_PAUSE)
     if isinstance(grid, Numbered):
         grid.forget(set(waiting))
     return replies
@@ -104,12 +104,12 @@ def meet(
         `patience` seconds pass first.
     """
     wanted, end = set(wanted), time.monotonic() + patience
-    nodes, asked = dict(known), set(known.values())
+    nodes, queried = dict(known), set(known.values())
     while True:
         present = set(grid.get_node_ids())
         nodes = {partition: node for partition, node in nodes.items() if node in present}
-        nodes = _partitions(grid, present - asked, max(end - time.monotonic(), 0.0)) | nodes
-        asked |= present
+        nodes = _partitions(grid, present - queried, max(end - time.monotonic(), 0.0)) | nodes
+        queried |= present
         if wanted <= set(nodes) or time.monotonic() > end:
             return nodes
         stopping.pause(LAST_PAUSE)
@@ -120,17 +120,17 @@ def _partitions(grid: Grid, nodes: Iterable[int], deadline: float) -> dict[int, 
 
     If two nodes report the same partition, this partition is left out.
     """
-    asked = list(nodes)
-    questions = [Message(RecordDict(), node, MessageType.QUERY, ttl=deadline + 1) for node in asked]
+    ids = list(nodes)
+    questions = [Message(RecordDict(), node, MessageType.QUERY, ttl=deadline + 1) for node in ids]
     claims: list[tuple[int, int]] = []
     for number, reply in exchange(grid, questions, deadline).items():
         with contextlib.suppress(InputError), distrusted():
             if not reply.has_error():
                 partition: Any = reply.content.config_records["who"]["partition"]
                 if type(partition) is int:
-                    claims.append((partition, asked[number]))
-    held = [partition for partition, _ in claims]
-    return {partition: node for partition, node in claims if held.count(partition) == 1}
+                    claims.append((partition, ids[number]))
+    partitions = [partition for partition, _ in claims]
+    return {partition: node for partition, node in claims if partitions.count(partition) == 1}
 
 
 def public_keys(
@@ -156,13 +156,13 @@ def public_keys(
     for number, client in enumerate(clients):
         reply = replies.get(number)
         if reply is None or reply.has_error():
-            why = "the client did not answer" if reply is None else reason(reply)
-            raise InputError(refusal.format(client, why))
+            cause = "the client did not answer" if reply is None else reason(reply)
+            raise InputError(refusal.format(client, cause))
         with distrusted():
-            who: dict[str, Any] = dict(reply.content.config_records["who"])
-            key, right = who["key"], (nodes[client], client)
+            sender: dict[str, Any] = dict(reply.content.config_records["who"])
+            key, right = sender["key"], (nodes[client], client)
             is_key = isinstance(key, bytes) and len(key) == KEY_LENGTH
-            if not is_key or (reply.metadata.src_node_id, who["partition"]) != right:
+            if not is_key or (reply.metadata.src_node_id, sender["partition"]) != right:
                 raise InputError(
                     f"client {client} sent an invalid public key for its mask. {SAME_VERSION} "
                     "Then continue with --resume."
@@ -175,8 +175,8 @@ def reason(reply: Message) -> str:
     """Return the cause in an error reply, without the text that Flower and Ray add."""
     text = (reply.error.reason or "").strip() or "the client failed without a reason"
     inner = (text.rsplit("Message: ", 1)[-1].strip() or text).splitlines()[0]
-    most = SENTENCE if OWN in inner else 200
-    return plain(inner.removeprefix("<class 'ray.exceptions.").rstrip("'>"), most)
+    length = SENTENCE if OWN in inner else 200
+    return plain(inner.removeprefix("<class 'ray.exceptions.").rstrip("'>"), length)
 
 
 def raised(message: Message, error: BaseException) -> str:
@@ -185,17 +185,17 @@ def raised(message: Message, error: BaseException) -> str:
     The text includes the round if the message contains the round.
     """
     last = traceback.extract_tb(error.__traceback__)[-1:]
-    place = "".join(f" ({one.filename}:{one.lineno} in {one.name})" for one in last)
-    what = next((line for line in str(error).splitlines() if line.strip()), "").strip()
-    head = plain(": ".join(filter(None, (type(error).__name__, what))), WIDTH)
+    place = "".join(f" ({frame.filename}:{frame.lineno} in {frame.name})" for frame in last)
+    sentence = next((line for line in str(error).splitlines() if line.strip()), "").strip()
+    head = plain(": ".join(filter(None, (type(error).__name__, sentence))), WIDTH)
     if isinstance(error, OwnError):  # its message already contains the place
-        head, place = f"{OWN}{plain(what, SENTENCE)}", ""
+        head, place = f"{OWN}{plain(sentence, SENTENCE)}", ""
     records = message.content.config_records.values() if message.has_content() else ()
-    found = [one["server-round"] for one in records if "server-round" in one]
-    number = found[0] if found else message.metadata.group_id
+    rounds = [record["server-round"] for record in records if "server-round" in record]
+    number = rounds[0] if rounds else message.metadata.group_id
     task = f"{message.metadata.message_type}{f' of round {number}' if number else ''}"
-    whole = "".join(traceback.format_exception(error, limit=-FRAMES)).splitlines()[-LINES:]
-    return "\n".join([f"{head}{place}", *(plain(one, WIDTH) for one in [task, *whole])])
+    trace = "".join(traceback.format_exception(error, limit=-FRAMES)).splitlines()[-LINES:]
+    return "\n".join([f"{head}{place}", *(plain(line, WIDTH) for line in [task, *trace])])
 
 
 class Failures:

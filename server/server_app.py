@@ -52,18 +52,18 @@ def main(grid: Grid, context: Context) -> None:
 
 def await_nodes(config: Config, grid: Grid) -> None:
     """With the fault policy `strict`, wait until enough SuperNodes are connected."""
-    wanted, patience = config.federation.clients, config.faults.patience
+    expected, patience = config.federation.clients, config.faults.patience
     if config.faults.policy != "strict":
         return
-    advice = f"Start {wanted} SuperNodes"
+    advice = f"Start {expected} SuperNodes"
     if isinstance(grid, InMemoryGrid):
-        advice = f"Run with --federation-config num-supernodes={wanted}"
+        advice = f"Run with --federation-config num-supernodes={expected}"
         patience = min(patience, SIMULATED_PATIENCE)
     end = time.monotonic() + patience
-    while (found := len(list(grid.get_node_ids()))) < wanted:
+    while (connected := len(list(grid.get_node_ids()))) < expected:
         if time.monotonic() > end:
             raise InputError(
-                f"[federation] clients is {wanted}, but only {found} SuperNodes are connected. "
-                f"{advice}, or lower [federation] clients."
+                f"[federation] clients is {expected}, but only {connected} SuperNodes are "
+                f"connected. {advice}, or lower [federation] clients."
             )
         stopping.pause(PAUSE)

@@ -73,9 +73,9 @@ class FedMuonStrategy(Strategy):
             self.counts_in = now.round
             for start, clients in starts(self.experiment, now, participants.tolist()):
                 self.state = start  # the state sent to these clients
-                found, wrong = self._collect(grid, clients)
-                replies += found
-                faults += wrong
+                valid, failed = self._collect(grid, clients)
+                replies += valid
+                faults += failed
             self.state = now
             self._remember(grid, replies)
             self.state, records = next_state(self.experiment, now, replies)
@@ -144,10 +144,10 @@ class FedMuonStrategy(Strategy):
             self.state.round,
         )
         for reply in replies if recipe.keeps_states else ():
-            own: States = {}
+            states: States = {}
             if isinstance(grid, Stateful):
-                own = states_of(grid.collect_state(reply.client), round)
-            memory.write(reply.client, round, own)
+                states = states_of(grid.collect_state(reply.client), round)
+            memory.write(reply.client, round, states)
 
     def arrays(self) -> ArrayRecord:
         """Return the arrays that participants receive: the model, and the states that are sent."""
@@ -175,7 +175,7 @@ class FedMuonStrategy(Strategy):
                     "run": memory.run,
                     "round": self.counts_in,
                     "clients": list(clients),
-                    "last": [-1 if one is None else one for one in last],
+                    "last": [-1 if number is None else number for number in last],
                     "saved": list(memory.checkpoints),
                     "with-server": self.keeps_states,
                 }
@@ -195,23 +195,23 @@ class FedMuonStrategy(Strategy):
         for attempt in range(1 + (table.retries if table.policy == "strict" else 0)):
             if missing:
                 stopping.pause(attempt * PAUSE)
-                found, new = self._attempt(grid, missing, attempt)
-                replies, faults = replies | found, faults + new
+                valid, failed = self._attempt(grid, missing, attempt)
+                replies, faults = replies | valid, faults + failed
                 missing = [client for client in clients if client not in replies]
-        own = [one.why for one in faults[-len(missing) :] if one.why.startswith(OWN)]
-        if missing and own and (table.policy == "strict" or not replies):
-            raise RoundFailed(own[0].removeprefix(OWN))
+        own_errors = [fault.why for fault in faults[-len(missing) :] if fault.why.startswith(OWN)]
+        if missing and own_errors and (table.policy == "strict" or not replies):
+            raise RoundFailed(own_errors[0].removeprefix(OWN))
         if missing and (table.policy == "strict" or not replies):
             clients_of: dict[str, list[str]] = {}
-            for one in faults[-len(missing) :]:
-                clients_of.setdefault(one.why, []).append(str(one.client))
-            why = "; ".join(
-                f"client{'s' * (len(some) > 1)} {', '.join(some)}: {one}"
-                for one, some in clients_of.items()
+            for fault in faults[-len(missing) :]:
+                clients_of.setdefault(fault.why, []).append(str(fault.client))
+            reasons = "; ".join(
+                f"client{'s' * (len(names) > 1)} {', '.join(names)}: {cause}"
+                for cause, names in clients_of.items()
             )
             raise RoundFailed(
                 f"round {self.state.round} has no valid reply from {len(missing)} of "
-                f"{len(clients)} participants ({why}). Fix the cause, then continue with "
+                f"{len(clients)} participants ({reasons}). Fix the cause, then continue with "
                 "--resume."
             )
         return list(replies.values()), faults
@@ -224,40 +224,41 @@ class FedMuonStrategy(Strategy):
         A client without a valid reply counts as a fault. The server then no longer uses the
         client's node, until the node reports its partition again.
         """
-        table, found = self.config.faults, {}
+        table, valid = self.config.faults, {}
         self._meet(grid, clients)
-        asked = [client for client in clients if client in self.nodes]
-        why = {
+        reachable = [client for client in clients if client in self.nodes]
+        reasons = {
             client: (
                 f"no connected node has partition {client}, so start a SuperNode with "
                 f"partition-id={client}"
             )
             for client in clients
         }
-        why |= dict.fromkeys(asked, f"no answer within {table.deadline:g} s")
+        reasons |= dict.fromkeys(reachable, f"no answer within {table.deadline:g} s")
         if self.experiment.recipe.keeps_states and isinstance(grid, Stateful):
             memory, round = self.experiment.client_states, self.state.round
-            for client in asked:
-                last, own = memory.last_round(client, round), RecordDict()
+            for client in reachable:
+                last, states = memory.last_round(client, round), RecordDict()
                 if last is not None:
-                    own = state_record(memory.read(client, round), last)
-                grid.lend_state(client, own)
-        messages = self.messages(MessageType.TRAIN, asked)
+                    states = state_record(memory.read(client, round), last)
+                grid.lend_state(client, states)
+        messages = self.messages(MessageType.TRAIN, reachable)
         replies = exchange(grid, messages, table.deadline)
         for number, message in replies.items():
             try:
-                found[asked[number]] = self._read(message, asked[number])
+                valid[reachable[number]] = self._read(message, reachable[number])
             except InputError as error:
-                why[asked[number]] = str(error)
-        for client in set(clients) - set(found):
+                reasons[reachable[number]] = str(error)
+        for client in set(clients) - set(valid):
             self.nodes.pop(client, None)
-        again = grid.retried if isinstance(grid, Numbered) else {}
+        reasons_of_retries = grid.retried if isinstance(grid, Numbered) else {}
         retried = [
-            Fault(asked[number], attempt, again[name])
+            Fault(reachable[number], attempt, reasons_of_retries[name])
             for number, message in replies.items()
-            if (name := message.metadata.reply_to_message_id) in again and asked[number] in found
+            if (name := message.metadata.reply_to_message_id) in reasons_of_retries
+            and reachable[number] in valid
         ]
-        return found, retried + [Fault(i, attempt, why[i]) for i in clients if i not in found]
+        return valid, retried + [Fault(i, attempt, reasons[i]) for i in clients if i not in valid]
 
     def _meet(self, grid: Grid, clients: list[int]) -> None:
         """Find the nodes of these clients. If replies are masked, also request public keys.
@@ -269,10 +270,10 @@ class FedMuonStrategy(Strategy):
             self.nodes = {client: grid.node_of(client) for client in clients}
         elif not set(clients) <= set(self.nodes):
             everyone = range(self.config.federation.clients)
-            wanted, patience = (
+            needed, patience = (
                 (clients, table.deadline) if self.nodes else (everyone, table.patience)
             )
-            self.nodes = meet(grid, self.nodes, wanted, patience)
+            self.nodes = meet(grid, self.nodes, needed, patience)
         if is_masked(self.experiment.recipe.stages):
             self.keys = public_keys(grid, clients, self.nodes, table.deadline)
 
@@ -292,29 +293,32 @@ class FedMuonStrategy(Strategy):
             )
         recipe, content = self.experiment.recipe, message.content
         with distrusted():
-            who = content.config_records["who"]
-            if (who["round"], who["partition"]) != (self.state.round, client):
-                about = f"partition {plain(who['partition'], 20)}, round {plain(who['round'], 20)}"
+            sender = content.config_records["who"]
+            if (sender["round"], sender["partition"]) != (self.state.round, client):
+                place = (
+                    f"partition {plain(sender['partition'], 20)}, "
+                    f"round {plain(sender['round'], 20)}"
+                )
                 raise InputError(
-                    f"the reply belongs to {about}, but partition {client}, round "
+                    f"the reply belongs to {place}, but partition {client}, round "
                     f"{self.state.round} was requested. {SAME_VERSION}"
                 )
             like = returned_like(recipe, self.state.params, self.state.states)
             record = content.array_records["arrays"]
-            params, states = received({name: one.data for name, one in record.items()}, *like)
-            found = [one for tree in (params, *states.values()) for one in tree.values()]
+            params, states = received({name: array.data for name, array in record.items()}, *like)
+            tensors = [tensor for tree in (params, *states.values()) for tensor in tree.values()]
             # Clipping replaces values that are not finite by 0. An error would reveal them.
             clipped = recipe.isolates
-            if not clipped and not all(bool(tensor.isfinite().all()) for tensor in found):
+            if not clipped and not all(bool(tensor.isfinite().all()) for tensor in tensors):
                 raise InputError(
                     "the reply contains NaN or infinity. The training of this client may have "
                     "diverged. Lower [local] lr, or correct the samples of the client."
                 )
             loss = torch.tensor(content.metric_records["metrics"]["loss"], dtype=torch.float64)
-            if loss.shape != (len(found[0]),):
+            if loss.shape != (len(tensors[0]),):
                 raise InputError(
                     f"the reply contains losses of shape {tuple(loss.shape)}, but one loss for "
-                    f"each of the {len(found[0])} replicas was expected. {SAME_VERSION}"
+                    f"each of the {len(tensors[0])} replicas was expected. {SAME_VERSION}"
                 )
             size = self.experiment.shards.size(client)
             steps = self.experiment.plan.steps_of(size)
@@ -332,8 +336,8 @@ def _metrics(content: RecordDict) -> Mapping[str, float]:
             "the reply contains no measurements, but [output] clients = true needs them. "
             f"{SAME_VERSION}"
         )
-    found = dict(content.metric_records[MEASURED])
-    for name, value in found.items():
+    metrics = dict(content.metric_records[MEASURED])
+    for name, value in metrics.items():
         if not name.isprintable() or len(name) > LONGEST_NAME:
             raise InputError(
                 f"the reply contains a measurement with the name {plain(name, 60)}, but a name "
@@ -343,14 +347,16 @@ def _metrics(content: RecordDict) -> Mapping[str, float]:
             raise InputError(
                 f"the measurement {plain(name, 60)} in the reply is not a number. {SAME_VERSION}"
             )
-    if len(found) > MOST_METRICS:
+    if len(metrics) > MOST_METRICS:
         raise InputError(
-            f"the reply contains {len(found)} measurements, but at most {MOST_METRICS} are "
+            f"the reply contains {len(metrics)} measurements, but at most {MOST_METRICS} are "
             f"accepted. {SAME_VERSION}"
         )
-    if lost := {"loss_before", "loss_after", "drift"} - set(found):
-        raise InputError(f"the reply does not contain the measurement {min(lost)}. {SAME_VERSION}")
-    return found  # type: ignore[return-value]
+    if missing := {"loss_before", "loss_after", "drift"} - set(metrics):
+        raise InputError(
+            f"the reply does not contain the measurement {min(missing)}. {SAME_VERSION}"
+        )
+    return metrics  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)

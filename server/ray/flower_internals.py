@@ -43,10 +43,10 @@ def with_content(message: Message, content: RecordDict | None) -> Message:
 
     The copy can get another id.
     """
-    found = copy.copy(message)
-    found.__dict__["_content"] = content
-    found.__dict__["_metadata"] = copy.copy(message.metadata)
-    return found
+    copied = copy.copy(message)
+    copied.__dict__["_content"] = content
+    copied.__dict__["_metadata"] = copy.copy(message.metadata)
+    return copied
 
 
 def refusal(message: Message, why: str, raised: bool = False) -> Message:
@@ -78,14 +78,14 @@ def node_ids(count: int, seed: int | None) -> list[int]:
             f"the seed of the node ids is {seed!r:.40}, but it must be an integer of at least 0. "
             "Pass an integer of 0 or more, or None."
         )
-    draw, found = generator(seed, Draw.NODE), dict[int, None]()
-    while len(found) < count:
-        missing = count - len(found)
+    draw, ids = generator(seed, Draw.NODE), dict[int, None]()
+    while len(ids) < count:
+        missing = count - len(ids)
         drawn = draw.integers(2 ** (8 * NODE_ID_NUM_BYTES), size=missing, dtype=np.uint64)
-        found |= dict.fromkeys(drawn.tolist())
+        ids |= dict.fromkeys(drawn.tolist())
         for reserved in (0, SUPERLINK_NODE_ID):
-            found.pop(reserved, None)
-    return list(found)
+            ids.pop(reserved, None)
+    return list(ids)
 
 
 def flat(run_config: dict[str, Any] | None) -> UserConfig:
@@ -106,10 +106,10 @@ def context(
 
     For a ClientApp, `place` contains its partition and the number of partitions.
     """
-    own: UserConfig = dict(zip((PARTITION_ID_KEY, NUM_PARTITIONS_KEY), place, strict=False))
-    return Context(RUN, node, own, RecordDict() if state is None else state, dict(config))
+    node_config: UserConfig = dict(zip((PARTITION_ID_KEY, NUM_PARTITIONS_KEY), place, strict=False))
+    return Context(RUN, node, node_config, RecordDict() if state is None else state, dict(config))
 
 
 def weight(message: Message) -> int:
     """Return the bytes of a message when it is sent through a SuperLink."""
-    return sum(len(one.deflate()) for one in get_all_nested_objects(message).values())
+    return sum(len(value.deflate()) for value in get_all_nested_objects(message).values())

@@ -106,9 +106,9 @@ class RayGrid(Grid):
         self._asks_again = again
         self._failures = Failures(shows_errors)
         self._pieces = 1 if isinstance(client_app, Together) else pieces
-        held = (client_app, num_supernodes, flat(run_config))
-        wanted = {"num_cpus": 1.0, **(resources or {})}
-        self._pool = WorkerPool(wanted, workers, most or num_supernodes, held, spare)
+        arguments = (client_app, num_supernodes, flat(run_config))
+        needs = {"num_cpus": 1.0, **(resources or {})}
+        self._pool = WorkerPool(needs, workers, most or num_supernodes, arguments, spare)
         self._each: dict[str, float] = {}  # message type -> seconds of a recent message
         self._queue: deque[Batch] = deque()
         self._running: dict[Any, tuple[Any, Batch]] = {}
@@ -166,8 +166,8 @@ class RayGrid(Grid):
     @property
     def absent(self) -> int:
         """The number of workers that are starting or restarting."""
-        asked = sum(not batch.messages for _, batch in self._running.values())
-        return len(self._pool.absent) + asked
+        queries = sum(not batch.messages for _, batch in self._running.values())
+        return len(self._pool.absent) + queries
 
     def memory(self) -> list[Record]:
         """Return the peak memory in bytes of each worker that answers within a few seconds.
@@ -195,11 +195,11 @@ class RayGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Send messages to the workers, and return the ids of the messages."""
-        seen: set[int] = set()
+        ids: set[int] = set()
         sent: list[Message] = []
-        for one in messages:  # an object that occurs twice is sent as two messages
-            sent.append(with_content(one, one.content) if id(one) in seen else one)
-            seen.add(id(one))
+        for message in messages:  # an object that occurs twice is sent as two messages
+            sent.append(with_content(message, message.content) if id(message) in ids else message)
+            ids.add(id(message))
         with self._change:
             if self._closed:
                 raise InputError(
@@ -210,24 +210,24 @@ class RayGrid(Grid):
             self.retried = {}
             names = [numbered(message) for message in sent]
             self._wanted.update(names)
-            known = []
-            for one in sent:
-                if (node := one.metadata.dst_node_id) in self._partitions:
-                    known.append(one)
+            valid = []
+            for message in sent:
+                if (node := message.metadata.dst_node_id) in self._partitions:
+                    valid.append(message)
                 else:
                     self._store(
                         refusal(
-                            one,
+                            message,
                             f"node {node} is not one of the {len(self._ids)} nodes of the grid. "
                             "Call get_node_ids() for valid ids.",
                         )
                     )
             # Each worker gets an even share of the messages, or several smaller batches.
             workers = max(1, self.workers)
-            types = {one.metadata.message_type for one in known}
-            each = max((self._each.get(one, math.inf) for one in types), default=0.0)
-            pieces = workers * calls(len(known) / workers, each, self._pieces)
-            self._queue.extend(batches(known, max(1, math.ceil(len(known) / pieces))))
+            types = {message.metadata.message_type for message in valid}
+            seconds = max((self._each.get(name, math.inf) for name in types), default=0.0)
+            pieces = workers * calls(len(valid) / workers, seconds, self._pieces)
+            self._queue.extend(batches(valid, max(1, math.ceil(len(valid) / pieces))))
             self._dispatch()
         return names
 
@@ -240,17 +240,17 @@ class RayGrid(Grid):
         names = list(message_ids)
         self._wait(0.0 if any(name in self._done for name in names) else seconds)
         with self._change:
-            found = [name for name in names if name in self._done]
-            self._wanted.difference_update(found)
-            return [self._done.pop(name) for name in found]
+            arrived = [name for name in names if name in self._done]
+            self._wanted.difference_update(arrived)
+            return [self._done.pop(name) for name in arrived]
 
     def forget(self, message_ids: Iterable[str]) -> None:
         """Ignore all replies to these messages, and do not send messages that still wait."""
         with self._change:
             self._wanted.difference_update(message_ids)
-            self._done = {name: one for name, one in self._done.items() if name in self._wanted}
-            kept = (Batch(self._still_wanted(batch)) for batch in self._queue)
-            self._queue = deque(batch for batch in kept if batch.messages)
+            self._done = {name: reply for name, reply in self._done.items() if name in self._wanted}
+            remaining = (Batch(self._still_wanted(batch)) for batch in self._queue)
+            self._queue = deque(batch for batch in remaining if batch.messages)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -274,11 +274,11 @@ class RayGrid(Grid):
             for worker, tries in self._pool.due():
                 self._running[self._pool.ask(worker)] = (worker, Batch([], tries=tries))
             seconds = max(0.0, min(seconds, PAUSE) if self._pool.absent else seconds)
-            asked = list(self._running)
-        if not asked:
+            pending = list(self._running)
+        if not pending:
             time.sleep(seconds)
             return
-        ready, others = ray.wait(asked, timeout=seconds)
+        ready, others = ray.wait(pending, timeout=seconds)
         if ready and others:
             ready += ray.wait(others, num_returns=len(others), timeout=0)[0]
         with self._change:
@@ -318,8 +318,8 @@ class RayGrid(Grid):
             content = shared[id(content)]
         states = {node: state for node in batch.nodes if (state := self._states.get(node))}
         partitions = {node: self._partitions[node] for node in batch.nodes}
-        asked = worker.answer.remote(content, sent, states, partitions)
-        self._running[asked] = (worker, batch)
+        call = worker.answer.remote(content, sent, states, partitions)
+        self._running[call] = (worker, batch)
 
     def _take(self, place: Any) -> None:
         """Store the replies of one call, unless another thread has already stored them.
@@ -338,7 +338,7 @@ class RayGrid(Grid):
         self._pool.has_begun()
         self._pool.idle.append(worker)
         took = (time.monotonic() - batch.start) / max(1, len(replies))
-        self._each |= {one.metadata.message_type: took for one in batch.messages}
+        self._each |= {message.metadata.message_type: took for message in batch.messages}
         self._states |= states
         for reply in replies:
             self._failures.take(reply, self._partitions.get(reply.metadata.src_node_id))
@@ -347,11 +347,11 @@ class RayGrid(Grid):
     def _again(self, batch: Batch, error: RayError) -> None:
         """Send the messages of a failed call again, or store an error as their reply."""
         if self._can_split(batch):
-            again = self._still_wanted(batch)
-            self._queue.extendleft(Batch([one]) for one in reversed(again))
+            messages = self._still_wanted(batch)
+            self._queue.extendleft(Batch([message]) for message in reversed(messages))
             cause = "the worker of this client took too long" if batch.late else why(error)
-            told = f"{cause}, so the message was sent again"
-            self.retried |= {one.metadata.message_id: told for one in again}
+            reason = f"{cause}, so the message was sent again"
+            self.retried |= {message.metadata.message_id: reason for message in messages}
             return
         for message in batch.messages:
             self._store(expired(message) if batch.late else refusal(message, why(error)))
@@ -361,7 +361,9 @@ class RayGrid(Grid):
         return len(batch.messages) > 1 and self._asks_again
 
     def _still_wanted(self, batch: Batch) -> list[Message]:
-        return [one for one in batch.messages if one.metadata.message_id in self._wanted]
+        return [
+            message for message in batch.messages if message.metadata.message_id in self._wanted
+        ]
 
     def _store(self, reply: Message) -> None:
         if (name := reply.metadata.reply_to_message_id) in self._wanted:

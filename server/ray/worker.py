@@ -46,13 +46,13 @@ class Worker:
         if isinstance(app, Together):
             app.load()
 
-    def ready(self, *held: Any) -> tuple[list[Message], dict[int, RecordDict]]:
+    def ready(self, *arguments: Any) -> tuple[list[Message], dict[int, RecordDict]]:
         """Return an empty answer, which shows that the worker is ready.
 
         To use the worker in another grid, pass the grid's app, number of nodes and config.
         """
-        if held:
-            self._serve(*held)
+        if arguments:
+            self._serve(*arguments)
         return [], {}
 
     def memory(self) -> Record:
@@ -95,43 +95,45 @@ class Worker:
         """
         if not isinstance(self._app, Together):
             return []
-        found = [self._context(message, states) for message in messages]
+        contexts = [self._context(message, states) for message in messages]
         with contextlib.suppress(Exception):
-            replies = self._app.together(messages, found)
+            replies = self._app.together(messages, contexts)
             states |= {
-                one.node_id: one.state for one in found if one.state or one.node_id in states
+                app_context.node_id: app_context.state
+                for app_context in contexts
+                if app_context.state or app_context.node_id in states
             }
             return replies
         return []
 
     def _alone(self, message: Message, states: dict[int, RecordDict]) -> Message:
         """Answer one message: return the app's reply, or an error reply and the unchanged state."""
-        own, node = message, message.metadata.dst_node_id
-        found = self._context(message, states)
+        private_message, node = message, message.metadata.dst_node_id
+        app_context = self._context(message, states)
         if not isinstance(self._app, Together):  # other apps may change their message
-            own = with_content(message, copy.deepcopy(message.content))
-            found.state = copy.deepcopy(found.state)
+            private_message = with_content(message, copy.deepcopy(message.content))
+            app_context.state = copy.deepcopy(app_context.state)
         try:
-            reply: Any = self._app(own, found)
+            reply: Any = self._app(private_message, app_context)
         except Exception as error:
             traceback.print_exc()  # appears in Ray's log
             return refusal(message, raised(message, error), raised=True)
-        asked = message.metadata.message_id
+        identifier = message.metadata.message_id
         is_message = isinstance(reply, Message)
-        if not is_message or reply.metadata.reply_to_message_id != asked:
-            what = (
+        if not is_message or reply.metadata.reply_to_message_id != identifier:
+            returned = (
                 "a message that does not reply to the received message"
                 if is_message
                 else repr(reply)[:80]
             )
-            why = (
-                f"the client app returned {what}. Return Message(content, reply_to=message) with "
-                "the message that the app received."
+            reason = (
+                f"the client app returned {returned}. Return Message(content, reply_to=message) "
+                "with the message that the app received."
             )
-            return refusal(message, why, raised=True)
+            return refusal(message, reason, raised=True)
         numbered(reply)
-        if found.state or node in states:
-            states[node] = found.state
+        if app_context.state or node in states:
+            states[node] = app_context.state
         return reply
 
     def _context(self, message: Message, states: dict[int, RecordDict]) -> Context:

@@ -110,11 +110,11 @@ class WorkerPool:
         if (now := time.monotonic()) < self._looked + LOOK:
             return
         self._looked = now
-        if (wanted := self._asked) is None:
+        if (size := self._asked) is None:
             needs = {"memory": MEMORY, **self._resources}  # default needs of a worker
-            room = max(1, sum(_room(one, needs) for one in _machines()))
-            wanted = min(self._most, room)
-        for _ in range(wanted - len(self.all)):
+            room = max(1, sum(_room(machine, needs) for machine in _machines()))
+            size = min(self._most, room)
+        for _ in range(size - len(self.all)):
             worker = self._spare.pop() if self._spare else self._make(*self._held)
             self.all.append(worker)
             self.expect(worker)
@@ -127,14 +127,14 @@ class WorkerPool:
         """
         # The next call will show whether the actor is dead.
         unsure = isinstance(error, ActorUnavailableError)
-        again = (tries := tries - unsure) < TRIES
+        retries = (tries := tries - unsure) < TRIES
         if died(error) and not unsure:
             self.all.remove(worker)
-            if again := again and bool(_machines()):
+            if retries := retries and bool(_machines()):
                 self.all.append(worker := self._make(*self._held))
-        elif not again:
+        elif not retries:
             self.all.remove(worker)
-        if again:
+        if retries:
             self.absent.append((time.monotonic() + (PAUSE if error else 0.0), worker, tries))
         elif not self.all and error is not None:
             raise error
@@ -152,7 +152,7 @@ class WorkerPool:
         The actors are removed from `absent`.
         """
         now, absent = time.monotonic(), self.absent
-        self.absent = [one for one in absent if one[0] > now]
+        self.absent = [entry for entry in absent if entry[0] > now]
         return [(worker, tries) for at, worker, tries in absent if at <= now]
 
     def complain(self) -> None:
@@ -176,14 +176,14 @@ class WorkerPool:
 
     def memory(self) -> list[Record]:
         """Return the peak memory in bytes of each actor that answers within a few seconds."""
-        found: list[Record] = []
+        records: list[Record] = []
         with contextlib.suppress(RayError):  # a failed diagnosis must not fail a finished run
-            asked = [worker.memory.remote() for worker in self.all]
-            ready = ray.wait(asked, num_returns=len(asked), timeout=LOOK)[0] if asked else []
-            for one in ready:
+            queries = [worker.memory.remote() for worker in self.all]
+            ready = ray.wait(queries, num_returns=len(queries), timeout=LOOK)[0] if queries else []
+            for query in ready:
                 with contextlib.suppress(RayError):  # a dead worker
-                    found.append(ray.get(one))
-        return found
+                    records.append(ray.get(query))
+        return records
 
 
 def died(error: BaseException | None) -> bool:
@@ -212,19 +212,21 @@ def why(error: RayError) -> str:
 
 def require_room(resources: Resources, machines: list[Mapping[str, float]]) -> None:
     """Raise an error if no machine has room for a worker."""
-    if any(_room(one, resources) for one in machines):
+    if any(_room(machine, resources) for machine in machines):
         return
-    there = "; ".join(wanted({name: one.get(name, 0.0) for name in NAMES.values()})
-                      for one in machines)  # fmt: skip
+    available = "; ".join(wanted({name: machine.get(name, 0.0) for name in NAMES.values()})
+                          for machine in machines)  # fmt: skip
     raise InputError(
         f"no machine of the Ray cluster has room for a worker, which needs {wanted(resources)} "
-        f"(the machines have {there}). Lower [engine] cpus-per-client or gpus-per-client."
+        f"(the machines have {available}). Lower [engine] cpus-per-client or gpus-per-client."
     )
 
 
 def wanted(resources: Mapping[str, float]) -> str:
     """Format resources as text, such as `CPU = 1 and GPU = 0.5`."""
-    return " and ".join(f"{NAMES.get(name, name)} = {each:g}" for name, each in resources.items())
+    return " and ".join(
+        f"{NAMES.get(name, name)} = {amount:g}" for name, amount in resources.items()
+    )
 
 
 def _room(machine: Mapping[str, float], resources: Resources) -> int:
@@ -269,14 +271,14 @@ def batches(messages: Sequence[Message], size: int) -> Iterator[Batch]:
     by_node: dict[int, list[Message]] = {}
     for message in messages:
         by_node.setdefault(message.metadata.dst_node_id, []).append(message)
-    some: list[Message] = []
-    for own in by_node.values():
-        some += own
-        if len(some) >= size:
-            yield Batch(some)
-            some = []
-    if some:
-        yield Batch(some)
+    group: list[Message] = []
+    for of_node in by_node.values():
+        group += of_node
+        if len(group) >= size:
+            yield Batch(group)
+            group = []
+    if group:
+        yield Batch(group)
 
 
 def calls(share: float, each: float, most: int) -> int:
@@ -298,9 +300,9 @@ def apart(messages: Sequence[Message]) -> tuple[RecordDict | None, list[Message]
     If the messages have different contents, return None and the unchanged messages.
     """
     content = messages[0].content
-    if any(one.content is not content for one in messages[1:]):
+    if any(message.content is not content for message in messages[1:]):
         return None, list(messages)
-    return content, [with_content(one, None) for one in messages]
+    return content, [with_content(message, None) for message in messages]
 
 
 def large(content: RecordDict) -> bool:
