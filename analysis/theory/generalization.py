@@ -300,11 +300,15 @@ def by_variance(
     def tail(r: float) -> float:
         return math.exp(of_tree / r) * 2 * math.sqrt(r - 1) * difference_moment(r) * tree
 
-    def square(t: float, seen: float) -> float:
-        """Return s^2 of the section "By variance", for N^2 = `seen`."""
+    def square(t: float, squared_norm: float) -> float:
+        """Return s^2 of the section "By variance", for N^2 = `squared_norm`."""
         moves = eps + omega * top**2 / (2 * t)
         c = math.sqrt((sizes * np.square(moves)).sum())
-        return (math.sqrt(seen + t * t) + c * math.sqrt(of_variance / 2)) ** 2 + c * c / 4 - t * t
+        return (
+            (math.sqrt(squared_norm + t * t) + c * math.sqrt(of_variance / 2)) ** 2
+            + c * c / 4
+            - t * t
+        )
 
     norm2 = float((sizes * omega * squares).sum())
     spread = 0.0

@@ -373,14 +373,14 @@ def method_amplification(
 
 
 def _before_round(
-    method: Method, rate: float, l_orth: float, smooth: list[float], after: Row, one: float
+    method: Method, rate: float, l_orth: float, smooth: list[float], after: Row, base: float
 ) -> tuple[list[float], Row]:
     """Apply one round backwards: first (2) of the module docstring, then (1) for each local step.
 
-    A row (one + x, m, v, d) states how far a unit distance in the model, the momentum, the velocity
-    or the global direction moves the last model. A backward step is the transpose of the forward
-    step: the effect of a quantity is the sum of the effects of all quantities that use it. The
-    caller computes the average over clients.
+    A row (base + x, m, v, d) states how far a unit distance in the model, the momentum, the
+    velocity or the global direction moves the last model. A backward step is the transpose of the
+    forward step: the effect of a quantity is the sum of the effects of all quantities that use it.
+    The caller computes the average over clients.
 
     Args:
         method: The recursion of the optimizer.
@@ -388,7 +388,7 @@ def _before_round(
         l_orth: Lipschitz constant L of the orthogonalizer.
         smooth: Lg of each local step.
         after: The row after the round.
-        one: 1 if x is the difference of the first entry from 1, and 0 if x is the entry itself.
+        base: 1 if x is the difference of the first entry from 1, and 0 if x is the entry itself.
 
     Returns:
         a_k of each local step, which is the effect of a unit Delta at this step; and the row before
@@ -396,7 +396,7 @@ def _before_round(
     """
     x, m, v, d = after
     # By (2), the old velocity enters both the model and the new velocity with the factor b.
-    before_v = method.server * (one + x + v)
+    before_v = method.server * (base + x + v)
     # y is the effect of a client's move in this round, through the velocity and the direction d+.
     y = v + (d / (rate * len(smooth)) if rate else 0.0)
     push, decay = rate * (1 - method.alignment) * l_orth, rate * method.decay
@@ -405,13 +405,13 @@ def _before_round(
     shrink = min(decay, 2 - decay)  # 1 - |1 - decay|
     effects, before_d = [], 0.0
     for slope in reversed(smooth):
-        moved = one + x + y  # effect of the step s, which enters the model and the move
+        moved = base + x + y  # effect of the step s, which enters the model and the move
         t = push * moved  # effect of the direction, as s = eta (1 - alpha) L t + eta alpha d
         m += share * t  # effect of the new momentum m'
         g = method.fresh * (m + twice * t)  # effect of the gradient, and so of Delta
         effects.append(g)
         before_d += rate * method.alignment * moved
-        x, m = x - shrink * (one + x) + decay * y + slope * g, method.beta * m
+        x, m = x - shrink * (base + x) + decay * y + slope * g, method.beta * m
     return effects[::-1], (x, 0.0 if method.afresh else m, before_v, before_d)
 
 

@@ -386,11 +386,11 @@ def _filter_claims(grid: Columns) -> Sequence[Claim]:
     ]
 
 
-def _saved(part: Columns, gain: float, many: int = 1) -> tuple[float, float]:
+def _saved(part: Columns, gain: float, count: int = 1) -> tuple[float, float]:
     """Return by how much this gain reduces the mean, compared with kappa = 1.
 
     The result is the relative reduction and half the width of its interval. Runs with the same seed
-    are compared. With `many` intervals, the probability that all of them contain the true value is
+    are compared. With `count` intervals, the probability that all of them contain the true value is
     95%.
     """
     filtered, plain = (where(part, gain=kappa) for kappa in (gain, 1.0))
@@ -401,7 +401,7 @@ def _saved(part: Columns, gain: float, many: int = 1) -> tuple[float, float]:
         - filtered["mean_square"][filtered["seed"].argsort()]
     )
     scale = plain["mean_square"].mean()
-    half = half_width(less.std(ddof=1) / np.sqrt(len(less)), len(less) - 1, many)
+    half = half_width(less.std(ddof=1) / np.sqrt(len(less)), len(less) - 1, count)
     return less.mean() / scale, half / scale
 
 

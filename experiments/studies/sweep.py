@@ -641,7 +641,7 @@ def grid_search(
 
 
 def _cells(
-    base: Mapping[str, Any], grid: Grid, seeds: Sequence[int], given: UserObjects
+    base: Mapping[str, Any], grid: Grid, seeds: Sequence[int], objects: UserObjects
 ) -> Iterator[SweptRun]:
     """Yield a run for every point and every seed.
 
@@ -656,7 +656,7 @@ def _cells(
             put(tables, key, value)
         for seed in seeds:
             config = contents.cell(base, tables, {"federation": {"seed": seed}})
-            config = config.with_objects(given)
+            config = config.with_objects(objects)
             if (mark := json.dumps(nested(config))) in marks:
                 continue
             marks.add(mark)

@@ -109,27 +109,27 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
     )
 
 
-def _pending(folder: Path, about: Mapping[str, Any]) -> str:
+def _pending(folder: Path, suite: Mapping[str, Any]) -> str:
     """Return a note if more seeds were requested than the tables contain, otherwise "".
 
     The note contains the command that computes the missing runs.
     """
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # --resume reports them
         cells = json.loads(read_text(folder / "suite.lock"))[-1]
-        if len(cells) > about["runs"]:
+        if len(cells) > suite["runs"]:
             seeds = str(len({config["federation"]["seed"] for *_, config in cells}))
-            words = of_all_seeds(shlex.split(str(about["again"])))
+            words = of_all_seeds(shlex.split(str(suite["again"])))
             command = shlex.join([*words, "--seeds", seeds, "--out", str(folder), "--resume"])
             return (
-                f"These are {about['runs']} of the {len(cells)} requested runs, which have "
+                f"These are {suite['runs']} of the {len(cells)} requested runs, which have "
                 f"{seeds} seeds. To compute the other runs, run {command}"
             )
     return ""
 
 
-def _stated(about: Mapping[str, Any]) -> str:
+def _stated(suite: Mapping[str, Any]) -> str:
     """Return the reason why the suite's step sizes were not tuned, or "" if they were."""
-    return str((about.get("tuning") or {}).get("stated", ""))
+    return str((suite.get("tuning") or {}).get("stated", ""))
 
 
 def notes(claim: Mapping[str, Any], about: Mapping[str, Any], runs: Columns) -> tuple[str, ...]:
@@ -193,9 +193,9 @@ def untuned(claim: Mapping[str, Any], about: Mapping[str, Any]) -> str:
     return objection(list(tunings), tunings)
 
 
-def _tunings(about: Mapping[str, Any]) -> list[Titled]:
+def _tunings(suite: Mapping[str, Any]) -> list[Titled]:
     """Return a table with the score of every tuned value, and whether the best is inside."""
-    tuning = about.get("tuning") or {}
+    tuning = suite.get("tuning") or {}
     if not tuning.get("methods"):
         return []
     key, measure, seeds = tuning["key"], name_of(tuning["measure"]), tuning["seeds"]
@@ -206,10 +206,10 @@ def _tunings(about: Mapping[str, Any]) -> list[Titled]:
         tuned = Tuned.of(method, tuning)
         pairs = zip(tuned.values, tuned.scores, strict=True)
         scores = ", ".join(f"{value:g}: {number(score)}" for value, score in pairs)
-        x = [] if not about["sweep"] else ["" if method["x"] is None else f"{method['x']:g}"]
+        x = [] if not suite["sweep"] else ["" if method["x"] is None else f"{method['x']:g}"]
         where = f"{tuned.end} of the grid" if tuned.end else "inside the grid"
         rows.append((method["method"], *x, scores, f"{tuned.best:g}", where))
-    label = [about["sweep"]["label"]] if about["sweep"] else []
+    label = [suite["sweep"]["label"]] if suite["sweep"] else []
     seed_list = ", ".join(map(str, seeds))
     title = (
         f"Tuning of {key}: mean {measure} by value, with seed{'s' * (len(seeds) > 1)} {seed_list}"
@@ -259,15 +259,15 @@ def budget_claims(runs: Columns, clients: Columns) -> list[Claim]:
 
 
 def _require_matching(
-    curves: Columns, runs: Columns, about: Mapping[str, Any], folder: Path
+    curves: Columns, runs: Columns, suite: Mapping[str, Any], folder: Path
 ) -> None:
     """Raise InputError if the tables do not match each other or the suite."""
     ends = [
         curves["round"][rows_of(curves, variant, x) & (curves["seed"] == seed)].max(initial=-1)
         for variant, x, seed in zip(runs["variant"], runs["x"], runs["seed"], strict=True)
     ]
-    same = set(runs["variant"]) == set(curves["variant"]) == set(about["variants"])
-    count = len(about["variants"]) * len(levels(runs)) * len(np.unique(runs["seed"]))
+    same = set(runs["variant"]) == set(curves["variant"]) == set(suite["variants"])
+    count = len(suite["variants"]) * len(levels(runs)) * len(np.unique(runs["seed"]))
     if not same or len(ends) != count or not np.array_equal(ends, runs["round"]):
         raise InputError(
             f"{folder}: curves.csv and runs.csv do not match. One of the files is damaged or "
@@ -275,15 +275,15 @@ def _require_matching(
         )
 
 
-def _numbers(runs: Columns, about: Mapping[str, Any]) -> tuple[tuple[str, ...], Rows]:
+def _numbers(runs: Columns, suite: Mapping[str, Any]) -> tuple[tuple[str, ...], Rows]:
     """Return a table row for each variant and value of the sweep, with published rows below."""
-    swept = bool(about["sweep"])
+    swept = bool(suite["sweep"])
     names = (*MEASURES, "train_seconds", *(["epsilon"] if "epsilon" in runs else []))
     titles = {"epsilon": f"{name_of('epsilon')} ({adjacency_of(runs)})"}
     heads = (titles.get(name, name_of(name)) for name in names)
-    head = ("variant", *([about["sweep"]["label"]] if swept else []), *heads)
+    head = ("variant", *([suite["sweep"]["label"]] if swept else []), *heads)
     rows: Rows = []
-    for variant in about["variants"]:
+    for variant in suite["variants"]:
         for x in levels(runs):
             mask, cells = rows_of(runs, variant, x), []
             for values in (runs[name][mask] for name in names):
@@ -292,18 +292,18 @@ def _numbers(runs: Columns, about: Mapping[str, Any]) -> tuple[tuple[str, ...], 
                     f"{diverged} of {len(values)} diverged" if diverged else spread(values)
                 )
             rows.append((variant, *([f"{x:g}"] if swept else []), *cells))
-        if (published := about["published"].get(variant)) and not swept:
-            rows.append((f"  {about['source']}", *(number(published.get(name)) for name in names)))
+        if (published := suite["published"].get(variant)) and not swept:
+            rows.append((f"  {suite['source']}", *(number(published.get(name)) for name in names)))
     return head, rows
 
 
-def _pictures(curves: Columns, runs: Columns, about: Mapping[str, Any]) -> list[Picture]:
+def _pictures(curves: Columns, runs: Columns, suite: Mapping[str, Any]) -> list[Picture]:
     """Return figures of final values along the sweep, and of curves by round and by seconds.
 
     In a suite with a sweep, the curves show a single value of the sweep. In addition, one figure
     may show every value of the sweep for one variant.
     """
-    variants, sweep, at = about["variants"], about["sweep"], _drawn_at(about)
+    variants, sweep, at = suite["variants"], suite["sweep"], _drawn_at(suite)
     rows = {name: column[at_level(curves, at)] for name, column in curves.items()}
     where = f" at {sweep['label']} = {at:g}" if sweep else ""
     pictures, picture = [], partial(Picture.known, where=where, read=partial(in_words, rows))
@@ -328,12 +328,12 @@ def _pictures(curves: Columns, runs: Columns, about: Mapping[str, Any]) -> list[
     return pictures
 
 
-def _drawn_at(about: Mapping[str, Any]) -> float:
+def _drawn_at(suite: Mapping[str, Any]) -> float:
     """Return the value of the sweep that the figures of curves show.
 
     Without a sweep, the result is nan.
     """
-    sweep = about["sweep"]
+    sweep = suite["sweep"]
     if not sweep:
         return np.nan
     return sweep["values"][-1] if sweep["curves"] is None else sweep["curves"]

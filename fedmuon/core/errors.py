@@ -247,9 +247,9 @@ class _Guarded:
     function: Callable[..., Any]
     read: Callable[[Any], Any] | None
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with self.guard:
-            result = self.function(*given, **named)
+            result = self.function(*args, **kwargs)
             return result if self.read is None else self.read(result)
 
 

@@ -449,15 +449,15 @@ class MatrixTask:
         )
 
     def _pull_back(
-        self, member: Member, right: Tensor, slope: Tensor, own: Own | None = None
+        self, member: Member, right: Tensor, slope: Tensor, replaced_slope: Own | None = None
     ) -> Found:
         """Return the loss and the gradient of each replica, from the slopes of its samples.
 
         `right` [S, n] contains the probabilities p_y of the labels. `slope` [S, c, n] contains the
         gradients with respect to the logits.
 
-        The function `own` returns the probabilities [T, 1] and the slopes [T, c, 1] of the T
-        replacement samples.
+        The function `replaced_slope` returns the probabilities [T, 1] and the slopes [T, c, 1] of
+        the T replacement samples.
         """
         batch, replaced = member.batch, member.batch.replaced
         loss = (len(batch.labels) - right.sum(-1)) / member.samples
@@ -466,7 +466,7 @@ class MatrixTask:
         flat = KERNELS[self.kernel](slope.flatten(0, 1), batch.inputs)
         total = flat.view(*slope.shape[:2], -1)
         if replaced is not None:
-            after, replacement = (own or _replaced_slope)(member, replaced)
+            after, replacement = (replaced_slope or _replaced_slope)(member, replaced)
             total[replaced.replica] += replacement * replaced.inputs[:, None]
             before = right[replaced.replica, replaced.position]
             loss[replaced.replica] += (before - after[:, 0]) / member.samples

@@ -452,11 +452,11 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             layer.training = True
 
 
-def _add_(total: Found, more: Found) -> Found:
-    """Add the losses and gradients of `more` to `total` in place."""
-    for name, value in more[1].items():
+def _add_(total: Found, part: Found) -> Found:
+    """Add the losses and gradients of `part` to `total` in place."""
+    for name, value in part[1].items():
         total[1][name].add_(value)
-    return total[0].add_(more[0]), total[1]
+    return total[0].add_(part[0]), total[1]
 
 
 # Whether several threads may call a module at once, each with its own copy. A copy is needed

@@ -174,25 +174,25 @@ def log_ratio(along: np.ndarray, gram: np.ndarray) -> np.ndarray:
     return largest + np.log(np.exp(exponents - largest[:, None]).mean(1))
 
 
-def _crossing(losses: np.ndarray, trials: int, wanted: float) -> tuple[float, float]:
-    """Return an interval with the epsilon at which the estimated delta equals `wanted`."""
+def _crossing(losses: np.ndarray, trials: int, delta: float) -> tuple[float, float]:
+    """Return an interval with the epsilon at which the estimated delta equals `delta`."""
     positive = losses[losses > 0]
 
     def estimate(epsilon: float) -> float:
         above = positive[positive > epsilon]
         return float(-np.expm1(epsilon - above).sum()) / trials
 
-    if estimate(0.0) <= wanted:
+    if estimate(0.0) <= delta:
         return 0.0, 0.0
     low, high = 0.0, float(positive.max())
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if estimate(middle) > wanted else (low, middle)
+        low, high = (middle, high) if estimate(middle) > delta else (low, middle)
     return low, high
 
 
-def _deviation(delta: float, least: float, side: int) -> float:
-    """Return the number p nearest to delta with a divergence KL(p || delta) of at least `least`.
+def _deviation(delta: float, min_divergence: float, side: int) -> float:
+    """Return the number p nearest to delta with a divergence KL(p || delta) >= `min_divergence`.
 
     If `side` is negative, p is below delta. Otherwise, p is above delta.
     """
@@ -204,7 +204,7 @@ def _deviation(delta: float, least: float, side: int) -> float:
     near, far = delta, 0.0 if side < 0 else 1.0
     for _ in range(200):
         middle = (near + far) / 2
-        near, far = (near, middle) if divergence(middle) >= least else (middle, far)
+        near, far = (near, middle) if divergence(middle) >= min_divergence else (middle, far)
     return far
 
 

@@ -470,11 +470,11 @@ def _traces(
     return [*outputs, *(use.read for use in uses), *slopes]
 
 
-def _differ(first: Tensor, second: Tensor, kept: list[int]) -> bool:
-    """Return whether the rows `kept` of two arrays differ by more than rounding errors."""
+def _differ(first: Tensor, second: Tensor, rows: list[int]) -> bool:
+    """Return whether these rows of two arrays differ by more than rounding errors."""
     if first.shape[1:] != second.shape[1:]:
         return True
-    a, b = first[kept], second[kept]
+    a, b = first[rows], second[rows]
     if not a.is_floating_point():
         return not torch.equal(a, b)
     peak = float(a.nan_to_num(0.0).abs().max()) if a.numel() else 0.0

@@ -291,33 +291,33 @@ def _recompute_lost(
 
 
 def _add_formed_(
-    total: Tensor, factors: Tensor, lost: list[int], form: Callable[[list[int]], Tensor]
+    total: Tensor, factors: Tensor, examples: list[int], form: Callable[[list[int]], Tensor]
 ) -> Tensor:
-    """Compute the full gradients of the examples `lost`, and add them to the total.
+    """Compute the full gradients of these examples, and add them to the total.
 
     Return a copy of the factors in which the factors of these examples are 0, so that their
-    gradients are not added again. If `lost` is empty, return `factors`.
+    gradients are not added again. If `examples` is empty, return `factors`.
     """
-    if not lost:
+    if not examples:
         return factors
     left = factors.clone()
-    left[lost] = 0.0
-    for rows, values in _formed(lost, form):
+    left[examples] = 0.0
+    for rows, values in _formed(examples, form):
         scales = factors[rows].view(-1, *[1] * (values.ndim - 1))
         total.add_((values * scales).sum(0).view(total.shape))
     return left
 
 
 def _formed(
-    lost: list[int], form: Callable[[list[int]], Tensor]
+    examples: list[int], form: Callable[[list[int]], Tensor]
 ) -> Iterator[tuple[list[int], Tensor]]:
-    """Yield the full gradients of the examples `lost`, in groups.
+    """Yield the full gradients of these examples, in groups.
 
     On a CPU, a group is one gradient. On a GPU, a group has about `FORMED` numbers.
     """
     start, size = 0, 1
-    while start < len(lost):
-        rows = lost[start : start + size]
+    while start < len(examples):
+        rows = examples[start : start + size]
         values = form(rows)
         yield rows, values
         start += len(rows)
