@@ -90,8 +90,8 @@ packages: $(STAMP) ## check licences, wheel and sdist; try the wheel in every in
 audit: $(STAMP) ## look for known vulnerabilities of the pinned versions
 	PYTHONPATH=tests $(BIN)/python -m packages.audit
 
-stats: $(STAMP) ## count lines, files and functions, and compare the counts with their targets
-	$(BIN)/python -m tests.architecture.stats $(if $(DETAILS),--details)
+stats: $(STAMP) ## compare counts of the code with their targets, and with a revision: AT=main
+	$(BIN)/python -m tests.architecture.stats $(if $(DETAILS),--details) $(if $(AT),--at $(AT))
 
 install: $(STAMP) ## only set up .venv
 

@@ -8,6 +8,7 @@ import ast
 import io
 import tokenize
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 ROOMS = ("fedmuon", "clients", "server", "analysis", "experiments")
@@ -32,10 +33,8 @@ FEATURES = {
 HOUSE_WORDS = (
     "one found held own some given told kept whole known said mine made most least every each many "
     "more there asked wanted shown done lost away here what of about both ours theirs their seen "
-    "taken named chosen again these those such who how why when everything something anything "
-    "rest"
+    "taken named chosen again these those such who how why when everything something anything rest"
 )
-
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 NO_CODE = (
     tokenize.COMMENT,
@@ -114,6 +113,7 @@ def _file_of(root: Path, module: str) -> str | None:
     return None
 
 
+@cache
 def identifiers(parsed: ast.AST) -> set[str]:
     """Return the names of variables, attributes, arguments, functions, classes and imports."""
     names: set[str | None] = set()
@@ -160,5 +160,5 @@ def bound_names(parsed: ast.AST) -> Iterator[str]:
 def house_words(trees: Iterable[ast.AST]) -> float:
     """Return the percentage of house words among all bound names."""
     names = [name.strip("_") for parsed in trees for name in bound_names(parsed)]
-    of_house = sum(name in HOUSE_WORDS.split() for name in names)
-    return round(100 * of_house / max(1, len(names)), 1)
+    words = {*HOUSE_WORDS.split()}
+    return round(100 * sum(name in words for name in names) / max(1, len(names)), 1)

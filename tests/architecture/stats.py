@@ -188,7 +188,7 @@ def counts(tree: Tree, traced: Mapping[str, list[Call]]) -> dict[str, float]:
 
 
 def counts_of_calls(tree: Tree, traced: Mapping[str, list[Call]]) -> dict[str, float]:
-    """Return how many functions and files each job passes, and the house words in files of a run."""
+    """Return the numbers of functions and files by job, and the house words in files of a run."""
     numbers: dict[str, float] = {}
     for job, calls in traced.items():
         passed = {file for file, _, _ in calls}
