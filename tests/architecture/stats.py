@@ -190,12 +190,12 @@ def counts(tree: Tree, traced: Mapping[str, list[Call]]) -> dict[str, float]:
 def counts_of_calls(tree: Tree, traced: Mapping[str, list[Call]]) -> dict[str, float]:
     """Return the numbers of functions and files by job, and the house words in files of a run."""
     numbers: dict[str, float] = {}
+    files_of = {job: {file for file, _, _ in calls} for job, calls in traced.items()}
+    if "run" in traced:
+        words = house_words(tree.modules[file] for file in files_of["run"])
+        numbers["house words in the files of a run, %"] = words
     for job, calls in traced.items():
-        passed = {file for file, _, _ in calls}
-        numbers |= {f"{job}: functions": len(calls), f"{job}: files": len(passed)}
-        if job == "run":
-            words = house_words(tree.modules[file] for file in passed)
-            numbers["house words in the files of a run, %"] = words
+        numbers |= {f"{job}: functions": len(calls), f"{job}: files": len(files_of[job])}
     return numbers
 
 
