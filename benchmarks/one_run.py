@@ -32,6 +32,7 @@ from fedmuon.experiments.auditing.canaries import ClientAuditor
 from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.rounds import begin, simulate
+from fedmuon.optim.client_privacy import ClientPrivacy
 from fedmuon.privacy.accounting.composition import epsilon
 from fedmuon.privacy.audit import Statistics, counted
 
@@ -139,7 +140,7 @@ def by_removing(settings: dict[str, Any], trials: int, seed: int | None = None) 
         if seed is not None:
             own, plan = replace(level, seed=number), replace(plan, seed=number, secret="")
         seen = ClientAuditor(own, np.zeros(1, int), np.array([there]), np.zeros(1, int), np.ones(1))
-        recipe = replace(made.recipe, client_level=own)
+        recipe = replace(made.recipe, stages=(ClientPrivacy(own, made.recipe.returned),))
         simulate(replace(made, recipe=recipe, plan=plan), first, seen.rounds)
         return float(seen.scores()[0])
 

@@ -51,7 +51,7 @@ QUIET = {
 # Earlier commits have no bytes.
 ASIDE = re.compile(
     r"seconds|per_second|^bytes_|"
-    r"^(machine|versions|git_commit|check|share_of_gemm|faults|untrained)$"
+    r"^(machine|versions|git_commit|check|share_of_gemm|faults|untrained|workers)$"
 )
 # Verdicts of earlier commits.
 FORMER = {

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = (
     ("fedmuon/core", "key = (int(what), round, client, step", "key = (int(what), round, client, 0"),
     ("fedmuon/orthogonalize", "(15 / 8, -10 / 8, 3 / 8)", "(15 / 8, -10 / 8, 3.1 / 8)"),
-    ("fedmuon/orthogonalize", "return math.sqrt(rank) * found", "return found"),
+    ("fedmuon/orthogonalize", "return math.sqrt(rank) * deviation", "return deviation"),
     ("fedmuon/data", "standard_gamma(alpha, clients)", "standard_gamma(1.0, clients)"),
     ("fedmuon/data", "normalize, replacement[changed])", "normalize, position[changed])"),
     ("fedmuon/tasks", "ratio.clamp(max=1.0)", "ratio.clamp(max=1.01)"),
@@ -31,8 +31,8 @@ MUTANTS = (
     ("fedmuon/optim", "per_replica(1 - ADAM_MEMORY**steps", "per_replica(1 - ADAM_MEMORY"),
     ("fedmuon/optim", "len(replies) - faulty - 2", "len(replies) - faulty - 1"),
     ("fedmuon/federated",
-     "    ordered = sorted(replies, key=lambda reply: reply.client)\n    if recipe.keeps",
-     "    ordered = list(replies)\n    if recipe.keeps"),
+     "    ordered = sorted(replies, key=lambda reply: reply.client)\n    mean, states",
+     "    ordered = list(replies)\n    mean, states"),
     ("fedmuon/runs", 'about.get("run") != self.mark', 'about.get("run") is None'),
     ("clients", "factor=lambda round: factor)", "factor=lambda round: 1.0)"),
     ("server", "!= (self.state.round, client)", '!= (self.state.round, who["partition"])'),
@@ -40,6 +40,21 @@ MUTANTS = (
     ("analysis/report", "(shares**2 / (counts - 1))", "(shares**2 / counts)"),
     ("experiments/stability", "radius * math.sqrt(run.sizes.max())", "radius"),
     ("experiments/studies", "2**order * gamma((1 + order) / 2)", "order * gamma((1 + order) / 2)"),
+    # Rounds, cohorts, oracles and stages.
+    ("fedmuon/federated", "for stage in reversed(recipe.stages):\n        read, states",
+     "for stage in recipe.stages:\n        read, states"),
+    ("fedmuon/federated", "for stage in reversed(recipe.stages):\n        trees = stage.open",
+     "for stage in recipe.stages:\n        trees = stage.open"),
+    ("fedmuon/federated", "(1 + state.round - start.round) ** -0.5", "1.0"),
+    ("fedmuon/federated", "start.round == state.round and self.exact",
+     "start.round == state.round"),
+    ("fedmuon/federated", "if state.round >= oldest)", "if state.round > oldest)"),
+    ("fedmuon/federated", "self._next = self._next or after", "self._next = after"),
+    ("fedmuon/federated", ".clamp(-LARGE, LARGE)", ""),
+    ("fedmuon/optim", '1 if self.feedback == "error" else -1', "1"),
+    ("fedmuon/optim", "            if memory:\n                stored = memory[PERSONAL]",
+     "            if False:\n                stored = memory[PERSONAL]"),
+    ("fedmuon/optim", 'if self.level.trust == "central":', 'if self.level.trust != "local":'),
 )  # fmt: skip
 TESTS = {"clients": "server"}
 
