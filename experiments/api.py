@@ -45,7 +45,7 @@ from fedmuon.federated.client_data import build_data
 from fedmuon.optim.routing import RoutingTable
 from fedmuon.runs.callbacks import Callback, Listener
 from fedmuon.runs.directory import RunDirectory
-from fedmuon.runs.loop import routing
+from fedmuon.runs.fixed_files import routing
 from fedmuon.tasks.networks import NetworkTask
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from fedmuon.runs.callbacks import Callback, Listener
 from fedmuon.runs.config_notes import config_notes
 from fedmuon.runs.data_notes import data_notes
 from fedmuon.runs.directory import NO_FILES, Record, RunDirectory
-from fedmuon.runs.loop import OnRoundEnd, OnStart, prepare, train
+from fedmuon.runs.loop import OnRoundEnd, OnStart, train
+from fedmuon.runs.prepare import prepare
 from fedmuon.runs.provenance import Others
 
 Result = TypeVar("Result")

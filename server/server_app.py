@@ -15,7 +15,8 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.locks import held
 from fedmuon.federated.build import resolve
 from fedmuon.runs.config_notes import config_notes
-from fedmuon.runs.loop import prepare, train
+from fedmuon.runs.loop import train
+from fedmuon.runs.prepare import prepare
 from fedmuon.server import stopping
 from fedmuon.server.run_config import OUT, require_noise, unpacked
 from fedmuon.server.strategy import FlowerEngine

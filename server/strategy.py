@@ -29,7 +29,7 @@ from fedmuon.federated.wire import distrusted, pack, received
 from fedmuon.optim.chain import States
 from fedmuon.optim.client_privacy import is_masked
 from fedmuon.optim.stage import Reply, ServerState
-from fedmuon.runs.loop import Measured
+from fedmuon.runs.observers.worker_memory import Measured
 from fedmuon.server import stopping
 from fedmuon.server.messaging import OWN, Numbered, Stateful, exchange, meet, public_keys, reason
 

@@ -60,7 +60,7 @@ from fedmuon.privacy.audit import Claimed, Setting, log_ratio
 from fedmuon.privacy.mechanisms import distributed
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
-from fedmuon.runs.loop import Run
+from fedmuon.runs.prepare import Run
 from fedmuon.tasks.base import Batch, Params, Points, Task
 from fedmuon.tasks.per_example.clipping import Clipping
 

@@ -40,7 +40,8 @@ from fedmuon.privacy.audit import CONFIDENCE, Guesses, Setting
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.runs.directory import AUDIT, Record, RunDirectory
-from fedmuon.runs.loop import OnRoundEnd, OnStart, prepare, train
+from fedmuon.runs.loop import OnRoundEnd, OnStart, train
+from fedmuon.runs.prepare import prepare
 
 ODDS = (
     "The audit refutes the certified epsilon at this confidence. This happens in at most one of "

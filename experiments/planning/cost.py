@@ -33,7 +33,7 @@ from fedmuon.federated.traffic import returned_like
 from fedmuon.federated.wire import named
 from fedmuon.optim.stage import ServerState
 from fedmuon.runs.directory import Record
-from fedmuon.runs.loop import Run, prepare
+from fedmuon.runs.prepare import Run, prepare
 from fedmuon.runs.provenance import Others, peak
 
 RESUMED = ", then continue with --resume"

@@ -33,7 +33,9 @@ from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.wire import named
 from fedmuon.optim.aggregator import mean
 from fedmuon.optim.stage import ServerState
-from fedmuon.runs.loop import Run, end_bytes, evaluate
+from fedmuon.runs.ending import end_bytes
+from fedmuon.runs.observers.evaluation import evaluate
+from fedmuon.runs.prepare import Run
 from fedmuon.runs.provenance import commit, machine, peak, versions
 
 AFFORD, MOST = 3.0, 100  # seconds for trial rounds, and their maximum number

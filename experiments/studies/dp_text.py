@@ -53,7 +53,8 @@ from fedmuon.federated.client_data import read_source
 from fedmuon.federated.rounds import run_rounds
 from fedmuon.runs.callbacks import Callback
 from fedmuon.runs.directory import Record
-from fedmuon.runs.loop import Run, prepare, train
+from fedmuon.runs.loop import train
+from fedmuon.runs.prepare import Run, prepare
 from fedmuon.tasks.base import IGNORED, Batch, Params
 from fedmuon.tasks.decoder import LEAST, fold_adapters, generate, read_weights
 from fedmuon.tasks.networks import NetworkTask

@@ -47,7 +47,7 @@ from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.evaluation import risk
 from fedmuon.federated.rounds import begin, run_rounds
 from fedmuon.runs.directory import Record
-from fedmuon.runs.loop import sent_bytes
+from fedmuon.runs.observers.replies import sent_bytes
 
 Steps = dict[str, float]  # config key -> step size
 Point = tuple[tuple[str, float], ...]  # a grid point: pairs of a config key and a step size

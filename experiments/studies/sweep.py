@@ -39,7 +39,10 @@ from fedmuon.federated.client_data import build_data
 from fedmuon.federated.rounds import begin
 from fedmuon.optim.recipes import aux_rate
 from fedmuon.runs.directory import Record, RunDirectory, from_start
-from fedmuon.runs.loop import OnRoundEnd, OnStart, Run, evaluate, over_clients
+from fedmuon.runs.loop import OnRoundEnd, OnStart
+from fedmuon.runs.observers.client_tests import over_clients
+from fedmuon.runs.observers.evaluation import evaluate
+from fedmuon.runs.prepare import Run
 
 Grid = Mapping[str, Sequence[Scalar]]
 RANGE = re.compile(r"([^:,]+):([^:,]+):([a-z]*)(\d*)")

@@ -73,7 +73,7 @@ def resolve(config: Config, resumed: Config | None = None) -> ResolvedConfig:
     Some of these settings depend on the machine: the device and the kernel. Some settings follow
     from a rule: the step sizes of the Nesterov Muon paper, and the auxiliary step size. Other
     settings come from the user's data and partition: the numbers of samples and clients. The noise
-    for a target epsilon also depends on the partitioned samples. `fedmuon.runs.loop.prepare`
+    for a target epsilon also depends on the partitioned samples. `fedmuon.runs.prepare.prepare`
     computes this noise later, before the run writes any file.
 
     Args:

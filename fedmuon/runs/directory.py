@@ -208,7 +208,7 @@ class RunDirectory:
         """Raise an error if a file that is needed to resume an unfinished run is damaged."""
         files.require_sound(self.path, [name for name in FIXED if (self.path / name).exists()])
         if checkpoint := self.newest_checkpoint():
-            self._first(int(checkpoint[1]["round"]))
+            self.first_records(int(checkpoint[1]["round"]))
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
@@ -422,16 +422,17 @@ class RunDirectory:
             self.newest_checkpoint()
         return self._head or None
 
-    def append(self, record: Record, of_clients: Sequence[Record] = ()) -> None:
-        """Append the record of a round to rounds.jsonl.
-
-        The records of its clients are appended to clients.jsonl first.
-        """
+    def append(self, record: Record) -> None:
+        """Append the record of a round to rounds.jsonl."""
         require_place(self.path)
-        if of_clients:
-            lines = [files.sealed(client_record, self.mark) for client_record in of_clients]
-            files.append(self.path / CLIENTS, lines)
         files.append(self.path / "rounds.jsonl", [files.sealed(record, self.mark)])
+
+    def append_clients(self, records: Sequence[Record]) -> None:
+        """Append records of a round's clients to clients.jsonl, before the record of the round."""
+        require_place(self.path)
+        if records:
+            lines = [files.sealed(record, self.mark) for record in records]
+            files.append(self.path / CLIENTS, lines)
 
     def records(self) -> list[Record]:
         """Return the records in rounds.jsonl that come before the first damaged line."""
@@ -452,23 +453,34 @@ class RunDirectory:
         """Return the records of finished rounds in clients.jsonl, up to the first damaged line."""
         return self._of_clients(self.records())[1]
 
-    def cut_back(self, round: int, with_clients: bool = False) -> list[Record]:
-        """Keep only the records of the first `round` rounds, and return these records.
-
-        All of these records must exist. With `with_clients`, also keep only the clients' records of
-        these rounds.
-        """
-        lines, records = self._first(round)
-        if with_clients:
-            valid_lines, of_clients = self._of_clients(records)
-            if len(of_clients) < sum(len(answered(record)) for record in records):
-                raise InputError(
-                    f"line {len(of_clients) + 1} of {self.path / CLIENTS} is damaged, is missing "
-                    f"or belongs to another run: restore the file from a copy, or {AFRESH}"
-                )
-            write_bytes(self.path / CLIENTS, "".join(valid_lines).encode())
-        write_bytes(self.path / "rounds.jsonl", "".join(lines).encode())
+    def first_records(self, rounds: int) -> list[Record]:
+        """Return the records of the first rounds. Raise an error if a line is damaged."""
+        file = self.path / "rounds.jsonl"
+        lines = files.whole_lines(file)[:rounds]
+        if len(records := _records(lines, self.mark)) < rounds:
+            raise InputError(
+                f"line {len(records) + 1} of {file} is damaged, is missing or belongs to another "
+                f"run: restore the file from a copy, or {AFRESH}"
+            )
         return records
+
+    def cut_back(self, rounds: int) -> None:
+        """Keep only the first lines of rounds.jsonl, after `first_records` has checked them."""
+        lines = files.whole_lines(self.path / "rounds.jsonl")[:rounds]
+        write_bytes(self.path / "rounds.jsonl", "".join(lines).encode())
+
+    def cut_back_clients(self, records: Sequence[Record]) -> None:
+        """Keep only the clients' records of the rounds with these records.
+
+        All of the clients' records must exist.
+        """
+        lines, of_clients = self._of_clients(records)
+        if len(of_clients) < sum(len(answered(record)) for record in records):
+            raise InputError(
+                f"line {len(of_clients) + 1} of {self.path / CLIENTS} is damaged, is missing or "
+                f"belongs to another run: restore the file from a copy, or {AFRESH}"
+            )
+        write_bytes(self.path / CLIENTS, "".join(lines).encode())
 
     def _of_clients(self, records: Sequence[Record]) -> tuple[list[str], list[Record]]:
         """Return the lines and records of these rounds in clients.jsonl.
@@ -486,17 +498,6 @@ class RunDirectory:
             valid_lines.append(line)
             valid_records.append(record)
         return valid_lines, valid_records
-
-    def _first(self, rounds: int) -> tuple[list[str], list[Record]]:
-        """Return the lines and records of the first rounds. Raise an error if a line is damaged."""
-        file = self.path / "rounds.jsonl"
-        lines = files.whole_lines(file)[:rounds]
-        if len(records := _records(lines, self.mark)) < rounds:
-            raise InputError(
-                f"line {len(records) + 1} of {file} is damaged, is missing or belongs to another "
-                f"run: restore the file from a copy, or {AFRESH}"
-            )
-        return lines, records
 
     def finish(
         self,

@@ -9,7 +9,8 @@ from fedmuon.config.load import Config
 from fedmuon.experiments.run import execute
 from fedmuon.federated.build import resolve
 from fedmuon.federated.rounds import run_rounds
-from fedmuon.runs.loop import Run, prepare, train
+from fedmuon.runs.loop import train
+from fedmuon.runs.prepare import Run, prepare
 
 
 class Stop(Exception):

@@ -378,7 +378,7 @@ def _placed(word: str, form: str) -> str:
 def judge(case: Odd, place: Path) -> str:
     """Run a case up to its data, and return why it ended wrongly, or an empty text."""
     from fedmuon.core.errors import InputError
-    from fedmuon.runs.loop import prepare
+    from fedmuon.runs.prepare import prepare
 
     place.mkdir()
     try:

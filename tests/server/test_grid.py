@@ -33,7 +33,8 @@ from fedmuon.experiments.engines.processes import importable
 from fedmuon.experiments.engines.ray_cluster import connected
 from fedmuon.experiments.run import execute
 from fedmuon.federated.build import resolve
-from fedmuon.runs.loop import prepare, train
+from fedmuon.runs.loop import train
+from fedmuon.runs.prepare import prepare
 from fedmuon.server.ray.flower_internals import node_ids
 from fedmuon.server.ray.worker_pool import large
 from fedmuon.server.strategy import FlowerEngine

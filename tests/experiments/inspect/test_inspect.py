@@ -239,7 +239,7 @@ def test_neighbours_are_run_also_where_their_run_was_broken_off(
     """Their command is named from the first file on; `run` ends the run alone."""
     out, config = tmp_path / "s", small(stability={"trials": 3})
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr("fedmuon.runs.loop.evaluate", stopping)
+        patch.setattr("fedmuon.runs.observers.evaluation.evaluate", stopping)
         neighbours.execute(config, out)
     again = f"fedmuon stability --out {out} --resume"
     assert RunStatus(out).again == again

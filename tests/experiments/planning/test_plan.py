@@ -35,7 +35,7 @@ from fedmuon.federated.experiment import Experiment, Round
 from fedmuon.federated.rounds import begin, broadcast
 from fedmuon.federated.wire import named
 from fedmuon.optim.stage import ServerState
-from fedmuon.runs.loop import Run, prepare
+from fedmuon.runs.prepare import Run, prepare
 from fedmuon.server import message_sizes
 from fedmuon.server.ray.flower_internals import node_ids
 from fedmuon.server.ray.worker import Worker

@@ -22,7 +22,8 @@ from fedmuon.experiments.suites import contents, suite
 from fedmuon.federated.build import resolve
 from fedmuon.federated.rounds import run_rounds
 from fedmuon.runs.directory import RunDirectory
-from fedmuon.runs.loop import prepare, train
+from fedmuon.runs.loop import train
+from fedmuon.runs.prepare import prepare
 
 
 @pytest.fixture(scope="module")

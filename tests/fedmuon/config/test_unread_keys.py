@@ -29,7 +29,8 @@ from fedmuon.experiments.studies import stability
 from fedmuon.experiments.suites import contents
 from fedmuon.federated.build import resolve
 from fedmuon.federated.rounds import begin, run_rounds
-from fedmuon.runs.loop import Run, prepare, train
+from fedmuon.runs.loop import train
+from fedmuon.runs.prepare import Run, prepare
 from fedmuon.tasks.matrix import MatrixTask
 
 NAMES = [f"{table}.{key}" for table, keys in NEEDS.items() for key in keys]

@@ -37,7 +37,7 @@ from fedmuon.federated.build import resolve
 from fedmuon.federated.rounds import begin
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.runs.directory import FAILED
-from fedmuon.runs.loop import prepare
+from fedmuon.runs.prepare import prepare
 
 pytestmark = pytest.mark.timeout(120)  # whoever waits for a pipe waits for ever
 PRIVATE = {"local": {"recipe": "dp-muon"}, "privacy": {"lot": 5.0, "noise": 1.0}}

@@ -19,7 +19,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.data.federated import Dealt, split
 from fedmuon.federated.build import resolve
 from fedmuon.federated.client_data import build_data, read_source
-from fedmuon.runs.loop import distribution
+from fedmuon.runs.observers.client_tests import distribution
 
 TABLES: dict[str, dict[str, Any]] = {
     "data": {"name": "digits", "train": 300, "test": 100},

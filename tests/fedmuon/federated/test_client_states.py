@@ -20,7 +20,7 @@ from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.client_data import build_data
 from fedmuon.federated.client_states import ClientStates
 from fedmuon.federated.rounds import begin, simulate
-from fedmuon.runs.loop import prepare
+from fedmuon.runs.prepare import prepare
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -38,7 +38,8 @@ from fedmuon.optim.chain import Chain
 from fedmuon.optim.recipe import Recipe
 from fedmuon.runs.callbacks import as_callback
 from fedmuon.runs.directory import Record
-from fedmuon.runs.loop import prepare, train
+from fedmuon.runs.loop import train
+from fedmuon.runs.prepare import prepare
 
 FLEET: dict[str, Any] = {
     "mode": "deadline", "select": 5, "speeds": "log-normal", "speed-spread": 1.0,

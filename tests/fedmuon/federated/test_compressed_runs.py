@@ -31,7 +31,8 @@ from fedmuon.federated.rounds import (
 )
 from fedmuon.optim.compression import Compression, compressor, identity
 from fedmuon.optim.stage import Reply, ServerState
-from fedmuon.runs.loop import prepare, train
+from fedmuon.runs.loop import train
+from fedmuon.runs.prepare import prepare
 
 TOP = {"uplink": "top-k", "share": 0.3}
 POWER = {"uplink": "power", "rank": 1, "feedback": "error"}

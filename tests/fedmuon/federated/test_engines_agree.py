@@ -28,7 +28,8 @@ from fedmuon.federated.experiment import Engine
 from fedmuon.federated.rounds import begin
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.runs.directory import Record
-from fedmuon.runs.loop import prepare, train
+from fedmuon.runs.loop import train
+from fedmuon.runs.prepare import prepare
 from fedmuon.server.strategy import FlowerEngine
 
 pytestmark = pytest.mark.timeout(900)

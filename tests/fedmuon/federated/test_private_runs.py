@@ -28,8 +28,8 @@ from fedmuon.experiments.spending import spent
 from fedmuon.optim.private import Private
 from fedmuon.privacy.accounting.composition import account, epsilon, event
 from fedmuon.privacy.ledger import Ledger
-from fedmuon.runs import loop as runs
 from fedmuon.runs.directory import CHECKPOINTS, RunDirectory
+from fedmuon.runs.provenance import versions
 from fedmuon.tasks.per_example.clipping import Clipping
 
 TARGET = private(4, epsilon=4.0)  # six clients, four rounds, calibrated noise
@@ -361,7 +361,7 @@ def test_the_users_loop_remembers_what_it_spent() -> None:
     stepped(made, 3)
     other.load_state_dict(made.state_dict())
     assert other.epsilon(1e-5) == made.epsilon(1e-5) and other.epsilon(1e-5).epsilon > 0
-    seen, own = runs.versions()["torch"], torch.__version__  # of which only one may name the build
+    seen, own = versions()["torch"], torch.__version__  # of which only one may name the build
     assert seen.partition("+")[0] == own.partition("+")[0]
 
 

@@ -47,7 +47,7 @@ from fedmuon.privacy.audit import Setting, both_bounds, trials
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanisms import lattice
 from fedmuon.privacy.mechanisms.client_level import EACH, EVERYONE, ClientLevel, leaves
-from fedmuon.runs.loop import prepare
+from fedmuon.runs.prepare import prepare
 
 RECIPES = (
     "fedavg", "fedavgm", "fedmuon", "local-muon", "fedmuon-aligned", "sgd", "normalized-sgd",

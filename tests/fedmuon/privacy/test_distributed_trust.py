@@ -35,7 +35,8 @@ from fedmuon.privacy.mechanisms.client_level import ClientLevel, leaves
 from fedmuon.privacy.mechanisms.discrete import gaussian
 from fedmuon.privacy.mechanisms.lattice import BITS, DEVIATION
 from fedmuon.privacy.noise import words_of
-from fedmuon.runs.loop import prepare, train
+from fedmuon.runs.loop import train
+from fedmuon.runs.prepare import prepare
 from fedmuon.server.strategy import FlowerEngine
 
 SHARED: dict[str, Any] = {"cohorts": "fixed", "trust": "distributed", "honest": 1.0}

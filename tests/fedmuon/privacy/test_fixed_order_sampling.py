@@ -38,7 +38,7 @@ from fedmuon.privacy.mechanisms.fixed_order import (
     sensitivity,
     square_root,
 )
-from fedmuon.runs.loop import prepare
+from fedmuon.runs.prepare import prepare
 from fedmuon.tasks.per_example.clipping import slack
 
 

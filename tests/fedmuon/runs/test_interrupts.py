@@ -88,7 +88,7 @@ def test_in_the_last_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     config = small(output={"evaluate-every": 1000, "checkpoint-every": 1000})
     directory, rounds = RunDirectory(tmp_path / "run"), config.federation.rounds
     with monkeypatch.context() as patch:
-        patch.setattr("fedmuon.runs.loop.evaluate", interrupted)
+        patch.setattr("fedmuon.runs.observers.evaluation.evaluate", interrupted)
         with pytest.raises(Interrupted):
             execute(config, directory.path)
     assert len(directory.records()) == rounds - 1

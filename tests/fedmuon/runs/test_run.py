@@ -31,9 +31,10 @@ from fedmuon.experiments.cli.show import Progress
 from fedmuon.experiments.run import execute
 from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.client_data import read_source
-from fedmuon.runs import loop
+from fedmuon.runs import fixed_files
+from fedmuon.runs import prepare as preparation
 from fedmuon.runs.directory import FIXED
-from fedmuon.runs.loop import prepare
+from fedmuon.runs.prepare import prepare
 from fedmuon.tasks.matrix import rate
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -112,7 +113,9 @@ def test_a_run_of_a_version_with_fewer_keys_is_resumed(
     config = small(local={"steps": 2})
     execute(config, tmp_path / "whole")
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "dump", lambda config: dump(config).replace("epochs = 0.0\n", ""))
+        patch.setattr(
+            fixed_files, "dump", lambda config: dump(config).replace("epochs = 0.0\n", "")
+        )
         run_until(3, config, tmp_path / "old")
     assert "epochs" not in (tmp_path / "old" / "config.toml").read_text()
     with pytest.raises(InputError, match="differ from the settings that you passed"):
@@ -360,7 +363,7 @@ def test_a_driver_whose_clients_read_the_source_keeps_what_is_dealt_alone(
         found.extend(place() is not None for place in places)
         return make(*given)
 
-    monkeypatch.setattr(loop, "read_source", source)
-    monkeypatch.setattr(loop, "build_experiment", experiment)
+    monkeypatch.setattr(preparation, "read_source", source)
+    monkeypatch.setattr(preparation, "build_experiment", experiment)
     prepare(resolve(small(engine={"name": engine})), tmp_path)
     assert set(found) == {kept}

@@ -1,0 +1,90 @@
+"""Checkpoints: the server's state and the clients' states, from which a killed run is resumed."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from fedmuon.core.arrays import to_numpy
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import AFRESH, Record
+from fedmuon.federated.wire import named, unpack
+from fedmuon.optim.stage import ServerState
+from fedmuon.runs.directory import RunDirectory, answered
+from fedmuon.runs.prepare import Run
+
+OLDER = "older."  # prefix of the names of older models in a checkpoint
+
+
+def restored(directory: RunDirectory, fresh: ServerState) -> ServerState:
+    """Return the state in the last valid checkpoint, with the shapes and devices of `fresh`.
+
+    If there is no checkpoint, return `fresh`.
+    """
+    if (checkpoint := directory.newest_checkpoint()) is None:
+        return fresh
+    arrays, about = checkpoint
+    try:
+        tensors = {name: torch.from_numpy(value) for name, value in arrays.items()}
+        older: dict[int, dict[str, torch.Tensor]] = {}
+        for name in [name for name in tensors if name.startswith(OLDER)]:
+            number, _, plain_name = name.removeprefix(OLDER).partition("/")
+            older.setdefault(int(number), {})[plain_name] = tensors.pop(name)
+        states = tuple(
+            ServerState(number, *unpack(older[number], fresh.params, fresh.states))
+            for number in sorted(older)
+        )
+        params_and_states = unpack(tensors, fresh.params, fresh.states)
+        return ServerState(int(about["round"]), *params_and_states, states)
+    except (InputError, KeyError, ValueError) as error:
+        raise InputError(
+            f"the checkpoint in {directory.path} does not match this config ({error}): use the "
+            f"config with which the run started, or {AFRESH}"
+        ) from None
+
+
+def restore_client_states(run: Run, round: int, earlier: Sequence[Record]) -> None:
+    """Restore the states that clients stored until the checkpoint after `round` rounds.
+
+    Args:
+        run: The run.
+        round: Number of rounds before the checkpoint.
+        earlier: The records of these rounds.
+    """
+    if run.experiment.recipe.keeps_states:
+        latest = {client: record["round"] - 1 for record in earlier for client in answered(record)}
+        run.experiment.client_states.restore(round, latest, run.directory.saved_rounds())
+
+
+def save_checkpoint(run: Run, state: ServerState, ledger: str) -> None:
+    """Write the states of the clients that are in no file yet, and then the checkpoint.
+
+    For a private run, `ledger` is the hash of the last entry in its ledger.
+    """
+    memory = run.experiment.client_states
+    memory.flush()
+    run.directory.checkpoint(state.round, to_numpy(_tensors(state)), ledger)
+    memory.commit(state.round)
+
+
+def _tensors(state: ServerState) -> dict[str, torch.Tensor]:
+    """Return the tensors of the model and of its states, by name.
+
+    Older models are included if clients are still training from them.
+    """
+    tensors = named(state.params, state.states)
+    for older in state.older:
+        values = named(older.params, older.states)
+        tensors |= {f"{OLDER}{older.round}/{name}": value for name, value in values.items()}
+    return tensors
+
+
+@contextlib.contextmanager
+def saving(save: Callable[[], None], *errors: type[BaseException]) -> Iterator[None]:
+    """Call `save` if the work within this context raises one of the errors `errors`."""
+    try:
+        yield
+    except errors:
+        with contextlib.suppress(InputError):  # keep the error that stopped the run
+            save()
+        raise

@@ -1,0 +1,1 @@
+"""Observers of a run. Each measures, records or reports one thing that the loop need not know."""

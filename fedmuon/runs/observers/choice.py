@@ -1,0 +1,34 @@
+"""Which observers a run has."""
+
+from fedmuon.federated.experiment import Engine
+from fedmuon.runs.observers.client_records import ClientRecords
+from fedmuon.runs.observers.client_tests import ClientTests
+from fedmuon.runs.observers.evaluation import Evaluation
+from fedmuon.runs.observers.observer import Observer
+from fedmuon.runs.observers.personal_models import PersonalModels
+from fedmuon.runs.observers.replies import Replies
+from fedmuon.runs.observers.simulated_time import SimulatedTime
+from fedmuon.runs.observers.user_callbacks import UserCallback
+from fedmuon.runs.observers.worker_memory import Measured, WorkerMemory
+from fedmuon.runs.prepare import Run
+
+
+def observers_of(run: Run, engine: Engine) -> tuple[Observer, ...]:
+    """Return the observers of a run, in the order in which the loop calls them.
+
+    This is also the order of the fields in rounds.jsonl. Clients' records are written after all
+    other observers have measured the round. The user's callbacks come last.
+    """
+    experiment, observers = run.experiment, list[Observer]()
+    clock = experiment.plan.timetable
+    if isinstance(engine, Measured):
+        observers.append(WorkerMemory(engine))
+    if clock is not None:
+        observers.append(SimulatedTime(clock))
+    observers.append(Replies(clock))
+    observers.append(ClientTests(run) if run.config.data.client_test else Evaluation(run))
+    if run.config.output.clients:
+        observers.append(ClientRecords(run))
+    if experiment.recipe.personalizes:
+        observers.append(PersonalModels(run))
+    return (*observers, *map(UserCallback, run.callbacks))
