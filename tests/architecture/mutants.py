@@ -33,7 +33,7 @@ MUTANTS = (
     ("fedmuon/federated",
      "    ordered = sorted(replies, key=lambda reply: reply.client)\n    mean, states",
      "    ordered = list(replies)\n    mean, states"),
-    ("fedmuon/runs", 'about.get("run") != self.mark', 'about.get("run") is None'),
+    ("fedmuon/runs", 'metadata.get("run") != self.mark', 'metadata.get("run") is None'),
     ("clients", "factor=lambda round: factor)", "factor=lambda round: 1.0)"),
     ("server", "!= (self.state.round, client)", '!= (self.state.round, who["partition"])'),
     ("analysis/theory", "2 * math.sqrt(beta * growth)", "math.sqrt(beta * growth)"),
