@@ -32,8 +32,9 @@ import fedmuon
 from benchmarks.adversary import search, shares
 from benchmarks.attack_cells import HALF, Cell, words
 from fedmuon.config.load import parse
+from fedmuon.config.names import NAMES
 from fedmuon.config.schema import Stability
-from fedmuon.core import choices
+from fedmuon.core.choices import GIVEN
 from fedmuon.experiments.cli.show import shown
 from fedmuon.experiments.stability import certificates, finished_run
 from fedmuon.experiments.stability.certificates import has_map, method_of
@@ -107,7 +108,7 @@ def _run(cell: Cell, folder: Path) -> tuple[certificates.CertifiedSetting, Finis
     }
     made = fedmuon.run(
         {**tables, "data": more}, partition=np.split(np.arange(ends[-1]), ends[:-1]),
-        orthogonalizer=HALF if cell.orth == choices.GIVEN else None, out=folder / "run",
+        orthogonalizer=HALF if cell.orth == GIVEN else None, out=folder / "run",
     )  # fmt: skip
     case = finished_run.from_directory(made.path, given=made.given)
     if case.gaps is None:  # float32 only changes the status, except for the exact sign (rejected)
@@ -122,14 +123,14 @@ def families(only: Sequence[str]) -> tuple[list[tuple[str, str]], dict[str, str]
     The second result maps each other optimizer to the reason why it has no certificate.
     """
     found, refused = [], {}
-    for recipe in choices.NAMES["local.recipe"]:
+    for recipe in NAMES["local.recipe"]:
         config = parse({"local": {"recipe": recipe}, "privacy": {"noise": 0.0}})
         try:
             method_of(config)
         except Uncertified as error:
             refused[recipe] = str(error).partition(". ")[0]
             continue
-        maps = (*choices.NAMES["orthogonalizer.name"], choices.GIVEN) if has_map(config) else ("",)
+        maps = (*NAMES["orthogonalizer.name"], GIVEN) if has_map(config) else ("",)
         found += [(recipe, orth) for orth in maps]
     return [one for one in found if not only or set(one) & set(only)], refused
 

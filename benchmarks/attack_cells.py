@@ -9,8 +9,9 @@ import torch
 
 from fedmuon import analysis
 from fedmuon.config.load import only_read, parse
+from fedmuon.config.names import NAMES
 from fedmuon.config.schema import Local, TaskTable, reads
-from fedmuon.core import choices
+from fedmuon.core.choices import GIVEN
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import Table
 from fedmuon.data.source import unit_rows
@@ -45,7 +46,7 @@ HALF = Orthogonalizer(lambda m: 0.5 * m, 0.5)  # represents a custom orthogonali
 AXES: dict[str, Sequence[Any]] = {
     "local.momentum-form": words(Local, "momentum_form"),
     "local.momentum": (0.0, 0.5, 0.9),
-    "local.schedule": tuple(choices.NAMES["local.schedule"]),
+    "local.schedule": tuple(NAMES["local.schedule"]),
     "local.batch": (0, 3),
     "local.steps": (1, 3),
     "local.alignment": (0.3, 0.9, 1.0),
@@ -101,7 +102,7 @@ class Cell:
             "engine": {"device": "cpu", "dtype": "float64"},
             "stability": {"trials": RANKED},
         }  # fmt: skip
-        if self.orth != choices.GIVEN:
+        if self.orth != GIVEN:
             found["orthogonalizer"] = {"name": self.orth or "smoothed-polar", **drawn["parameters"]}
         for axis, value in drawn.items():
             table, _, key = axis.partition(".")
@@ -121,7 +122,7 @@ class Cell:
         law = analysis.Uniform(config.federation.per_round, 0.5)
         case = certificates.CertifiedSetting(config, sizes, law, self.drawn["shape"])
         try:
-            slope = HALF.lipschitz if self.orth == choices.GIVEN else map_constant(case)
+            slope = HALF.lipschitz if self.orth == GIVEN else map_constant(case)
         except Uncertified:
             slope = 1.0
         return self.drawn["lr times L_orth"] / (slope or 1.0)

@@ -23,7 +23,8 @@ from safetensors.torch import load_file
 from benchmarks import page
 from benchmarks.page import Row, say
 from fedmuon.config.load import Config, only_read, parse
-from fedmuon.core.choices import NAMES, PRIVATE
+from fedmuon.config.methods import PRIVATE
+from fedmuon.config.names import NAMES
 from fedmuon.experiments.run import execute
 
 FAR = 1e-9  # largest relative distance in float64, where only the order of sums differs

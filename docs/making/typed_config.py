@@ -10,8 +10,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from fedmuon.config.names import NAMES
 from fedmuon.config.schema import FIELDS, TABLES_OF_A_CONFIG
-from fedmuon.core.choices import NAMES
 
 HEAD = '''"""The tables of a config as types, from which editors complete keys and names.
 

@@ -21,9 +21,10 @@ from rich.table import Table
 
 from fedmuon.analysis.report.numbers import number
 from fedmuon.config.load import Config
+from fedmuon.config.methods import PRIVATE
 from fedmuon.core import files
 from fedmuon.core.arrays import array_bytes, read_tensors
-from fedmuon.core.choices import PRIVATE, is_own
+from fedmuon.core.choices import is_own
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import finite
 from fedmuon.core.locks import held

@@ -10,14 +10,15 @@ from rich.table import Table
 from typer import Argument
 
 import fedmuon.experiments.cli.completion as completion
-from fedmuon.core.choices import (
+from fedmuon.config.methods import average_of
+from fedmuon.config.names import (
     COMPRESSORS,
+    DOWNLINK,
     LISTS,
     MEANS,
     NAMES,
     OPTIONS,
     SAME_LIST,
-    average_of,
 )
 from fedmuon.core.errors import InputError, instead, near
 from fedmuon.core.files import mendable, write_bytes
@@ -31,13 +32,8 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 UPLINK = "compression.uplink"
-SAID = {
-    **NAMES,
-    UPLINK: COMPRESSORS,
-    "compression.downlink": {
-        name: description for name, description in COMPRESSORS.items() if name != "power"
-    },
-}  # key -> name -> description
+# Key -> name -> description.
+SAID = {**NAMES, UPLINK: COMPRESSORS, "compression.downlink": DOWNLINK}
 
 
 @app.command(cls=Command)

@@ -13,6 +13,7 @@ from typer import Argument, Option
 import fedmuon.experiments.cli.completion as completion
 import fedmuon.experiments.cli.options as options
 import fedmuon.experiments.settings as settings
+from fedmuon.config.methods import PERSONALIZED
 from fedmuon.core.errors import InputError, require_at_most
 from fedmuon.experiments.cli.output import live, note, print_path, style, tell, warn
 from fedmuon.experiments.cli.show import (
@@ -139,11 +140,8 @@ def run(
             )
         tell({"folder": folder, **summary}, summary_table(summary))
         note(progress.risen())
-        if (
-            run_config
-            and run_config.local.recipe in ("fedper", "ditto")
-            and not run_config.data.client_test
-        ):
+        personalized = run_config and run_config.local.recipe in PERSONALIZED
+        if run_config and personalized and not run_config.data.client_test:
             note("Note: these results are for the server's model. Set data.client-test=0.2 to test "
                  "each client's own model.")  # fmt: skip
         print_path("This run has already finished. Results are in" if ended else "Results are in",

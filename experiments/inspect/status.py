@@ -14,9 +14,9 @@ from fedmuon.analysis.report.numbers import digits, in_bytes
 from fedmuon.config.describe import SYMBOLS
 from fedmuon.config.incompatible import is_private
 from fedmuon.config.load import Config, load
+from fedmuon.config.methods import PRIVATE
 from fedmuon.config.schema import reads
 from fedmuon.config.user_objects import IN_PYTHON, handed_over
-from fedmuon.core.choices import PRIVATE
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import AFRESH, SUMS, mendable, read_text, require_sound
 from fedmuon.core.locks import writer

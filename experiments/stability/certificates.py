@@ -33,8 +33,9 @@ from fedmuon.analysis.theory.generalization import (
 from fedmuon.analysis.theory.recursion import OVERFLOW, Method, by_samples
 from fedmuon.analysis.theory.trajectories import Reach, Start, reach
 from fedmuon.config.load import Config
+from fedmuon.config.methods import METHODS, PRIVATE, UNCERTIFIED, certified
 from fedmuon.config.schema import OrthogonalizerTable, biased_participation, reads
-from fedmuon.core.choices import PRIVATE, is_own
+from fedmuon.core.choices import is_own, with_fact
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import finite
 from fedmuon.data.partition import weights
@@ -46,17 +47,10 @@ from fedmuon.orthogonalize import Uncertified, lipschitz
 from fedmuon.orthogonalize.lipschitz_constants import Growth, growth, require_positive
 from fedmuon.tasks.constants import Constants, constants
 
-MUON = ("fedmuon", "muon", "local-muon", "fedmuon-aligned")  # muon is the same update as fedmuon
-MAPLESS = ("fedavg", "fedavgm", "sgd")  # steps along gradients or momenta, so L_orth = 1
-AVERAGES = ("mean", "by-samples")
+MUON = certified("averaged", "reset", "aligned")
+MAPLESS = certified("gradients")
+AVERAGES = with_fact("federation.aggregate", "weighted mean")
 HEAVY = "heavy-tailed"  # during a run, constant steps replace this schedule
-WHY = {
-    "adamw": (
-        "AdamW divides by the root of a second moment, which the recursion of the Stability note "
-        "does not cover"
-    ),
-    "normalized-sgd": "the direction D / ||D|| jumps where the momentum D is 0",
-}
 OTHERS = "no theorem limits how far apart this recipe can move two models"
 PRIVATELY = "the recursion of the Stability note does not cover clipping and Poisson lots"
 SCHULZ = {"steps", "coefficients", "eps", "normalization"}  # keys of Newton–Schulz
@@ -121,7 +115,8 @@ def method_of(config: Config) -> Method:
     """
     local = config.local
     if local.recipe not in MUON + MAPLESS:
-        reason = PRIVATELY if local.recipe in PRIVATE else WHY.get(local.recipe, OTHERS)
+        uncovered = UNCERTIFIED.get(local.recipe, OTHERS)
+        reason = PRIVATELY if local.recipe in PRIVATE else uncovered
         raise Uncertified(
             f"Recipe {local.recipe} has no certificate: {reason}. Use one of "
             f"{', '.join(MUON + MAPLESS)}."
@@ -167,15 +162,16 @@ def method_of(config: Config) -> Method:
             f"[local] weight-decay is {local.weight_decay:g}, but the bound does not cover weight "
             "decay in a network, whose parameters have two step sizes. Set weight-decay = 0."
         )
-    if local.recipe in ("fedavg", "fedavgm"):
-        server = local.server_momentum if local.recipe == "fedavgm" else 0.0
+    row = METHODS[local.recipe]
+    if "momentum" not in row.keys:
+        server = local.server_momentum if "server-momentum" in row.keys else 0.0
         return Method(0.0, decay=local.weight_decay, server=server)
     return Method(
         local.momentum,
         local.momentum_form,
         local.weight_decay,
-        afresh=local.recipe == "local-muon",
-        alignment=local.alignment if local.recipe == "fedmuon-aligned" else 0.0,
+        afresh=row.certificate == "reset",
+        alignment=local.alignment if row.certificate == "aligned" else 0.0,
     )
 
 
@@ -481,7 +477,7 @@ def _theorem(case: CertifiedSetting, method: Method, l_orth: float) -> Certifica
         failure += part.rho
     if case.config.data.center == "public":
         assumed.append(CENTERED.format(case.config.data.center_samples))
-    if case.config.local.recipe == "fedmuon-aligned":
+    if case.config.local.recipe in certified("aligned"):
         assumed.append(ALIGNED)
     assumed += case.given
 

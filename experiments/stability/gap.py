@@ -17,6 +17,7 @@ from fedmuon.analysis import MeasuredGap
 from fedmuon.analysis.report.claims import gap_within_bound
 from fedmuon.analysis.report.numbers import number
 from fedmuon.analysis.report.verdicts import INCONCLUSIVE
+from fedmuon.config.methods import certified
 from fedmuon.core.arrays import read_tensors
 from fedmuon.core.errors import InputError
 from fedmuon.data.partition import weights
@@ -185,7 +186,7 @@ def _without_a_ball(case: CertifiedSetting) -> tuple[str, str]:
     If no change of the config helps, the second text is empty.
     """
     local = case.config.local
-    aligned = bool(local.recipe == "fedmuon-aligned" and local.alignment)
+    aligned = bool(local.recipe in certified("aligned") and local.alignment)
     names = ["weight decay"] * bool(local.weight_decay) + ["alignment"] * aligned
     keys = ["weight-decay = 0"] * bool(local.weight_decay) + ["recipe = 'fedmuon'"] * aligned
     free = {"weight_decay": 0.0} | ({"recipe": "fedmuon"} if aligned else {})

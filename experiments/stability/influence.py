@@ -24,10 +24,11 @@ from torch import Tensor
 
 from fedmuon.analysis.report.claims import spearman
 from fedmuon.config.load import Config
+from fedmuon.config.methods import PRIVATE, has
 from fedmuon.config.schema import reads
 from fedmuon.core import files
 from fedmuon.core.arrays import read_tensors
-from fedmuon.core.choices import PRIVATE
+from fedmuon.core.choices import with_fact
 from fedmuon.core.errors import InputError, plain
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.neighbours import held_out
@@ -49,14 +50,8 @@ POOL = 2048  # maximum number of held-out samples that are tried
 DIRECTIONS = 64  # k
 MEMORY = 1 << 30  # bytes of adjoints
 KEPT = 1 << 30  # bytes for the candidates: k numbers for each client or mini-batch
-KEEPING = (
-    "scaffold",
-    "fedmuon-corrected",
-    "ef21-muon",
-    "fedper",
-    "ditto",
-)  # recipes with client states
-JUMPS = ("exact-sign", "randomized-polar")
+JUMPS = with_fact("orthogonalizer.name", "no derivative")
+AVERAGES = with_fact("federation.aggregate", "weighted mean")
 RANKING = ".neighbours.ranking"  # exists until all replacements in it have been run
 PREDICTED = "predicted.csv"
 LEAST = 1e-6  # share of the largest perturbation; smaller perturbations are rounding errors
@@ -310,24 +305,23 @@ def require_smooth(
     compressed (`compressed`), and whether it has a custom stage (`staged`).
     """
     orthogonalizer, aggregate = config.orthogonalizer.name, config.federation.aggregate
-    if private or config.local.recipe in PRIVATE or config.privacy.level == "client":
+    recipe = config.local.recipe
+    if private or recipe in PRIVATE or config.privacy.level == "client":
         reason = "a private run clips its gradients, and its noise hides single samples"
     elif reads(config, "orthogonalizer.name") and orthogonalizer in JUMPS:
         reason = f"{orthogonalizer} jumps where a singular value is 0, or uses a random sketch"
     elif reads(config, "orthogonalizer.products") and config.orthogonalizer.products != "full":
         reason = "rounding of products in bfloat16 is larger than the effect of one sample"
-    elif aggregate not in ("mean", "by-samples"):
+    elif aggregate not in AVERAGES:
         reason = (
             f"[federation] aggregate = '{aggregate}' selects among replies, so its result has no "
             "derivative"
         )
-    elif any("adamw" in name for name in (config.local.recipe, *links)) or (
-        config.local.recipe in ("diloco", "fedyogi")
-    ):
+    elif has(recipe, "no derivative") or any("adamw" in name for name in (recipe, *links)):
         reason = "the steps of AdamW and Yogi have no derivative where a gradient is 0"
-    elif keeping or config.local.recipe in KEEPING:
+    elif keeping or has(recipe, "client states"):
         reason = "client states carry derivatives into rounds that the ranking does not repeat"
-    elif compressed or config.local.recipe == "fedmuon-svd":
+    elif compressed or has(recipe, "low-rank messages"):
         reason = "a low-rank momentum has no derivative where singular values are equal"
     elif config.compression.uplink != "none" or config.compression.downlink != "none":
         reason = (

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedmuon.config.load import Config
+from fedmuon.config.methods import certified
 from fedmuon.config.schema import reads
 from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.errors import InputError
@@ -144,7 +145,7 @@ def differences(config: Config, run: FinishedRun, shapes: int) -> tuple[str, ...
         "the model is a network, but the theorems are about one matrix": config.task.name
         != "matrix" or shapes > 1,
         f"the optimizer is {local.recipe}, but the theorems are about muon, which is fedmuon with "
-        "one client": local.recipe not in ("muon", "fedmuon"),
+        "one client": local.recipe not in certified("averaged"),
         "the step size changes during the run": plan.factors() is not None,
         "the run has weight decay": local.weight_decay > 0,
         "weights are scaled after each step": local.renormalize

@@ -21,9 +21,10 @@ import numpy as np
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.verdicts import mean_of
 from fedmuon.config.load import Config, nested, only_read, read
+from fedmuon.config.methods import PRIVATE
 from fedmuon.config.schema import FIELDS, reads
 from fedmuon.config.user_objects import NOTHING, UserObjects
-from fedmuon.core.choices import PRIVATE, is_own
+from fedmuon.core.choices import is_own
 from fedmuon.core.errors import InputError, instead, shown
 from fedmuon.core.files import digest, finite
 from fedmuon.core.tables import Scalar, override, put

@@ -8,8 +8,8 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
+from fedmuon.config.names import NAMES
 from fedmuon.config.schema import FIELDS, NEEDS, TABLES_OF_A_CONFIG
-from fedmuon.core.choices import NAMES
 from fedmuon.core.errors import InputError, near
 from fedmuon.core.tables import ELSEWHERE, RENAMED
 

@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from fedmuon.core.choices import GLUE, ORTHOGONALIZED, PRIVATE, TEXTS, is_own
+from fedmuon.config.methods import ORTHOGONALIZED, PRIVATE, has
+from fedmuon.core.choices import GLUE, TEXTS, is_own, with_fact
 from fedmuon.orthogonalize.coefficients import schedule
 
 LEAST_DELTA = 1e-12  # the smallest delta that the accountant supports
@@ -64,12 +65,8 @@ def problems(config: Config) -> Iterator[str]:
             "1, but the constants of the matrix task are proved only for such samples. Set "
             "normalize to unit or ball, or set [task] name = 'network'."
         )
-    if config.task.name == "matrix" and config.local.adjust not in ("none", "polargrad"):
-        yield (
-            f"[local] adjust = '{config.local.adjust}' is only for networks. In the matrix task "
-            "there is only one matrix, so lr already sets the scale of its steps. Set adjust = "
-            "'none' or 'polargrad'."
-        )
+    if config.task.name == "matrix":
+        yield from one_matrix_problems(config.local.adjust)
     yield from _step_problems(config)
     default = type(config.local).model_fields["steps"].default
     if config.local.epochs and config.local.steps != default:
@@ -102,6 +99,16 @@ def problems(config: Config) -> Iterator[str]:
         yield f"[orthogonalizer] coefficients: {error}"
 
 
+def one_matrix_problems(adjust: str) -> Iterator[str]:
+    """Yield an error for a scale of the steps that has no meaning for a single matrix."""
+    if adjust not in ("none", "polargrad"):
+        yield (
+            f"[local] adjust = '{adjust}' is only for networks. In the matrix task there is only "
+            "one matrix, so lr already sets the scale of its steps. Set adjust = 'none' or "
+            "'polargrad'."
+        )
+
+
 def _compression_problems(config: Config) -> Iterator[str]:
     """Yield errors for settings that cannot be combined with the compression of messages."""
     table, privacy = config.compression, config.privacy
@@ -109,10 +116,11 @@ def _compression_problems(config: Config) -> Iterator[str]:
         return
     way = "uplink" if table.uplink != "none" else "downlink"
     named = f"[compression] {way} = '{getattr(table, way)}'"
-    if config.local.recipe == "fedmuon-svd":
+    if has(config.local.recipe, "low-rank messages"):
         yield (
-            f"{named} cannot be combined with recipe = 'fedmuon-svd', because this optimizer "
-            "already compresses its messages. Set recipe = 'fedmuon', or leave [compression] out."
+            f"{named} cannot be combined with recipe = '{config.local.recipe}', because this "
+            "optimizer already compresses its messages. Set recipe = 'fedmuon', or leave "
+            "[compression] out."
         )
     if table.feedback == "ef21" and config.federation.aggregate != "mean":
         yield (
@@ -149,14 +157,16 @@ def _compression_problems(config: Config) -> Iterator[str]:
 def _step_problems(config: Config) -> Iterator[str]:
     """Yield errors for settings that NorMuon, MuonBP, bfloat16 or Muon on the server exclude."""
     table, local, privacy = config.orthogonalizer, config.local, config.privacy
-    drawn = table.name in ("gaussian-smoothed-sign", "randomized-polar")
-    if local.recipe == "ef21-muon" and drawn:
+    drawn = table.name in with_fact("orthogonalizer.name", "draws random numbers")
+    server_orthogonalizes = has(local.recipe, "server orthogonalizes")
+    bias_corrected = has(local.recipe, "bias-corrected")
+    if server_orthogonalizes and drawn:
         yield (
             f"[orthogonalizer] name = '{table.name}' draws random numbers, but the server of "
-            "recipe = 'ef21-muon' cannot draw random numbers. Choose another orthogonalizer, "
-            "such as newton-schulz."
+            f"recipe = '{local.recipe}' cannot draw random numbers. Choose another "
+            "orthogonalizer, such as newton-schulz."
         )
-    if table.products != "full" and local.recipe.endswith("muonbc"):
+    if table.products != "full" and bias_corrected:
         yield (
             f"[orthogonalizer] products = '{table.products}' has large rounding errors, which "
             f"hide the small bias that recipe = '{local.recipe}' corrects. Leave products out, "
@@ -169,7 +179,8 @@ def _step_problems(config: Config) -> Iterator[str]:
     ]
     if not stateful or local.recipe not in ORTHOGONALIZED:
         return
-    lasts = local.recipe in ("muon", "ef21-muon")  # their state continues from round to round
+    centralized = has(local.recipe, "centralized")
+    lasts = centralized or server_orthogonalizes  # their state continues from round to round
     alone = local.steps == 1 and not local.epochs and not lasts
     if table.shards > 1 and (table.full_every == 1 or alone):
         yield (
@@ -189,16 +200,16 @@ def _step_problems(config: Config) -> Iterator[str]:
             "'polargrad' changes the scale in each step. Set adjust to another value, or set "
             "row-memory = 0."
         )
-    if local.recipe.endswith("muonbc"):
+    if bias_corrected:
         yield (
             f"[orthogonalizer] {stateful[0]} cannot be combined with recipe = '{local.recipe}', "
             "because the bias correction of this optimizer needs an orthogonalizer without "
             f"state. Choose a recipe that ends in -muon, or leave {stateful[0].split()[0]} out."
         )
-    if local.recipe == "muon" and privacy.level == "client":
+    if centralized and privacy.level == "client":
         yield (
-            f"[orthogonalizer] {stateful[0]} adds a state to recipe = 'muon', and the noise of "
-            "[privacy] level = 'client' would make this state useless. Choose recipe = "
+            f"[orthogonalizer] {stateful[0]} adds a state to recipe = '{local.recipe}', and the "
+            "noise of [privacy] level = 'client' would make this state useless. Choose recipe = "
             f"'fedmuon', which resets the state every round, or leave {stateful[0].split()[0]} "
             "out."
         )
@@ -255,29 +266,34 @@ def _device_problems(config: Config) -> Iterator[str]:
 def _buffer_problems(config: Config) -> Iterator[str]:
     """Yield errors for settings that cannot be combined with the late updates of FedBuff."""
     local, table = config.local, config.orthogonalizer
-    if local.recipe == "ef21-muon":
+    if has(local.recipe, "server orthogonalizes"):
         yield (
             "[devices] mode = 'fedbuff' adds up changes of models, but the clients of recipe = "
-            "'ef21-muon' return directions. Choose another mode, or another recipe such as "
+            f"'{local.recipe}' return directions. Choose another mode, or another recipe such as "
             "fedmuon."
         )
+    muon = _is_centralized_muon(local)
     lasting = [
         named
         for named, held in (
-            ("[local] recipe = 'adamw' stores a second moment", local.recipe == "adamw"),
             (
-                "[local] recipe = 'muon' with aux = 'adamw' stores AdamW's second moment",
-                config.task.name == "network" and local.aux == "adamw" and local.recipe == "muon",
+                f"[local] recipe = '{local.recipe}' stores a second moment",
+                has(local.recipe, "averages second moments"),
             ),
             (
-                f"[orthogonalizer] row-memory = {table.row_memory:g} with recipe = 'muon' stores "
-                "averages of squares",
-                table.row_memory > 0 and local.recipe == "muon",
+                f"[local] recipe = '{local.recipe}' with aux = 'adamw' stores AdamW's second "
+                "moment",
+                config.task.name == "network" and local.aux == "adamw" and muon,
             ),
             (
-                f"[orthogonalizer] shards = {table.shards} with recipe = 'muon' stores a step "
-                "counter",
-                table.shards > 1 and local.recipe == "muon",
+                f"[orthogonalizer] row-memory = {table.row_memory:g} with recipe = "
+                f"'{local.recipe}' stores averages of squares",
+                table.row_memory > 0 and muon,
+            ),
+            (
+                f"[orthogonalizer] shards = {table.shards} with recipe = '{local.recipe}' stores "
+                "a step counter",
+                table.shards > 1 and muon,
             ),
         )
         if held
@@ -294,6 +310,11 @@ def _buffer_problems(config: Config) -> Iterator[str]:
             "round, so [devices] mode = 'fedbuff' cannot give late replies a smaller weight. Set "
             "feedback = 'error', or mode = 'deadline'."
         )
+
+
+def _is_centralized_muon(local: Any) -> bool:
+    """Return whether the server averages the states of the orthogonalizer and of `aux`."""
+    return has(local.recipe, "centralized") and has(local.recipe, "orthogonalizes")
 
 
 def _text_problems(config: Config) -> Iterator[str]:
@@ -437,8 +458,8 @@ def mechanism_problems(privacy: Any, local: Any) -> Iterator[str]:
             f"[privacy] noise = {privacy.noise:g} needs a finite clipping bound, but bound = "
             "inf. Set bound to a finite number, or set noise = 0."
         )
-    corrected = local.recipe.endswith("muonbc")
-    if corrected and local.recipe in PRIVATE and local.momentum_form not in ("ema", "polyak"):
+    corrected = has(local.recipe, "bias-corrected")
+    if corrected and local.momentum_form not in ("ema", "polyak"):
         yield (
             f"[local] momentum-form = '{local.momentum_form}' is not available with recipe = "
             f"'{local.recipe}', because there is no bias correction for this form. Set "
@@ -529,7 +550,7 @@ def _noise_problems(privacy: Any, recipe: str) -> Iterator[str]:
             "[privacy] quantile adapts the clipping bound and needs a finite start, but bound = "
             "inf. Set bound to a finite number, or set quantile = 0."
         )
-    if recipe.endswith("muonbc"):
+    if has(recipe, "bias-corrected"):
         yield (
             f"[local] recipe = '{recipe}' corrects for noise of the same scale at every step, "
             "but [privacy] quantile changes the scale. Set quantile = 0, or choose a recipe that "
@@ -571,7 +592,8 @@ def client_level_problems(config: Config) -> Iterator[str]:
             "dp- and disk-, or set level = 'example'."
         )
     auxiliary = config.task.name == "network" and local.aux == "adamw"
-    if local.recipe == "adamw" or (local.recipe == "muon" and auxiliary):
+    second_moments = has(local.recipe, "averages second moments")
+    if second_moments or (auxiliary and _is_centralized_muon(local)):
         yield (
             f"[privacy] level = 'client' cannot be combined with recipe = '{local.recipe}' and "
             "AdamW, because noise can make AdamW's averaged second moment negative, which has no "

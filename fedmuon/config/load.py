@@ -9,6 +9,7 @@ import tomli_w
 from pydantic import PrivateAttr, ValidationInfo, model_validator
 
 from fedmuon.config.incompatible import missing_noise, problems
+from fedmuon.config.methods import average_of
 from fedmuon.config.schema import (
     Compression,
     Data,
@@ -26,7 +27,7 @@ from fedmuon.config.schema import (
     unread,
 )
 from fedmuon.config.user_objects import NAMED, NOTHING, UserObjects
-from fedmuon.core.choices import TEXTS, average_of, is_own
+from fedmuon.core.choices import TEXTS, is_own
 from fedmuon.core.registry import absolute_name
 from fedmuon.core.tables import Option, Scalar, Table, override, put, read_toml, validate
 

@@ -13,15 +13,18 @@ only the name of a set of coefficients, not the numbers.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import not_
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
+from fedmuon.config.method import Method
+from fedmuon.config.methods import ORTHOGONALIZED, PRIVATE, ROWS, Names
+from fedmuon.config.names import NAMES
 from fedmuon.core import choices
-from fedmuon.core.choices import BY_SAMPLES, GLUE, NAMES, PRIVATE, TABLES, TEXTS, is_own
+from fedmuon.core.choices import TEXTS, is_own, named, using, with_fact
 from fedmuon.core.errors import instead, shown
 from fedmuon.core.tables import Option, Scalar, Table, attribute
 from fedmuon.orthogonalize.coefficients import COEFFICIENTS, Coefficients, with_safety
@@ -106,7 +109,8 @@ class ReadIf:
         holds: The values of `key` that meet the condition, or a function that returns whether a
             value meets the condition. If values are listed, a custom object also meets the
             condition, because it is not yet known which keys the object uses.
-        readers: The parts that use the other keys, such as "clipping by blocks".
+        words: The parts that use the other keys, such as "clipping by blocks". By default, these
+            are the listed values.
         fix: What an error tells the user to do, such as "set shards above 1". By default, the error
             tells the user to set `key` to one of the listed values.
         unless: Another condition. If it is met, `key` may have any value.
@@ -114,8 +118,8 @@ class ReadIf:
     """
 
     key: str
-    holds: tuple[str, ...] | Callable[[Any], bool]
-    readers: str
+    holds: Collection[str] | Callable[[Any], bool]
+    words: str = ""
     fix: str = ""
     unless: "ReadIf | None" = None
     why: str = ""
@@ -126,6 +130,13 @@ class ReadIf:
         if self.holds(value) if callable(self.holds) else value in self.holds or is_own(value):
             return True
         return self.unless is not None and self.unless.met(config)
+
+    @property
+    def readers(self) -> str:
+        """The parts that use the other keys, such as "the optimizers `fedadam` and `fedyogi`"."""
+        if self.words or callable(self.holds) or self.key not in KINDS:
+            return self.words
+        return f"the {KINDS[self.key]}{'s' * (len(self.holds) > 1)} {_listed(self.holds)}"
 
 
 def key(
@@ -158,33 +169,47 @@ def value_of(config: Config, name: str) -> Any:
     return getattr(held, attribute(type(held), spelled))
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def _listed(names: Iterable[str]) -> str:
     """Return the names in backticks, with "and" before the last name."""
     *before, last = [f"`{name}`" for name in names]
     return f"{', '.join(before)} and {last}" if before else last
 
 
+# Key -> the word for its values
+KINDS = {
+    "data.name": "source",
+    "federation.partition": "partition",
+    "task.model": "model",
+    "local.recipe": "optimizer",
+    "local.schedule": "schedule",
+    "orthogonalizer.name": "orthogonalizer",
+    "orthogonalizer.normalization": "normalization",
+    "privacy.noise-correlation": "noise correlation",
+    "devices.mode": "mode",
+    "compression.uplink": "compressor",
+    "compression.downlink": "compressor",
+}
+
 # The conditions, in the order of the tables that they depend on
 
 # [data]
-IN_FOLDERS = ("fashion-mnist", "mnist", "cifar10", "idx")
-LABELLED_FILES = ("npz", "csv", "parquet")  # their label is set in [data.options]
-FILES = (*IN_FOLDERS, *LABELLED_FILES, "text", *TABLES, *GLUE)
-FILE_SOURCE = ReadIf("data.name", FILES, f"the sources {_listed(FILES)}")
-TEXT_SOURCE = ReadIf("data.name", TEXTS, f"the sources {_listed(TEXTS)}")
-TABLE_SOURCE = ReadIf("data.name", TABLES, f"the sources {_listed(TABLES)}")
-TOKENIZED = (*TABLES, *GLUE)
-TOKENIZED_SOURCE = ReadIf("data.name", TOKENIZED, f"the sources {_listed(TOKENIZED)}")
+LABELLED_FILES = named("data.name", lambda source: "label" in source.options)
+FILES = (
+    *named("data.name", lambda source: "folder" in source.keys and "context" not in source.keys),
+    *named("data.name", lambda source: {"folder", "context"} <= {*source.keys}),
+)
+FILE_SOURCE = ReadIf("data.name", FILES)
+TEXT_SOURCE = ReadIf("data.name", TEXTS)
+TABLE_SOURCE = ReadIf("data.name", using("data.name", "pad-token"))
+TOKENIZED_SOURCE = ReadIf("data.name", using("data.name", "tokenizer"))
 OWN_SOURCE = ReadIf(
     "data.name", is_own, "tables and dicts passed in Python", "pass your data in Python"
 )
-SYNTHETIC_SOURCE = ReadIf("data.name", ("synthetic",), "the source `synthetic`")
+SYNTHETIC_SOURCE = ReadIf("data.name", using("data.name", "dimension"))
 
 # [federation]
 PUBLIC_CENTER = ReadIf("data.center", ("public",), "runs with a public center")
-DIRICHLET_PARTITION = ReadIf(
-    "federation.partition", ("dirichlet", "quantity"), "the partitions `dirichlet` and `quantity`"
-)
+DIRICHLET_PARTITION = ReadIf("federation.partition", using("federation.partition", "alpha"))
 
 # [task]
 NETWORK_TASK = ReadIf("task.name", ("network",), "networks")
@@ -192,77 +217,58 @@ MATRIX_TASK = ReadIf("task.name", ("matrix",), "the matrix task")
 OUR_NETWORKS = ReadIf(
     "task.name", "network".__eq__, "built-in networks", "set [task] name = 'network'"
 )
-DECODER_TASK = OUR_NETWORKS, ReadIf("task.model", ("gpt",), "the model `gpt`")
+DECODER_TASK = OUR_NETWORKS, ReadIf("task.model", ("gpt",))
+
 
 # [local]
-RECIPES = tuple(NAMES["local.recipe"])
-ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad")
-NO_LOCAL_MOMENTUM = (
-    *("fedavg", "fedavgm", "fedprox", "fedper", "ditto", "fednova", "scaffold", *ADAPTIVE),
-    *("adamw", "local-adamw", "diloco", "dp-adam", "disk-adam"),
+def _methods(fits: Callable[[Method], bool], words: str, fix: str = "") -> ReadIf:
+    """Return the condition that the optimizer has a property."""
+    return ReadIf("local.recipe", Names(fits), words, fix)
+
+
+def _using(
+    key: str, words: str = "", fix: str = "", order: Callable[[Method], Any] | None = None
+) -> ReadIf:
+    """Return the condition that the optimizer takes this key of [local]."""
+    return ReadIf("local.recipe", Names(lambda method: key in method.keys, order), words, fix)
+
+
+MUON = "Muon optimizers", "choose a Muon optimizer such as fedmuon"
+MUON_RECIPE = ReadIf("local.recipe", ORTHOGONALIZED, *MUON)
+RENORMALIZED = _methods(
+    lambda method: "orthogonalizes" in method.facts and "server orthogonalizes" not in method.facts,
+    "Muon optimizers with local steps",
+    MUON[1],
 )
-SENDS_MODEL_ONLY = (
-    *("fedavg", "fedavgm", "fedprox", "fedper", "ditto", "fednova", *ADAPTIVE),
-    *("local-muon", "ef21-muon", "muloco", "local-adamw", "diloco"),
-)
-MUON_RECIPE = ReadIf(
-    "local.recipe",
-    choices.ORTHOGONALIZED,
-    "Muon optimizers",
-    "choose a Muon optimizer such as fedmuon",
-)
-RENORMALIZED = replace(
-    MUON_RECIPE,
-    holds=tuple(one for one in choices.ORTHOGONALIZED if one != "ef21-muon"),
-    readers="Muon optimizers with local steps",
-)
-ALIGNED = ReadIf("local.recipe", ("fedmuon-aligned",), "the optimizer `fedmuon-aligned`")
-FEDPROX = ReadIf("local.recipe", ("fedprox",), "the optimizer `fedprox`")
-FEDPER = ReadIf("local.recipe", ("fedper",), "the optimizer `fedper`")
-COMPRESSED = ReadIf("local.recipe", ("fedmuon-svd",), "the optimizer `fedmuon-svd`")
-DITTO = ReadIf("local.recipe", ("ditto",), "the optimizer `ditto`")
-SERVER_STEP = ReadIf(
-    "local.recipe",
-    (*ADAPTIVE, "scaffold", "diloco", "muloco"),
+SERVER_STEP = _using(
+    "server-lr",
     "optimizers whose server has a step size",
+    order=lambda method: ("tau" not in method.keys, "orthogonalizes" in method.facts),
 )
-SERVER_MOMENTUM = ReadIf(
-    "local.recipe",
-    ("fedavgm", "fedadam", "fedyogi", "diloco", "muloco"),
+SERVER_MOMENTUM = _using(
+    "server-momentum",
     "optimizers whose server has momentum",
+    order=lambda method: "orthogonalizes" in method.facts,
 )
-SERVER_SQUARES = ReadIf(
-    "local.recipe", ("fedadam", "fedyogi"), "the optimizers `fedadam` and `fedyogi`"
-)
-SERVER_FLOOR = ReadIf("local.recipe", ADAPTIVE, f"the optimizers {_listed(ADAPTIVE)}")
-ANY_STEPS = ReadIf(
-    "local.recipe",
-    tuple(name for name in RECIPES if name not in (*PRIVATE, "fedmuon-aligned")),
+ANY_STEPS = _methods(
+    lambda method: "private" not in method.facts and "steps" not in method.keys,
     "optimizers whose clients may take different numbers of steps",
     "choose an optimizer whose name contains none of dp-, disk- and -aligned",
 )
-SENDS_STATES = ReadIf(
-    "local.recipe",
-    tuple(name for name in RECIPES if name not in SENDS_MODEL_ONLY),
-    "optimizers that send momenta",
+SENDS_STATES = _methods(
+    lambda method: "sends states" in method.facts, "optimizers that send momenta"
 )
-BIAS_CORRECTED = ReadIf(
-    "local.recipe",
-    tuple(name for name in RECIPES if name.endswith("muonbc")),
-    "optimizers whose names end in -muonbc",
+BIAS_CORRECTED = _methods(
+    lambda method: "bias-corrected" in method.facts, "optimizers whose names end in -muonbc"
 )
-LOCAL_MOMENTUM = ReadIf(
-    "local.recipe",
-    tuple(name for name in RECIPES if name not in NO_LOCAL_MOMENTUM),
-    "optimizers with local momentum",
-)
+HEAVY = "optimizers with local momentum"
 OTHER_SCHEDULE = ReadIf(
     "local.schedule",
     lambda name: name != "heavy-tailed",
     "schedules other than `heavy-tailed`",
     "choose another [local] schedule",
 )
-HEAVY_TAILED = ReadIf("local.schedule", ("heavy-tailed",), "the schedule `heavy-tailed`")
+HEAVY_TAILED = ReadIf("local.schedule", using("local.schedule", "tail-index"))
 PRIVATE_RECIPE = ReadIf(
     "local.recipe",
     PRIVATE,
@@ -271,40 +277,28 @@ PRIVATE_RECIPE = ReadIf(
 )
 DISK_RECIPE = (
     PRIVATE_RECIPE,
-    ReadIf(
-        "local.recipe",
-        tuple(name for name in RECIPES if name.startswith("disk-")),
-        "optimizers whose names begin with disk-",
-    ),
+    _methods(lambda method: "filtered" in method.facts, "optimizers whose names begin with disk-"),
 )
 
+
 # [orthogonalizer]
-BY_MAP = {
-    name: (MUON_RECIPE, ReadIf("orthogonalizer.name", (name,), f"the orthogonalizer `{name}`"))
-    for name in NAMES["orthogonalizer.name"]
-}
-POLYNOMIAL_MAPS = (
-    MUON_RECIPE,
-    ReadIf(
-        "orthogonalizer.name",
-        ("newton-schulz", "randomized-polar"),
-        "the orthogonalizers `newton-schulz` and `randomized-polar`",
-    ),
-)
+def _of_map(key: str) -> tuple[ReadIf, ...]:
+    """Return the conditions that the orthogonalizer uses this key of [orthogonalizer]."""
+    return MUON_RECIPE, ReadIf("orthogonalizer.name", using("orthogonalizer.name", key))
+
+
+POLYNOMIAL_MAPS, NEWTON_SCHULZ = _of_map("steps"), _of_map("eps")
+SMOOTHED_SIGN, RANDOMIZED_POLAR = _of_map("sigma"), _of_map("rank")
 SEVERAL = tuple(name for name, one in COEFFICIENTS.items() if len(one.steps) > 1)
 SEVERAL_STEPS = ReadIf("orthogonalizer.coefficients", SEVERAL, "coefficients with several steps")
 SHARDED = ReadIf("orthogonalizer.shards", lambda n: n > 1, "MuonBP", "set shards above 1")
-WITH_EPSILON = ReadIf(
-    "orthogonalizer.normalization",
-    ("plus", "max", "aol"),
-    "the normalizations `plus`, `max` and `aol`",
-)
+WITH_EPSILON = ReadIf("orthogonalizer.normalization", ("plus", "max", "aol"))
 
 # [privacy]
 CLIENT_LEVEL = ReadIf("privacy.level", ("client",), "client-level privacy")
 PRIVATE_RUN = replace(
     PRIVATE_RECIPE,
-    readers="private optimizers and client-level privacy",
+    words="private optimizers and client-level privacy",
     fix="choose an optimizer whose name begins with dp- or disk-, or set [privacy] level = "
     "'client'",
     unless=CLIENT_LEVEL,
@@ -312,9 +306,8 @@ PRIVATE_RUN = replace(
 # A key whose first condition is one of these has an effect at level client.
 READ_AT_CLIENT_LEVEL = (None, PRIVATE_RUN, CLIENT_LEVEL)
 NOT_PRIVATE = (
-    ReadIf(
-        "local.recipe",
-        tuple(name for name in RECIPES if name not in PRIVATE),
+    _methods(
+        lambda method: "private" not in method.facts,
         "runs without privacy",
         "choose an optimizer that is not private and leave the keys of [privacy] out",
     ),
@@ -339,11 +332,12 @@ FINE_TUNED = (
         "tests on the clients' own samples",
         "set [data] client-test, such as 0.2",
     ),
-    ReadIf(
-        "local.recipe",
-        tuple(name for name in RECIPES if name not in ("ditto", "ef21-muon")),
-        "optimizers other than `ditto` and `ef21-muon`",
-        "choose another optimizer, such as fedmuon",
+    replace(
+        _methods(
+            lambda method: not {"personal model", "server orthogonalizes"} & {*method.facts},
+            "optimizers other than `ditto` and `ef21-muon`",
+            "choose another optimizer, such as fedmuon",
+        ),
         why="With `ditto`, each client already trains its own model, and with `ef21-muon`, "
         "clients take no local steps.",
     ),
@@ -369,16 +363,8 @@ DISTRIBUTED_TRUST = ReadIf("privacy.trust", ("distributed",), "distributed trust
 QUANTILE = ReadIf("privacy.quantile", bool, "clipping at a quantile", "set quantile above 0")
 POISSON_LOTS = PRIVATE_RECIPE, ReadIf("privacy.sampling", ("poisson",), "Poisson sampling")
 CYCLIC_LOTS = PRIVATE_RECIPE, ReadIf("privacy.sampling", ("cyclic",), "cyclic sampling")
-BAND_OF_NOISE = ReadIf(
-    "privacy.noise-correlation",
-    ("sqrt-toeplitz", "momentum"),
-    "the noise correlations `sqrt-toeplitz` and `momentum`",
-)
-BUFFERED_NOISE = ReadIf(
-    "privacy.noise-correlation",
-    ("blt", "blt-momentum"),
-    "the noise correlations `blt` and `blt-momentum`",
-)
+BAND_OF_NOISE = ReadIf("privacy.noise-correlation", ("sqrt-toeplitz", "momentum"))
+BUFFERED_NOISE = ReadIf("privacy.noise-correlation", ("blt", "blt-momentum"))
 FILTERED = ReadIf(
     "privacy.kappa", lambda kappa: kappa < 1, "filters with kappa below 1", "set kappa below 1"
 )
@@ -393,8 +379,8 @@ SECRET_NOISE = ReadIf(
 CLOCK = ReadIf(
     "devices.mode", "none".__ne__, "runs with a virtual clock", "set mode = 'synchronous'"
 )
-FEDBUFF = CLOCK, ReadIf("devices.mode", ("fedbuff",), "the mode `fedbuff`")
-DEADLINE = CLOCK, ReadIf("devices.mode", ("deadline",), "the mode `deadline`")
+FEDBUFF = CLOCK, ReadIf("devices.mode", ("fedbuff",))
+DEADLINE = CLOCK, ReadIf("devices.mode", ("deadline",))
 HARDWARE_TRACE = (
     CLOCK,
     ReadIf(
@@ -421,23 +407,14 @@ DRAWN_NEIGHBOURS = ReadIf(
 
 
 # [compression]
-def _compressed_by(names: tuple[str, ...]) -> ReadIf:
-    """Return the condition that the uplink or the downlink uses one of these compressors."""
-    many = "s" * (len(names) > 1)
-    words = f"the compressor{many} {_listed(names)}"
-    down = ReadIf("compression.downlink", names, words)
-    return ReadIf("compression.uplink", names, words, unless=down)
+def _compressed_by(key: str) -> ReadIf:
+    """Return the condition that the uplink or the downlink uses this key of [compression]."""
+    up = ReadIf("compression.uplink", using("compression.uplink", key))
+    return replace(up, unless=replace(up, key="compression.downlink"))
 
 
-OF_A_SHARE = _compressed_by(("top-k", "random-k", "rows"))
-OF_LEVELS = _compressed_by(("qsgd",))
-OF_A_RANK = _compressed_by(("low-rank", "power"))
-OF_POWER = ReadIf("compression.uplink", ("power",), "the compressor `power`")
-CONTRACTIVE_UPLINK = ReadIf(
-    "compression.uplink",
-    ("top-k", "rows", "sign", "low-rank", "power"),
-    "the compressors `top-k`, `rows`, `sign`, `low-rank` and `power`",
-)
+OF_POWER = ReadIf("compression.uplink", using("compression.uplink", "iterations"))
+CONTRACTIVE_UPLINK = ReadIf("compression.uplink", with_fact("compression.uplink", "contractive"))
 
 
 # The tables
@@ -589,7 +566,8 @@ class Federation(Table):
     aggregate: Annotated[Text, AfterValidator(_named("federation.aggregate", "auto"))] = key(
         "auto",
         "How the server combines the models and states that the clients of a round return. "
-        f"`auto` follows the paper of the optimizer: `by-samples` for {', '.join(BY_SAMPLES)}, "
+        f"`auto` follows the paper of the optimizer: `by-samples` for "
+        f"{', '.join(row.name for row in ROWS if row.by_samples)}, "
         "and `mean` for all other optimizers. `auto` is also `mean` with `[privacy] level = "
         "'client'` and with `[compression] feedback = 'ef21'`, which need the plain mean. "
         "Stability bounds and optimizers whose names end in `-muonbc` require `mean` or "
@@ -704,7 +682,7 @@ class Local(Table):
     momentum: Annotated[float, Field(ge=0, lt=1)] = key(
         0.9,
         "β, the decay factor of the momentum.",
-        read_if=(LOCAL_MOMENTUM, OTHER_SCHEDULE),
+        read_if=(_using("momentum", HEAVY), OTHER_SCHEDULE),
         symbol="β",
     )
     momentum_form: Literal["ema", "ema-nesterov", "polyak", "nesterov"] = key(
@@ -713,7 +691,7 @@ class Local(Table):
         "Stability note. `polyak` computes βM + G, as in DP-Muon and Nesterov Muon. "
         "`ema-nesterov` is `ema` with Nesterov's look-ahead. `nesterov` is `polyak` with "
         "Nesterov's look-ahead.",
-        read_if=LOCAL_MOMENTUM,
+        read_if=_using("momentum-form", HEAVY),
     )
     weight_decay: Amount = key(
         0.0,
@@ -742,7 +720,7 @@ class Local(Table):
         0.5,
         "Alignment α (Stability note, Remark 3.2). Each step is (1 − α) Orth(M) + α D, where D "
         "is the direction of the last change of the global model.",
-        read_if=ALIGNED,
+        read_if=_using("alignment"),
     )
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = key(
         0.9, "β, the decay factor of the server's momentum.", read_if=SERVER_MOMENTUM
@@ -754,41 +732,43 @@ class Local(Table):
         read_if=SERVER_STEP,
     )
     server_memory: Annotated[float, Field(ge=0, lt=1)] = key(
-        0.99, "β₂, the decay factor of the server's second moments.", read_if=SERVER_SQUARES
+        0.99,
+        "β₂, the decay factor of the server's second moments.",
+        read_if=_using("server-memory"),
     )
     tau: Positive = key(
         0.001,
         "τ in the server's step `server-lr` · m / (√v + τ), where m and v are the server's "
         "first and second moments. The initial value of v is τ².",
-        read_if=SERVER_FLOOR,
+        read_if=_using("tau"),
         symbol="τ",
     )
     proximal: Amount = key(
         0.01,
         "μ of FedProx: each step also moves the local model x by −lr · μ (x − X), towards the "
         "received model X.",
-        read_if=FEDPROX,
+        read_if=_using("proximal"),
         symbol="μ",
     )
     personal: Text = key(
         "",
         "Parameters that never leave a client: names or patterns such as `head.*`, separated by "
         "commas. The file `routes.txt` of a run lists the names of all parameters.",
-        read_if=FEDPER,
+        read_if=_using("personal"),
         values="patterns with * and ?",
     )
     rank: Count = key(
         8,
         "r, the rank of the two factors that replace a momentum matrix in messages. A matrix that "
         "is not larger than its factors is sent unchanged.",
-        read_if=COMPRESSED,
+        read_if=_using("rank"),
         symbol="r",
     )
     personal_weight: Amount = key(
         0.1,
         "λ of Ditto: each step also moves a client's own model v by −lr · λ (v − X), towards the "
         "server's model X. With 0, v is trained on the client's data only.",
-        read_if=DITTO,
+        read_if=_using("personal-weight"),
         symbol="λ",
     )
     route: Literal["hidden", "all-matrices"] = key(
@@ -820,13 +800,13 @@ class Local(Table):
         "Optimizer of the parameters that are not orthogonalized. Each step of `sgd` adds "
         "−`aux-lr` · M to the parameters, where M is the momentum. `adamw` is the optimizer "
         "AdamW. Federated optimizers reset the state of AdamW in every round.",
-        read_if=(NETWORK_TASK, MUON_RECIPE),
+        read_if=(NETWORK_TASK, _using("aux", *MUON)),
     )
     aux_lr: Amount = key(
         0.0,
         "Step size of the parameters that are not orthogonalized. 0 means 0.05 for `sgd` and "
         "0.001 for `adamw`. The `config.toml` of a run contains the step size that was used.",
-        read_if=(NETWORK_TASK, MUON_RECIPE),
+        read_if=(NETWORK_TASK, _using("aux-lr", *MUON)),
     )
     adjust: Literal["none", "original", "match-rms", "scion", "polargrad"] = key(
         "none",
@@ -835,7 +815,7 @@ class Local(Table):
         "√max(m, n), as in torch.optim.Muon. `scion` is √(m/n). `polargrad` is ⟨M, Orth(M)⟩, "
         "which is the nuclear norm of M if Orth is exact. With `polargrad`, there is no "
         "stability bound.",
-        read_if=MUON_RECIPE,
+        read_if=_using("adjust", *MUON),
     )
     options: Options = ()
 
@@ -852,7 +832,7 @@ class OrthogonalizerTable(Table):
         0.0001,
         "λ of the smoothed polar map, which changes each singular value σ to σ / √(σ² + λ). The "
         "Lipschitz constant of this map is 1 / √λ.",
-        read_if=BY_MAP["smoothed-polar"],
+        read_if=_of_map("lambda"),
         symbol="λ",
     )
     steps: Annotated[int, Field(ge=0, le=100)] = key(
@@ -876,7 +856,7 @@ class OrthogonalizerTable(Table):
     eps: Positive = key(
         1e-7,
         "ε, the small number in the divisor that `normalization` selects.",
-        read_if=(*BY_MAP["newton-schulz"], WITH_EPSILON),
+        read_if=(*NEWTON_SCHULZ, WITH_EPSILON),
     )
     normalization: Literal["plus", "max", "unit", "aol"] = key(
         "plus",
@@ -885,7 +865,7 @@ class OrthogonalizerTable(Table):
         "DP-Muon. `aol` has one divisor per row (or column, if there are fewer): the square "
         "root of Σⱼ |M Mᵀ|ᵢⱼ (Turbo-Muon). `aol` has no Lipschitz constant, so there is no "
         "stability bound.",
-        read_if=BY_MAP["newton-schulz"],
+        read_if=NEWTON_SCHULZ,
     )
     products: Literal["full", "bfloat16"] = key(
         "full",
@@ -893,38 +873,36 @@ class OrthogonalizerTable(Table):
         "run. `bfloat16` is faster on GPUs and on processors with AMX, and torch.optim.Muon "
         "uses `bfloat16`. The relative error of `bfloat16` is about 0.01. `bfloat16` has no "
         "Lipschitz constant, so there is no stability bound.",
-        read_if=BY_MAP["newton-schulz"],
+        read_if=NEWTON_SCHULZ,
     )
     sigma: Positive = key(
         0.01,
         "σ, the standard deviation of the Gaussian noise that smooths the matrix sign.",
-        read_if=BY_MAP["gaussian-smoothed-sign"],
+        read_if=SMOOTHED_SIGN,
     )
     clip_level: Positive = key(
         0.1,
         "γ, the clipping level. Singular values below γ are divided by γ; larger singular values "
         "become 1.",
-        read_if=BY_MAP["clipped-sign"],
+        read_if=_of_map("clip-level"),
     )
-    rank: Count = key(
-        5, "r, the rank of the random sketch.", read_if=BY_MAP["randomized-polar"], symbol="r"
-    )
+    rank: Count = key(5, "r, the rank of the random sketch.", read_if=RANDOMIZED_POLAR, symbol="r")
     oversample: Annotated[int, Field(ge=0, le=10**6)] = key(
         2,
         "Number of columns that the random sketch has in addition to `rank`.",
-        read_if=BY_MAP["randomized-polar"],
+        read_if=RANDOMIZED_POLAR,
     )
     power: Few = key(
         1,
         "h, the number of power iterations that improve the random sketch.",
-        read_if=BY_MAP["randomized-polar"],
+        read_if=RANDOMIZED_POLAR,
     )
     sketch: Literal["gaussian", "kaczmarz"] = key(
         "gaussian",
         "How the random sketch of a matrix is drawn. `gaussian` takes sums of all columns with "
         "random Gaussian weights. `kaczmarz` takes some columns, drawn with probabilities "
         "proportional to their squared norms.",
-        read_if=BY_MAP["randomized-polar"],
+        read_if=RANDOMIZED_POLAR,
     )
     row_memory: Annotated[float, Field(ge=0, lt=1)] = key(
         0.0,
@@ -1268,20 +1246,20 @@ class Compression(Table):
         0.1,
         "k / d, the share of all entries that a message contains. For `rows`, `share` is the "
         "share of all rows.",
-        read_if=OF_A_SHARE,
+        read_if=_compressed_by("share"),
     )
     levels: Annotated[int, Field(ge=1, le=(1 << 15) - 1)] = key(
         7,
         "s, the number of levels to which `qsgd` rounds. Each entry of a message takes ⌈log2(2 "
         "s + 1)⌉ bits.",
-        read_if=OF_LEVELS,
+        read_if=_compressed_by("levels"),
         symbol="s",
     )
     rank: Count = key(
         4,
         "r, the rank of the two factors that replace a matrix in messages. A matrix that is not "
         "larger than its factors is sent unchanged.",
-        read_if=OF_A_RANK,
+        read_if=_compressed_by("rank"),
         symbol="r",
     )
     iterations: Annotated[int, Field(ge=1, le=100)] = key(
@@ -1541,7 +1519,7 @@ class Stability(Table):
         0.05,
         "α, the probability that the smoothing noise leaves a singular value below the level "
         "that the bound assumes (Stability note, Corollary D.11).",
-        read_if=BY_MAP["gaussian-smoothed-sign"],
+        read_if=SMOOTHED_SIGN,
     )
 
 
@@ -1673,11 +1651,7 @@ def refusal(config: Config, name: str, value: Any = None) -> str:
     """
     need = _unmet(config, name)
     assert need is not None
-    key, fix = need.key, need.fix
-    if not fix and not callable(need.holds):
-        names = need.holds
-        said = f"= '{names[0]}'" if len(names) == 1 else f"to one of {', '.join(names)}"
-        fix = f"set {_in_file(key)} {said}"
+    key, fix = need.key, _fix(need)
     if need is PRIVATE_RECIPE and config.privacy.level == "client":  # they exclude each other
         key, fix = CLIENT_LEVEL.key, f"set level = 'example' and {fix}"
     elif need is CLIENT_LEVEL and config.local.recipe in PRIVATE:
@@ -1687,13 +1661,36 @@ def refusal(config: Config, name: str, value: Any = None) -> str:
     if of_file and name in ("data.target", "data.client"):
         option = "label" if name == "data.target" else "client"
         fix = f"set [data.options] {option} = {shown(value)}"
-    why = f"{need.why} " if need.why else ""
-    return (
-        f"{_in_file(name)} = {shown(value)} has no effect, because {_in_file(key)} = "
-        f"{shown(value_of(config, key))}. This key is used only by {need.readers}. {why}"
-        f"{fix[0].upper()}{fix[1:]}, "
-        f"or leave {name.partition('.')[2]} out."
+    return without_effect(
+        name, value, need, f"{_in_file(key)} = {shown(value_of(config, key))}", fix
     )
+
+
+def without_effect(name: str, value: Any, need: ReadIf, found: str, fix: str = "") -> str:
+    """Return the error for a value of a key without effect.
+
+    Args:
+        name: The key, `table.key`.
+        value: The value of the key.
+        need: The condition that is not met.
+        found: What does not meet the condition, such as `[task] name = 'matrix'`.
+        fix: What the error tells the user to do. By default, this is the fix of the condition.
+    """
+    fix, why = fix or _fix(need), f"{need.why} " if need.why else ""
+    return (
+        f"{_in_file(name)} = {shown(value)} has no effect, because {found}. This key is used only "
+        f"by {need.readers}. {why}{fix[0].upper()}{fix[1:]}, or leave {name.partition('.')[2]} "
+        "out."
+    )
+
+
+def _fix(need: ReadIf) -> str:
+    """Return what an error tells the user to do so that a condition is met."""
+    if need.fix or callable(need.holds):
+        return need.fix
+    names = [*need.holds]
+    said = f"= '{names[0]}'" if len(names) == 1 else f"to one of {', '.join(names)}"
+    return f"set {_in_file(need.key)} {said}"
 
 
 def unread_by_own_recipe(config: Config, private: bool) -> Iterator[str]:

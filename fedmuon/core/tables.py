@@ -8,7 +8,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from fedmuon.core.errors import InputError, instead, shown
@@ -78,6 +78,43 @@ def validate(
         # Unknown keys come first.
         unknown = [detail for detail in details if detail["type"] == "extra_forbidden"]
         raise InputError(_sentence(model, (unknown or details)[0])) from None
+
+
+def validate_values(model: type[Table], table: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Check single values of a table, without the other keys and tables of a config.
+
+    Args:
+        model: The class of the table.
+        table: The name of the table in files, such as `local`.
+        values: The values by the names of their attributes.
+
+    Returns:
+        The values as a config would contain them.
+
+    Raises:
+        InputError: If a value has the wrong type, or is out of range.
+    """
+    valid: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        if name not in values:
+            continue
+        try:
+            valid[name] = _adapter(model, name).validate_python(values[name])
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            problem["loc"] = (table, field.alias or name, *problem["loc"])
+            raise InputError(_sentence(model, problem)) from None
+    return valid
+
+
+@cache
+def _adapter(model: type[Table], name: str) -> TypeAdapter[Any]:
+    """Return the check of one key of a table."""
+    field = model.model_fields[name]
+    kind: Any = (
+        Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+    )
+    return TypeAdapter(kind, config=ConfigDict(strict=True))
 
 
 def override(tables: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

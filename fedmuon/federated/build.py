@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from fedmuon.config.load import Config, absolute_paths
+from fedmuon.config.methods import average_of
 from fedmuon.config.schema import biased_participation, reads
 from fedmuon.config.user_objects import guard, make_named, user_objects, with_defaults
-from fedmuon.core.choices import GLUE, TABLES, average_of, is_own
+from fedmuon.core.choices import GLUE, TABLES, is_own
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.federated import FederatedData

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from fedmuon.config.incompatible import missing_noise, private_recipe_problems
 from fedmuon.config.load import Config
+from fedmuon.config.methods import PRIVATE, average_of
 from fedmuon.config.schema import NEEDS, is_default, reads, unread_by_own_recipe
 from fedmuon.config.user_objects import guard, make_named, user_objects
-from fedmuon.core.choices import PRIVATE, average_of
 from fedmuon.core.errors import InputError, plain
 from fedmuon.core.registry import required_parameters, takes
 from fedmuon.core.rng import Draw, generator

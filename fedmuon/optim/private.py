@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedmuon.config.incompatible import mechanism_problems
+from fedmuon.config.methods import ORTHOGONALIZED, PRIVATE
 from fedmuon.config.schema import Local, OrthogonalizerTable, Privacy
-from fedmuon.core.choices import ORTHOGONALIZED, PRIVATE
 from fedmuon.core.errors import WANTED, Guard, InputError, shown
 from fedmuon.core.rng import Draw, generator, sample_keys
 from fedmuon.core.tables import validate

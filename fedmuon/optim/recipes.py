@@ -19,11 +19,21 @@ from torch import Tensor
 
 import fedmuon.optim.links as links
 from fedmuon import orthogonalize as maps
-from fedmuon.config.load import parse
-from fedmuon.config.schema import Local, OrthogonalizerTable, Privacy
-from fedmuon.core.choices import ORTHOGONALIZED, PRIVATE
+from fedmuon.config.incompatible import one_matrix_problems
+from fedmuon.config.method import Method, parameter
+from fedmuon.config.methods import METHODS, function_of
+from fedmuon.config.schema import (
+    NETWORK_TASK,
+    Local,
+    OrthogonalizerTable,
+    Privacy,
+    is_default,
+    without_effect,
+)
+from fedmuon.core.choices import with_fact
 from fedmuon.core.device import with_deferred_checks
 from fedmuon.core.errors import InputError
+from fedmuon.core.tables import validate_values
 from fedmuon.optim.chain import (
     Chain,
     Context,
@@ -86,15 +96,27 @@ def _recipe(function: Callable[Arguments, Recipe]) -> Callable[Arguments, Recipe
                 )
         arguments = signature.bind(*args, **kwargs).arguments
         values = {
-            name.replace("_", "-"): value
+            name: value
             for name, value in arguments.items()
             if name in Local.model_fields and not isinstance(value, Tensor)
         }
-        task = "network" if arguments.get("routes") else "matrix"
-        parse({"local": {**values, "recipe": recipe}, "task": {"name": task}})
+        valid = validate_values(Local, "local", values)
+        if not arguments.get("routes"):
+            _require_one_matrix(valid)
         return function(*args, **kwargs)
 
     return checked
+
+
+def _require_one_matrix(values: Mapping[str, Any]) -> None:
+    """Reject values that only networks use. Without `routes`, a parameter is one matrix."""
+    for problem in one_matrix_problems(values.get("adjust", "none")):
+        raise InputError(problem)
+    for name in ("aux", "aux_lr"):
+        key = f"local.{name.replace('_', '-')}"
+        if name in values and not is_default(key, values[name]):
+            matrix = "[task] name = 'matrix'"
+            raise InputError(without_effect(key, values[name], NETWORK_TASK, matrix))
 
 
 # Federated methods
@@ -1326,38 +1348,6 @@ def muon(
 
 # From the tables [local], [orthogonalizer] and [privacy] of a config to recipes
 
-# Each recipe, with the keys of [local] that it uses. Muon recipes also use the map and the routes.
-MUON = ("momentum", "momentum_form", "weight_decay", "adjust", "aux", "aux_lr")
-HEAVY = ("momentum", "momentum_form", "weight_decay")
-ADAPTIVE_KEYS = ("server_lr", "tau", "weight_decay")
-RECIPES: dict[str, tuple[Callable[..., Recipe], tuple[str, ...]]] = {
-    "sgd": (sgd, HEAVY),
-    "normalized-sgd": (normalized_sgd, HEAVY),
-    "adamw": (adamw, ("weight_decay",)),
-    "muon": (muon, MUON),
-    "fedavg": (fedavg, ("weight_decay",)),
-    "fedavgm": (fedavgm, ("server_momentum", "weight_decay")),
-    "local-muon": (local_muon, MUON),
-    "fedmuon": (fedmuon, MUON),
-    "fedmuon-aligned": (fedmuon_aligned, (*MUON, "alignment", "steps")),
-    "fedmuon-corrected": (fedmuon_corrected, MUON),
-    "fedmuon-svd": (fedmuon_svd, (*MUON, "rank")),
-    "ef21-muon": (ef21_muon, MUON),
-    "muloco": (muloco, (*MUON, "server_lr", "server_momentum")),
-    "fedprox": (fedprox, ("proximal", "weight_decay")),
-    "fedper": (fedper, ("personal", "weight_decay")),
-    "ditto": (ditto, ("personal_weight", "weight_decay")),
-    "fednova": (fednova, ("weight_decay",)),
-    "scaffold": (scaffold, ("server_lr", "weight_decay")),
-    "fedadam": (fedadam, (*ADAPTIVE_KEYS, "server_momentum", "server_memory")),
-    "fedyogi": (fedyogi, (*ADAPTIVE_KEYS, "server_momentum", "server_memory")),
-    "fedadagrad": (fedadagrad, ADAPTIVE_KEYS),
-    "local-adamw": (local_adamw, ("weight_decay",)),
-    "diloco": (diloco, ("server_lr", "server_momentum", "weight_decay")),
-}
-COUNTS_CLIENTS = ("scaffold", "fedmuon-corrected")  # their rules need the number of all clients
-RANDOMIZED_MAPS = ("gaussian-smoothed-sign", "randomized-polar")  # each matrix has its own draws
-
 
 def make_recipe(
     local: Local,
@@ -1396,7 +1386,9 @@ def make_recipe(
         apply = map_of_value(custom_map)
     else:
         apply = map_of_table(orthogonalizer, regularization, centred)
-    grouped = custom_map is not None or orthogonalizer.name not in RANDOMIZED_MAPS
+    # A map that draws random numbers has its own draws for each matrix.
+    drawn = with_fact("orthogonalizer.name", "draws random numbers")
+    grouped = custom_map is not None or orthogonalizer.name not in drawn
     link = links.map_matrices(apply, local.adjust, grouped, routed)
     if orthogonalizer.shards > 1:  # MuonBP
         sharded = links.map_matrices(apply, local.adjust, grouped, routed, orthogonalizer.shards)
@@ -1405,15 +1397,22 @@ def make_recipe(
         link = links.normalize_rows(link, orthogonalizer.row_memory, routed)
     of_map = {"orthogonalizer": link, "routes": routed}
     rate = local.lr if lr is None else lr
-    if local.recipe in PRIVATE:
-        result = _private(local, privacy or Privacy(), rate, of_map, joint_block, turns)
-        return _renormalized(result, local, routed)
-    recipe, keys = RECIPES[local.recipe]
-    options = {name: getattr(local, name) for name in keys}
-    options |= {"clients": clients} if local.recipe in COUNTS_CLIENTS else {}
-    unchecked = inspect.unwrap(recipe)  # values of a config were checked when it was read
-    result = unchecked(rate, **options, **(of_map if local.recipe in ORTHOGONALIZED else {}))
-    return _renormalized(result, local, routed)
+    method = METHODS[local.recipe]
+    function = inspect.unwrap(function_of(method))  # the config checked its values before
+    if "private" in method.facts:
+        recipe = function(local, privacy or Privacy(), rate, of_map, joint_block, turns)
+        return _renormalized(recipe, local, routed)
+    parameters = inspect.signature(function).parameters
+    facts = {**of_map, "clients": clients}
+    arguments = _values_of(method, local) | {"lr": rate}
+    arguments |= {name: facts[name] for name in facts if name in parameters}
+    return _renormalized(as_recipe(function(**arguments)), local, routed)
+
+
+def _values_of(method: Method, local: Local) -> dict[str, Any]:
+    """Return the keys and options of [local] that a method takes, by parameter name."""
+    keys = {parameter(key): getattr(local, parameter(key)) for key in method.keys}
+    return keys | {parameter(key): value for key, value in local.options if key in method.options}
 
 
 def _renormalized(recipe: Recipe, local: Local, routed: Mapping[str, int] | None) -> Recipe:
@@ -1421,13 +1420,14 @@ def _renormalized(recipe: Recipe, local: Local, routed: Mapping[str, int] | None
 
     The key has no effect on the matrix task and on recipes that take no local Muon steps.
     """
-    muon = local.recipe in ORTHOGONALIZED and local.recipe != "ef21-muon"
+    facts = METHODS[local.recipe].facts
+    muon = "orthogonalizes" in facts and "server orthogonalizes" not in facts
     if not (local.renormalize and muon and routed):
         return recipe
     return replace(recipe, chain=Chain((*recipe.chain.links, links.renormalize(routed))))
 
 
-def _private(
+def private(
     local: Local, privacy: Privacy, lr: Number, of_map: dict[str, Any],
     joint_block: frozenset[str] | None = None, turns: tuple[int, int] = (1, 1),
 ) -> Recipe:  # fmt: skip
@@ -1436,7 +1436,7 @@ def _private(
     disk-BASE filters the noisy gradients (DiSK, Algorithm 2), and dp-BASE uses them directly
     (DP-Muon, Algorithm 1 and Section 4). The auxiliary parameters are clipped as one block.
     """
-    first, base = local.recipe.split("-")
+    method = METHODS[local.recipe]
     routed = of_map["routes"] or {}
     if joint_block is None:
         joint_block = frozenset(name for name, count in routed.items() if not count)
@@ -1468,17 +1468,17 @@ def _private(
         quantile=quantile,
         max_lot=privacy.max_lot if fixed_order is None else 0,
     )
-    disk = (privacy.kappa, privacy.lookahead) if first == "disk" else None
+    disk = (privacy.kappa, privacy.lookahead) if "filtered" in method.facts else None
     release = links.private_gradient() if disk is None else links.disk_filter(*disk)
     if quantile is not None:
         release = links.adaptive_bound(release, quantile, privacy.bound)
-    if base in ("sgd", "adam"):
+    if "orthogonalizes" not in method.facts:
         heavy = links.momentum(local.momentum, local.momentum_form)
-        inner = heavy if base == "sgd" else links.adamw(decay=0.0)
+        inner = heavy if "momentum" in method.keys else links.adamw(decay=0.0)
         steps = inner, descend(lr, {}, local.weight_decay)
     else:
-        options = {name: getattr(local, name) for name in MUON} | of_map
-        if base == "muonbc" and privacy.probes:
+        options = _values_of(method, local) | of_map | {"lr": lr}
+        if "bias-corrected" in method.facts and privacy.probes:
             options["orthogonalizer"] = links.bias_correction(
                 of_map["orthogonalizer"],
                 privacy.probes,
@@ -1487,7 +1487,7 @@ def _private(
                 average=local.momentum_form == "ema",
                 gain=disk[0] if disk else 1.0,
             )
-        steps = _muon_links(lr, **options)
+        steps = _muon_links(**options)
     return replace(centralized(release, *steps), mechanism=mechanism)
 
 

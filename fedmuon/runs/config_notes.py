@@ -1,8 +1,8 @@
 """Notes on settings that may not do what the user wants: unequal weights, and swamping noise."""
 
 from fedmuon.config.load import Config
+from fedmuon.config.methods import average_of
 from fedmuon.config.user_objects import user_objects
-from fedmuon.core.choices import average_of
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.partition import are_uneven
 from fedmuon.federated.experiment import Experiment

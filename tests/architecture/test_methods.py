@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from docs.making import methods
-from fedmuon.core.choices import NAMES
+from fedmuon.config.names import NAMES
 
 NAMED = [*NAMES["local.recipe"]]
 

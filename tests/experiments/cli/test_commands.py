@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 import fedmuon
 from docs.making import commands
 from fedmuon.config.load import Config
+from fedmuon.config.names import COMPRESSORS, NAMES
 from fedmuon.config.schema import FIELDS
-from fedmuon.core.choices import COMPRESSORS, NAMES
 from fedmuon.experiments import citing
 from fedmuon.experiments.cli import EXIT_CODES, PANELS, app, completion, main, output
 from fedmuon.experiments.cli.options import WITHOUT_JSON

@@ -27,8 +27,8 @@ from fedmuon.analysis.report.numbers import digits
 from fedmuon.config import describe
 from fedmuon.config.describe import KEYS, commented
 from fedmuon.config.load import Config, load, parse
+from fedmuon.config.names import COMPRESSORS, LISTS, NAMES, OPTIONS
 from fedmuon.config.schema import NEEDS
-from fedmuon.core.choices import COMPRESSORS, LISTS, NAMES, OPTIONS
 from fedmuon.core.errors import AGAIN, NOTHING_SAVED, InputError, Interrupted
 from fedmuon.core.files import write_bytes
 from fedmuon.experiments.cli import app, main

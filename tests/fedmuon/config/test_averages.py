@@ -10,7 +10,8 @@ import pytest
 import fedmuon
 from fedmuon.analysis import Run, Uniform, certificate
 from fedmuon.config.load import dump, load, parse
-from fedmuon.core.choices import BY_SAMPLES, NAMES, ORTHOGONALIZED, PRIVATE
+from fedmuon.config.methods import BY_SAMPLES, ORTHOGONALIZED, PRIVATE
+from fedmuon.config.names import NAMES
 from fedmuon.experiments.cli import main as program
 from fedmuon.experiments.run import warn_once
 from fedmuon.orthogonalize import Uncertified

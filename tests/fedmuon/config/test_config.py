@@ -30,8 +30,8 @@ from fedmuon.config.load import (
     parse,
     unflatten,
 )
+from fedmuon.config.names import LISTS, NAMES, OPTIONS
 from fedmuon.config.schema import FIELDS, NEEDS, TABLES_OF_A_CONFIG
-from fedmuon.core.choices import LISTS, NAMES, OPTIONS
 from fedmuon.core.errors import InputError, instead, near
 from fedmuon.core.registry import import_object
 from fedmuon.core.tables import validate

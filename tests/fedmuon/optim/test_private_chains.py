@@ -13,7 +13,7 @@ from test_rounds import gradient as mean_gradient
 from test_rounds import trained
 
 from fedmuon.config.load import Config
-from fedmuon.core.choices import PRIVATE
+from fedmuon.config.methods import PRIVATE
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.federated.client_data import build_data, read_source

@@ -17,8 +17,8 @@ import fedmuon
 from fedmuon import links
 from fedmuon.config.incompatible import has_no_noise
 from fedmuon.config.load import Config, dump, nested, parse
+from fedmuon.config.methods import PRIVATE
 from fedmuon.config.schema import NEEDS
-from fedmuon.core.choices import PRIVATE
 from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.report import gather

@@ -23,7 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedmuon import Orthogonalizer
 from fedmuon.config.load import Config
-from fedmuon.core import choices, device
+from fedmuon.config.methods import ORTHOGONALIZED, PRIVATE
+from fedmuon.config.names import NAMES
+from fedmuon.core import device
 from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.federated.build import build_experiment
 from fedmuon.federated.client_data import build_data, read_source
@@ -42,13 +44,13 @@ from fedmuon.tasks.per_example.clipped_sums import samples_of
 from fedmuon.tasks.per_example.clipping import scaled_norms
 
 CPU, META = torch.device("cpu"), torch.device("meta")
-MAPS = tuple(choices.NAMES["orthogonalizer.name"])
-RECIPES = tuple(name for name in choices.NAMES["local.recipe"] if name != "fedper")  # for networks
+MAPS = tuple(NAMES["orthogonalizer.name"])
+RECIPES = tuple(name for name in NAMES["local.recipe"] if name != "fedper")  # for networks
 DRAWN = ("gaussian-smoothed-sign", "randomized-polar")  # not by the server of ef21-muon
 CASES = [
     (r, m)
     for r in RECIPES
-    for m in (MAPS if r in choices.ORTHOGONALIZED else MAPS[:1])
+    for m in (MAPS if r in ORTHOGONALIZED else MAPS[:1])
     if r != "ef21-muon" or m not in DRAWN
 ]
 QUESTIONS = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "is_nonzero", "_unique2")
@@ -181,13 +183,12 @@ def one(
     seed."""
     sketch = {"rank": 2, "oversample": 0, "sigma": 0.1, "lambda": 0.1} | (options or {})
     below = {
-        "local": {"steps": 2, "momentum": 0.5}
-        | ({} if recipe in choices.PRIVATE else {"batch": 8}),
+        "local": {"steps": 2, "momentum": 0.5} | ({} if recipe in PRIVATE else {"batch": 8}),
         "privacy": {"insecure-reproducible-noise": True, "lot": 6.0, "noise": 0.5},
         "orthogonalizer": sketch,
     }
     given = {"local": {"recipe": recipe}, "federation": {"per-round": 2}} | tables
-    if recipe in choices.ORTHOGONALIZED:
+    if recipe in ORTHOGONALIZED:
         given |= {"orthogonalizer": {"name": orthogonalizer}}
     return small(below, **given)
 
@@ -210,7 +211,7 @@ def test_a_round_asks_once(recipe: str, orthogonalizer: str, silent: Callable[[]
     require_equal(found, plain)
     # The server of ef21-muon orthogonalizes, too, and asks for itself.
     assert seen.asked == dict.fromkeys(ONCE, 1 + (recipe == "ef21-muon"))
-    if recipe in choices.ORTHOGONALIZED:
+    if recipe in ORTHOGONALIZED:
         assert set(seen.factorized) == {FACTORIZED[orthogonalizer]} - {""}
     found = require_silence(*on_meta(experiment, state))
     assert all(value.is_meta for value in found.params.values())
@@ -245,7 +246,7 @@ def test_step_sizes_and_lambdas_of_each_replica_on_meta() -> None:
     require_silence(*on_meta(*made(one("fedmuon-aligned"), stack=2, **given)))
 
 
-@pytest.mark.parametrize("aggregator", choices.NAMES["federation.aggregate"])
+@pytest.mark.parametrize("aggregator", NAMES["federation.aggregate"])
 def test_aggregates_on_meta(aggregator: str) -> None:
     federation = {"aggregate": aggregator, "per-round": 5}
     require_silence(*on_meta(*made(one("fedmuon", federation=federation))))
@@ -418,7 +419,7 @@ def test_refusals_are_the_same(
         experiment = with_link(experiment, spoil, place)
     else:
         start = dataclasses.replace(start, params={"weight": first * torch.inf})
-    private = recipe in choices.PRIVATE
+    private = recipe in PRIVATE
     said = (
         "the model is not finite in a step of a private run"
         if private

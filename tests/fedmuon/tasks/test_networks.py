@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.nn.functional import cross_entropy
 
 import fedmuon
-from fedmuon.core.choices import NAMES
+from fedmuon.config.names import NAMES
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.federated.build_recipe import matrix_counts, routes

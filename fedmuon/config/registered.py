@@ -1,0 +1,165 @@
+"""Methods that other packages register with entry points of the group `fedmuon.methods`.
+
+The name of an entry point is the name of the method, and its value is a `Method` or a function that
+returns one. The names are known without importing the packages. A row is loaded when it is needed.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import lru_cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from fedmuon.config.method import FACTS, Method, mismatches
+from fedmuon.core.errors import InputError, plain
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "fedmuon.methods"
+NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+REQUIRED = ("lr", "weight-decay")  # keys that have an effect with every method
+TEXTS = ("name", "summary", "make", "by_samples", "uncertified")  # fields of a row
+TUPLES = ("keys", "cites", "facts")
+RESERVED = ("private", "filtered", "bias-corrected")  # the privacy accountant must know the method
+
+
+def registered() -> Mapping[str, tuple["EntryPoint", ...]]:
+    """Return the entry points of all installed packages, by the name of the method."""
+    return _registered_in(tuple(sys.path))
+
+
+@lru_cache(maxsize=8)
+def _registered_in(places: tuple[str, ...]) -> Mapping[str, tuple["EntryPoint", ...]]:
+    """Return the entry points of the packages in these places, sorted by name."""
+    from importlib.metadata import entry_points  # `--help` does not wait for this module
+
+    by_name: dict[str, tuple[EntryPoint, ...]] = {}
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
+        by_name[entry.name] = (*by_name.get(entry.name, ()), entry)
+    return by_name
+
+
+def packages_of(name: str) -> list[str]:
+    """Return the packages that register a method with this name."""
+    return ["?" if entry.dist is None else entry.dist.name for entry in registered().get(name, ())]
+
+
+def require_one(name: str, built_in: bool) -> None:
+    """Raise an error if several packages, or fedmuon and a package, have a method of this name."""
+    packages = packages_of(name)
+    if built_in and packages:
+        raise InputError(
+            f"the package {packages[0]} registers the method {name}, but fedmuon itself has a "
+            f"method with this name. Uninstall {packages[0]}, or install a version of it that "
+            "registers another name."
+        )
+    if len(packages) > 1:
+        raise InputError(
+            f"the packages {' and '.join(packages)} register the same method {name}, so it is "
+            "unclear which one you mean. Uninstall all but one of them."
+        )
+
+
+def load(name: str, keys: Collection[str]) -> Method:
+    """Return the method of another package.
+
+    Args:
+        name: The name of the method.
+        keys: The keys of [local] that methods can take.
+
+    Raises:
+        KeyError: If no package registers a method with this name.
+        InputError: If the entry point cannot be loaded, or gives no valid `Method`.
+    """
+    (entry,) = registered()[name]
+    return _loaded(entry, packages_of(name)[0], frozenset(keys))
+
+
+def load_function(method: Method) -> Callable[..., Any]:
+    """Import the function of another package that returns the method as a recipe."""
+    module, _, path = method.make.partition(":")
+    (package,) = packages_of(method.name)
+    try:
+        function: Any = import_module(module)
+        for part in path.split("."):
+            function = getattr(function, part)
+    except (Exception, SystemExit) as error:  # the package may raise anything
+        raise unusable(package, method.name, f"{method.make} {_cannot(error)}") from error
+    if not callable(function):
+        kind = type(function).__name__
+        raise unusable(package, method.name, f"{method.make} is a {kind} and not a function")
+    for problem in mismatches(method, function):
+        raise unusable(package, method.name, f"{method.make} {problem}")
+    return function
+
+
+def unusable(package: str, name: str, why: str) -> InputError:
+    """Return the error that the method of another package cannot be used."""
+    return InputError(
+        f"the package {package} registers the method {name}, but {why}. Update or uninstall "
+        f"{package}."
+    )
+
+
+@lru_cache(maxsize=256)
+def _loaded(entry: "EntryPoint", package: str, keys: frozenset[str]) -> Method:
+    try:
+        row: Any = entry.load()
+        if callable(row):
+            row = row()
+    except (Exception, SystemExit) as error:  # the package may raise anything
+        raise unusable(package, entry.name, f"{entry.value} {_cannot(error)}") from error
+    if not isinstance(row, Method):
+        why = f"{entry.value} gives a {type(row).__name__} instead of a fedmuon.Method"
+        raise unusable(package, entry.name, why)
+    for problem in _type_problems(row) or _problems(row, entry.name, keys):
+        raise unusable(package, entry.name, f"{entry.value} {problem}")
+    return row
+
+
+def _cannot(error: BaseException) -> str:
+    return f"cannot be loaded ({plain(f'{type(error).__name__}: {error}')})"
+
+
+def _type_problems(row: Method) -> list[str]:
+    """Return which fields of a row have the wrong type."""
+    fields, options = vars(row), row.options
+    sound = {
+        **{name: isinstance(fields[name], str) for name in TEXTS},
+        **{name: isinstance(fields[name], tuple) and _are_texts(fields[name]) for name in TUPLES},
+        "options": isinstance(options, Mapping)
+        and _are_texts(options)
+        and all(isinstance(pair, tuple) and len(pair) == 2 and _are_texts(pair)
+                for pair in options.values()),
+    }  # fmt: skip
+    kinds = dict.fromkeys(TEXTS, "a text") | dict.fromkeys(TUPLES, "a tuple of texts")
+    kinds["options"] = "a mapping of names to (default, description)"
+    return [f"has a field {name} that is not {kinds[name]}" for name in sound if not sound[name]]
+
+
+def _are_texts(values: Any) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _problems(row: Method, name: str, keys: Collection[str]) -> Iterator[str]:
+    """Yield what is wrong with the values of a row, as the rest of a sentence."""
+    if not NAME.fullmatch(name):
+        yield "has a name with characters other than lower-case letters, digits and hyphens"
+    if row.name != name:
+        yield f"has the other name {row.name}"
+    if not (row.summary and row.make):
+        yield f"has no {'summary' if row.make else 'function `make`'}"
+    if lacking := [key for key in REQUIRED if key not in row.keys]:
+        yield f"has no key {lacking[0]}, which has an effect with every method"
+    if unknown := sorted({*row.keys} - {*keys}):
+        yield f"has the key {unknown[0]}, but the possible keys are {', '.join(sorted(keys))}"
+    if shared := sorted({*row.options} & {*keys}):
+        yield f"has the option {shared[0]}, which is a key of [local]"
+    if unknown := sorted({*row.facts} - FACTS.keys()):
+        yield f"has the fact {unknown[0]!r}, but the possible facts are {', '.join(FACTS)}"
+    if reserved := [fact for fact in RESERVED if fact in row.facts]:
+        yield f"has the fact {reserved[0]!r}, which only methods of fedmuon can have"
+    if row.certificate is not None:
+        yield "has a certificate, which only methods of fedmuon can have"
