@@ -77,8 +77,9 @@ deploy-demo: $(STAMP) ## run a local Flower deployment with TLS and keys, then o
 	$(BIN)/fedmuon deploy-demo
 	$(BIN)/fedmuon deploy-demo --insecure
 
-reference: $(STAMP) ## rewrite docs/config.md and the table of coefficients from the code
+reference: $(STAMP) ## rewrite docs/config.md, the pages of the methods and the table of coefficients
 	$(BIN)/python -m docs.making.config_page docs/config.md
+	$(BIN)/python -m docs.making.methods
 	$(BIN)/python -m docs.making.coefficients docs/reference/coefficients.md
 	$(BIN)/python -m docs.making.typed_config fedmuon/config/typed.py
 	$(BIN)/ruff format -q fedmuon/config/typed.py

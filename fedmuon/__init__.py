@@ -29,6 +29,7 @@ if not (Path(__file__).parent / "clients").exists():
 if TYPE_CHECKING:
     from fedmuon import analysis, optim, orthogonalize
     from fedmuon.config.load import Config
+    from fedmuon.config.method import Method
     from fedmuon.config.typed import Tables
     from fedmuon.core.errors import InputError
     from fedmuon.core.trial import in_trial
@@ -80,6 +81,7 @@ _PLACES = {
     "GapResult": "experiments.gap_result",
     "InputError": "core.errors",
     "Link": "optim.chain",
+    "Method": "config.method",
     "NoiseResult": "experiments.accounts",
     "Orthogonalizer": "optim.orthogonalizers",
     "Recipe": "optim.recipe",
@@ -163,6 +165,7 @@ __all__ = [
     "GapResult",
     "InputError",
     "Link",
+    "Method",
     "NoiseResult",
     "Orthogonalizer",
     "Recipe",

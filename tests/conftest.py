@@ -66,6 +66,7 @@ GROUPS = {
         "tests/experiments/engines/test_joined_ray.py",
         "tests/experiments/planning/test_plan.py::test_on_ray",
         "tests/experiments/suites/test_suite.py::test_ray_tasks_give_the_same_results",
+        "tests/fedmuon/config/test_registered_methods.py::test_other_processes_load_the_same_method",
     ),
     "readme": ("tests/architecture/test_readme.py",),  # later commands read what earlier ones wrote
     "projects": (

@@ -1,39 +1,61 @@
-"""Generate one page per federated method, with texts from methods.toml and facts from the code.
+"""Generate one page per federated method, with facts from the code.
 
-Run `python -m docs.making.methods` to write the pages to docs/reference/methods.
+The texts come from methods.toml, or from the docstring of the method's function.
+
+Run `make reference` to write the pages to docs/reference/methods.
 """
 
+import inspect
+import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from docs.making.papers import table
 from fedmuon.config.describe import keys
 from fedmuon.config.load import parse
-from fedmuon.config.methods import BY_SAMPLES, ORTHOGONALIZED, PRIVATE
-from fedmuon.config.names import NAMES
+from fedmuon.config.method import Method
+from fedmuon.config.methods import (
+    BUILT_IN,
+    BY_SAMPLES,
+    ORTHOGONALIZED,
+    PERSONALIZED,
+    PRIVATE,
+    ROWS,
+    function_of,
+)
 from fedmuon.config.schema import Local, OrthogonalizerTable, reads
-from fedmuon.experiments.stability.certificates import MAPLESS, MUON
 from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.recipes import make_recipe
 
 FOLDER = Path(__file__).resolve().parents[1] / "reference" / "methods"
+API = FOLDER.with_name("api.md")
+LAST = ".. autofunction:: fedmuon.recipes.as_recipe"  # new functions stand before it
 WORDS: dict[str, dict[str, str]] = tomllib.loads(
     Path(__file__).with_name("methods.toml").read_text(encoding="utf-8")
 )
-GROUPS = {
-    "FedAvg and its relatives": (
-        "fedavg", "fedavgm", "fedprox", "fednova", "scaffold", "fedadam", "fedyogi", "fedadagrad",
-        "local-adamw", "diloco",
-    ),
-    "Muon in a federation": (
-        "fedmuon", "local-muon", "fedmuon-aligned", "fedmuon-corrected", "fedmuon-svd",
-        "ef21-muon", "muloco",
-    ),
-    "Personal models": ("fedper", "ditto"),
-    "Centralized optimizers": ("sgd", "normalized-sgd", "adamw", "muon"),
-    "Private optimizers": PRIVATE,
-}  # fmt: skip
+# Title of a group -> whether a method belongs to it. A method belongs to the first such group.
+KINDS: dict[str, Callable[[Method], bool]] = {
+    "Private optimizers": lambda row: "private" in row.facts,
+    "Centralized optimizers": lambda row: "centralized" in row.facts,
+    "Personal models": lambda row: row.name in PERSONALIZED,
+    "Muon in a federation": lambda row: "orthogonalizes" in row.facts,
+    "FedAvg and its relatives": lambda row: True,
+}
+FIRST = "fedmuon"  # stands first in its group
+
+
+def _groups() -> dict[str, tuple[str, ...]]:
+    """Return the names of the methods in each group, in the order of the page."""
+    groups: dict[str, list[str]] = {title: [] for title in reversed(KINDS)}
+    for row in ROWS:
+        groups[next(title for title, fits in KINDS.items() if fits(row))].append(row.name)
+    return {title: (*sorted(names, key=lambda name: name != FIRST),)
+            for title, names in groups.items()}  # fmt: skip
+
+
+GROUPS = _groups()
 SHARED = ("recipe", "steps", "batch", "schedule")  # keys of [local] that every method reads
 EXAMPLES: dict[str, dict[str, Any]] = {
     "fedper": {"personal": "head.*"},
@@ -48,10 +70,10 @@ def methods() -> str:
     for title, names in GROUPS.items():
         rows = [
             [
-                f"[{WORDS[name]['title']}](methods/{name}.md)<br>`{name}`",
-                NAMES["local.recipe"][name],
+                f"[{words_of(name)['title']}](methods/{name}.md)<br>`{name}`",
+                BUILT_IN[name].summary,
                 "by samples" if name in BY_SAMPLES else "plain",
-                "yes" if name in MUON + MAPLESS else "no",
+                "yes" if BUILT_IN[name].certificate else "no",
                 private_use(name, made(name)).partition(":")[0],
                 bytes_per_round(made(name)),
             ]
@@ -67,9 +89,28 @@ def made(name: str) -> Recipe:
     return make_recipe(local, OrthogonalizerTable(), clients=20)
 
 
+def words_of(name: str) -> dict[str, str]:
+    """Return the texts of a method's page: those in methods.toml, or parts of the docstring."""
+    if name in WORDS:
+        return WORDS[name]
+    doc = inspect.getdoc(function_of(BUILT_IN[name])) or ""
+    head, _, rest = doc.partition("\n\n")
+    title, colon, summary = " ".join(head.split()).partition(": ")
+    update = re.split(r"^(?:State|Args|Returns|Raises|Example):", rest, flags=re.MULTILINE)[0]
+    source = re.search(r"Source:\s+(.+?)(?:\n\n|\Z)", rest, re.DOTALL)
+    return {
+        "title": title if colon else name,
+        "what": f"{summary[0].upper()}{summary[1:]}" if colon else title,
+        "update": update.strip("\n"),
+        "source": " ".join(source[1].split()).removesuffix(".") if source else "none",
+        "example": "lr = 0.1",
+    }
+
+
 def method(name: str) -> str:
     """Return the part of a method's page between its title and its example."""
-    words, recipe = WORDS[name], made(name)
+    words, recipe = words_of(name), made(name)
+    update = f"```text\nclient:  {words.get('client')}\nserver:  {words.get('server')}\n```"
     own = recipe.persistent + (("personal",) if recipe.personal else ())
     facts = [
         ("Name in a config", f'`local.recipe = "{name}"`'),
@@ -87,10 +128,9 @@ def method(name: str) -> str:
     return "\n\n".join([
         words["what"],
         "## Update",
-        f"```text\nclient:  {words['client']}\nserver:  {words['server']}\n```",
+        words.get("update", update),
         "The [list of methods](../methods.md#symbols) explains the symbols.",
-        "## When to use it",
-        words["when"],
+        *(["## When to use it", words["when"]] if "when" in words else []),
         "## Facts",
         table(("", ""), facts),
         "## Keys",
@@ -102,7 +142,7 @@ def in_python(name: str) -> str:
     """Return a text that shows how to use the method in Python."""
     if name in PRIVATE:
         return "its name in a config, or `fedmuon.optim.DPMuon` in your own training loop"
-    return f"`fedmuon.recipes.{name.replace('-', '_')}`"
+    return f"`fedmuon.recipes.{BUILT_IN[name].make.partition(':')[2]}`"
 
 
 def key_table(name: str) -> str:
@@ -119,6 +159,10 @@ def key_table(name: str) -> str:
         for one in keys("local")
         if one.name not in SHARED and reads(config, one.whole)
     ]
+    rows += [
+        [f"`local.options.{option}`", f"`{default}`", what]
+        for option, (default, what) in BUILT_IN[name].options.items()
+    ]
     also = (
         "Like all methods, this method also uses `local.steps`, `local.batch` and `local.schedule`"
     )
@@ -129,13 +173,14 @@ def key_table(name: str) -> str:
 
 def certificate(name: str) -> str:
     """Return a text that says whether the theory covers the method."""
-    if name in MUON:
+    kind = BUILT_IN[name].certificate
+    if kind == "gradients":
+        return "yes: [stability](../../concepts/stability.md), with L = 1"
+    if kind is not None:
         return (
             "yes, with an orthogonalizer that has a Lipschitz constant: "
             "[stability](../../concepts/stability.md)"
         )
-    if name in MAPLESS:
-        return "yes: [stability](../../concepts/stability.md), with L = 1"
     if name in PRIVATE:
         return "no: the theory does not cover clipping and random lots"
     return "no certificate is known, but you can measure neighbours"
@@ -190,7 +235,7 @@ def private_use(name: str, recipe: Recipe) -> str:
 
 def page(name: str) -> str:
     """Return the text of a method's page: title, placeholder for the facts, and example."""
-    words = WORDS[name]
+    words = words_of(name)
     local = f'"recipe": "{name}"'
     for pair in words["example"].split(", "):
         key, value = pair.split(" = ")
@@ -212,10 +257,24 @@ def page(name: str) -> str:
 
 
 def write() -> None:
-    """Write the file of every method's page."""
+    """Write the file of every method's page, and list new functions in the API reference."""
     FOLDER.mkdir(exist_ok=True)
-    for name in NAMES["local.recipe"]:
+    for name in BUILT_IN:
         (FOLDER / f"{name}.md").write_text(page(name), encoding="utf-8")
+    API.write_text(with_functions(API.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def with_functions(text: str) -> str:
+    """Return the API reference with a line for each method's function.
+
+    The lines that it has stay where they are.
+    """
+    functions = dict.fromkeys(
+        in_python(name).strip("`") for name in BUILT_IN if name not in PRIVATE
+    )
+    new = [f".. autofunction:: {function}" for function in functions]
+    lines = [line for line in new if f"{line}\n" not in text]
+    return text.replace(LAST, "".join(f"{line}\n" for line in lines) + LAST, 1)
 
 
 if __name__ == "__main__":

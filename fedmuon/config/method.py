@@ -1,12 +1,13 @@
 """The row of a federated method or optimizer: its name, its function, and facts about it."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from fedmuon.core.choices import Choice
 
+Value = TypeVar("Value")
 # How a method fits the recursion of the Stability note. `averaged`: Muon whose momenta are averaged
 # with the models. `reset`: the momenta start at 0 in each round. `aligned`: with the global
 # direction of Remark 3.2. `gradients`: steps along gradients or momenta, so that L_orth = 1.
@@ -70,8 +71,16 @@ class Method(Choice):
 
 
 def parameter(key: str) -> str:
-    """Return the name of the parameter that receives the value of a key or option."""
-    return key.replace("-", "_")
+    """Return the name of the Python parameter that receives the value of a config key.
+
+    The key `lambda` belongs to the parameter `lam`, because `lambda` is a reserved word of Python.
+    """
+    return "lam" if key == "lambda" else key.replace("-", "_")
+
+
+def by_parameter(values: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the values of config keys by the names of their parameters."""
+    return {parameter(key): value for key, value in values.items()}
 
 
 def mismatches(method: Method, function: Callable[..., Any]) -> Iterator[str]:

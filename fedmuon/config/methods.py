@@ -9,6 +9,7 @@ entry point is the name of the method, and its value is a `Method` or a function
 Rows of other packages are read only when they are needed.
 """
 
+import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,6 +17,7 @@ from typing import Any
 
 from fedmuon.config.method import Certificate, Method
 from fedmuon.config.registered import load, load_function, registered, require_one
+from fedmuon.core.errors import InputError
 
 # Keys that several methods take
 
@@ -333,12 +335,20 @@ class Names(Collection[str]):
         return isinstance(name, str) and name in METHODS and self.fits(METHODS[name])
 
     def __iter__(self) -> Iterator[str]:
-        fitting = [method for method in METHODS.values() if self.fits(method)]
+        fitting = [method for method in _usable() if self.fits(method)]
         ordered = fitting if self.order is None else sorted(fitting, key=self.order)
         return (method.name for method in ordered)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+def _usable() -> Iterator[Method]:
+    """Yield all methods but those of broken packages, which must not hide another error."""
+    yield from ROWS
+    for name in sorted(registered().keys() - BUILT_IN.keys()):
+        with contextlib.suppress(InputError):
+            yield METHODS[name]
 
 
 @dataclass(frozen=True, eq=False)
@@ -383,6 +393,14 @@ def function_of(method: Method) -> Callable[..., Any]:
         return load_function(method)
     module, _, function = method.make.partition(":")
     return getattr(import_module(module), function)
+
+
+def registered_function(name: str) -> Callable[..., Any] | None:
+    """Import the function of a method that another package registers.
+
+    Return None for a method of fedmuon, and for a custom recipe.
+    """
+    return None if name in BUILT_IN or name not in METHODS else function_of(METHODS[name])
 
 
 def has(name: str, fact: str) -> bool:

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fedmuon.config.method import FACTS, Method, mismatches
-from fedmuon.core.errors import InputError, plain
+from fedmuon.core.errors import Guard, InputError, plain
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -93,6 +93,12 @@ def load_function(method: Method) -> Callable[..., Any]:
     for problem in mismatches(method, function):
         raise unusable(package, method.name, f"{method.make} {problem}")
     return function
+
+
+def guard_of(method: Method, function: Callable[..., Any]) -> Guard:
+    """Return the guard that names the method and its package in errors of its function."""
+    (package,) = packages_of(method.name)
+    return Guard("recipe", function, f"[local] recipe = '{method.name}' of the package {package}")
 
 
 def unusable(package: str, name: str, why: str) -> InputError:

@@ -15,6 +15,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fedmuon.config.method import by_parameter, parameter
+from fedmuon.config.methods import METHODS, function_of
 from fedmuon.config.schema import is_default
 from fedmuon.core.choices import GIVEN, is_own
 from fedmuon.core.errors import Guard, InputError
@@ -243,14 +245,6 @@ def object_options(config: Config, table: str) -> dict[str, Any]:
     return {parameter(key): value for key, value in getattr(config, table).options}
 
 
-def parameter(key: str) -> str:
-    """Return the name of the Python parameter that receives the value of a config key.
-
-    The key `lambda` belongs to the parameter `lam`, because `lambda` is a reserved word of Python.
-    """
-    return "lam" if key == "lambda" else key.replace("-", "_")
-
-
 def asks(kind: str, found: Any, key: str) -> bool:
     """Return whether the custom object of this kind has a parameter for a config key."""
     idle = kind in CALLED and takes_anything(found)
@@ -282,6 +276,8 @@ def _require_options(
             reader = registries[kind].get(getattr(getattr(config, table), key))
         if reader is not None:
             readers.append((kind, reader))
+    method = METHODS.get(config.local.recipe)
+    of_method = {} if method is None or table != "local" else by_parameter(method.options)
     for name, value in options.items():
         if (table, name) == ("data", "digest") and is_own(config.data.name):
             # Whether the function has a parameter `digest`, not only `**options`.
@@ -294,6 +290,8 @@ def _require_options(
             continue
         setting = f"[{table}.options] {name} = {value!r}"
         takers = [reader for kind, reader in readers if asks(kind, reader, name)]
+        if method is not None and name in of_method:
+            takers.append(function_of(method))
         if not takers:
             raise InputError(
                 f"{setting} has no effect, because no object of [{table}] has a parameter with "

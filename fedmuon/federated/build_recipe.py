@@ -18,10 +18,12 @@ from torch import Tensor, nn
 
 from fedmuon.config.incompatible import missing_noise, private_recipe_problems
 from fedmuon.config.load import Config
-from fedmuon.config.methods import PRIVATE, average_of
+from fedmuon.config.methods import BUILT_IN, METHODS, PRIVATE, average_of, function_of, has
+from fedmuon.config.registered import guard_of, packages_of, unusable
 from fedmuon.config.schema import NEEDS, is_default, reads, unread_by_own_recipe
 from fedmuon.config.user_objects import guard, make_named, user_objects
-from fedmuon.core.errors import InputError, plain
+from fedmuon.core.choices import named
+from fedmuon.core.errors import InputError, OwnError, plain
 from fedmuon.core.registry import required_parameters, takes
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import attribute
@@ -63,8 +65,10 @@ from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.networks import NetworkTask
 
 MOST_TURNS = 10**5  # optimize buffers for at most this number of steps, which takes seconds
-UNWEIGHTED = ("median", "trimmed-mean", "krum")  # these ignore the numbers of samples
+# Aggregates that ignore the numbers of samples
+UNWEIGHTED = named("federation.aggregate", lambda choice: "weighted mean" not in choice.facts)
 STORED = (torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16)
+Initial = dict[str, Callable[[Params], State]]  # state -> a function that returns its first value
 LINK = (
     "The update function of a link must take (direction, state, context) and return (direction, "
     "state). With links.stateless, it must take (direction, context) and return a direction. "
@@ -86,9 +90,8 @@ def build_recipe(
     """Build the configured optimizer, with its aggregate, compression and client-level privacy."""
     brought, privacy, federation = user_objects(config), config.privacy, config.federation
     if brought.recipe is None:
-        routed, orthogonalizer, centred = None, user_map(config), is_centred(config, task)
-        if isinstance(task, NetworkTask) and reads(config, "orthogonalizer.name"):
-            routed = matrix_counts(task.module, *routing_of(config))
+        routed, orthogonalizer = _routed(config, task), user_map(config)
+        centred = is_centred(config, task)
         table, local = config.orthogonalizer, config.local
         # Correlated noise allows only one client. The account counts the lots that this client
         # draws.
@@ -100,6 +103,9 @@ def build_recipe(
             turns=(min(turns[0], MOST_TURNS), turns[1]),
         )
         recipe = replace(recipe, thread_safe=orthogonalizer is None)
+        if local.recipe not in BUILT_IN:  # its links may store hidden state, too
+            fixed = _tried_registered(config, task)
+            recipe = replace(recipe, initial={**recipe.initial, **fixed}, thread_safe=False)
     else:  # its links may store hidden state between calls
         recipe = replace(_user_recipe(config, task), thread_safe=False)
     if isinstance(task, NetworkTask) and (
@@ -293,6 +299,13 @@ def routing_of(config: Config) -> tuple[str, str, str]:
     return config.local.route, config.local.qkv, muon
 
 
+def _routed(config: Config, task: Task) -> dict[str, int] | None:
+    """Return the number of matrices of each parameter, or None if each one is a matrix."""
+    if not isinstance(task, NetworkTask) or not reads(config, "orthogonalizer.name"):
+        return None
+    return matrix_counts(task.module, *routing_of(config))
+
+
 def matrix_counts(
     network: nn.Module, rule: str, qkv: str = "split", muon: str = ""
 ) -> dict[str, int]:
@@ -352,9 +365,10 @@ def _require_personal(config: Config, recipe: Recipe, task: Task) -> None:
     built_in = user_objects(config).recipe is None
     of_stages = [stage.patterns for stage in recipe.stages if isinstance(stage, PersonalParameters)]
     patterns = [pattern for stage_patterns in of_stages for pattern in stage_patterns]
-    if built_in and config.local.recipe == "fedper" and not patterns:
+    name = config.local.recipe
+    if built_in and has(name, "personal parameters") and not patterns:
         raise InputError(
-            "[local] recipe = 'fedper' needs to know which part of the model stays with each "
+            f"[local] recipe = '{name}' needs to know which part of the model stays with each "
             "client. Set [local] personal, for example personal = 'head.*'."
             + (
                 " Also set [task] name = 'network', because the model of the task 'matrix' has "
@@ -364,7 +378,7 @@ def _require_personal(config: Config, recipe: Recipe, task: Task) -> None:
         )
     if PERSONAL in recipe.persistent and getattr(task, "statistics", ()):
         raise InputError(
-            f"[local] recipe = '{config.local.recipe}' trains a second model per client, which "
+            f"[local] recipe = '{name}' trains a second model per client, which "
             "cannot store the running statistics of BatchNorm. Use GroupNorm, or set recipe = "
             "'fedper'."
         )
@@ -490,16 +504,53 @@ def _user_recipe(config: Config, task: Task) -> Recipe:
                 f"created with clients={recipe.clients}. Create the recipe with "
                 f"clients={config.federation.clients}, or set clients = {recipe.clients}."
             )
-        entries = sum(param.numel() for param in start.values())
-        states = require_round(recipe, start)
-        if not private and 2 * entries <= task.stack_limit:  # larger models are not batched
-            _require_apart(recipe, start)
-    fixed = {
+        fixed = _tried_recipe(recipe, start, task.stack_limit)
+    return replace(recipe, initial={**recipe.initial, **fixed}) if fixed else recipe
+
+
+def _tried_recipe(recipe: Recipe, start: Params, stack_limit: int) -> Initial:
+    """Run trial rounds of a recipe that is not built in, and raise an error if they fail.
+
+    Returns:
+        Functions that return the first values of states whose shapes only the trial shows.
+    """
+    entries = sum(tensor.numel() for tensor in start.values())
+    states = require_round(recipe, start)
+    if recipe.mechanism is None and 2 * entries <= stack_limit:  # larger models are not batched
+        _require_apart(recipe, start)
+    return {
         name: partial(_zeros_like, {key: tensor[0] for key, tensor in states[name].items()})
         for name in recipe.returned
         if name not in recipe.kept
     }
-    return replace(recipe, initial={**recipe.initial, **fixed}) if fixed else recipe
+
+
+@lru_cache(maxsize=4)
+def _tried_registered(config: Config, task: Task) -> Initial:
+    """Run trial rounds of a method that another package registers.
+
+    The result is cached for all clients.
+    """
+    method, local = METHODS[config.local.recipe], config.local
+    recipe = make_recipe(
+        local,
+        config.orthogonalizer,
+        routed=_routed(config, task),
+        custom_map=user_map(config),
+        clients=config.federation.clients,
+    )
+    if recipe.mechanism is not None:
+        (package,) = packages_of(method.name)
+        raise unusable(package, method.name, f"{method.make} returns a recipe with a mechanism")
+    start, _ = split_statistics(task.initial(generator(0, Draw.INITIAL)))
+    within = guard_of(method, function_of(method))
+    try:
+        with within:
+            return _tried_recipe(recipe, start, task.stack_limit)
+    except OwnError:
+        raise
+    except InputError as error:
+        raise InputError(f"{within.named} cannot be used: {error}") from error
 
 
 def _zeros_like(shapes: State, params: Params) -> State:

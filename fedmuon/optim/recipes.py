@@ -20,8 +20,9 @@ from torch import Tensor
 import fedmuon.optim.links as links
 from fedmuon import orthogonalize as maps
 from fedmuon.config.incompatible import one_matrix_problems
-from fedmuon.config.method import Method, parameter
-from fedmuon.config.methods import METHODS, function_of
+from fedmuon.config.method import Method, by_parameter, parameter
+from fedmuon.config.methods import BUILT_IN, METHODS, function_of
+from fedmuon.config.registered import guard_of
 from fedmuon.config.schema import (
     NETWORK_TASK,
     Local,
@@ -33,6 +34,7 @@ from fedmuon.config.schema import (
 from fedmuon.core.choices import with_fact
 from fedmuon.core.device import with_deferred_checks
 from fedmuon.core.errors import InputError
+from fedmuon.core.registry import takes
 from fedmuon.core.tables import validate_values
 from fedmuon.optim.chain import (
     Chain,
@@ -1402,17 +1404,22 @@ def make_recipe(
     if "private" in method.facts:
         recipe = function(local, privacy or Privacy(), rate, of_map, joint_block, turns)
         return _renormalized(recipe, local, routed)
-    parameters = inspect.signature(function).parameters
-    facts = {**of_map, "clients": clients}
-    arguments = _values_of(method, local) | {"lr": rate}
-    arguments |= {name: facts[name] for name in facts if name in parameters}
-    return _renormalized(as_recipe(function(**arguments)), local, routed)
+    arguments = takes(function, {**of_map, "clients": clients})
+    arguments |= _values_of(method, local) | {"lr": rate}
+    if method.name in BUILT_IN:
+        return _renormalized(function(**arguments), local, routed)
+    with (guard := guard_of(method, function)):
+        recipe = as_recipe(function(**arguments), guard)
+    return _renormalized(recipe, local, routed)
 
 
 def _values_of(method: Method, local: Local) -> dict[str, Any]:
     """Return the keys and options of [local] that a method takes, by parameter name."""
-    keys = {parameter(key): getattr(local, parameter(key)) for key in method.keys}
-    return keys | {parameter(key): value for key, value in local.options if key in method.options}
+    options = by_parameter(dict(local.options))
+    return {
+        **{parameter(key): getattr(local, parameter(key)) for key in method.keys},
+        **{name: options[name] for name in by_parameter(method.options) if name in options},
+    }
 
 
 def _renormalized(recipe: Recipe, local: Local, routed: Mapping[str, int] | None) -> Recipe:

@@ -1,9 +1,9 @@
 """Check that a run is resumed with the same custom objects and samples that started the run.
 
 A run folder contains the file objects.json with digests of the user's custom objects, of the files
-that define the objects, and of the samples. The file also contains the values of the user's
-schedule, so that the schedule is called only once per run. The digest of an object is a hash of its
-code, and of the values that its code and its attributes contain.
+that define the objects, of a method of another package, and of the samples. The file also contains
+the values of the user's schedule, so that the schedule is called only once per run. The digest of
+an object is a hash of its code, and of the values that its code and its attributes contain.
 """
 
 import dataclasses
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from fedmuon.config.load import Config
+from fedmuon.config.methods import registered_function
 from fedmuon.config.schema import reads
 from fedmuon.config.user_objects import NAMED, guard, user_objects
 from fedmuon.core import files
@@ -67,7 +68,10 @@ def described(
     """
     objects, fingerprints = user_objects(config), {}
     for kind in KINDS:
-        if (value := getattr(objects, kind)) is not None:
+        value = getattr(objects, kind)
+        if kind == "recipe" and value is None:
+            value = registered_function(config.local.recipe)
+        if value is not None:
             key = (folder.resolve(), kind, id(value))
             met, fingerprint = MET.get(key, (lambda: None, ""))
             if afresh or met() is not value:

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fedmuon.config.registered import packages_of, registered
 from fedmuon.core.files import Record
 
 try:
@@ -25,10 +26,11 @@ PROCESSOR = "model name"  # name of the line in Linux's /proc/cpuinfo
 def versions() -> dict[str, str]:
     """Return the versions of all software that affects results.
 
-    The versions are read only once per process.
+    Packages that register methods are included. The versions are read only once per process.
     """
     installed = {"python": platform.python_version()}
-    for name in ("fedmuon", "torch", "numpy", "scipy", "flwr", "ray"):
+    others = sorted({package for name in registered() for package in packages_of(name)})
+    for name in ("fedmuon", "torch", "numpy", "scipy", "flwr", "ray", *others):
         try:
             installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
