@@ -1,9 +1,8 @@
 """Answer messages in a client: unpack a message, train or evaluate, mask and pack the reply.
 
-Between rounds, a client process stores the persistent states of the optimizer (`stored_states.py`).
-The process also caches the samples of its clients and the objects that the config describes. With
-distributed trust, a client also stores the private key of its mask. The key is created when the
-server requests the public key, and deleted after the reply.
+Between rounds, a client process stores the persistent states of the optimizer (`stored_states.py`)
+and the private key of its mask (`masks.py`). The process also caches the samples of its clients and
+the objects that the config describes.
 """
 
 import faulthandler
@@ -12,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 
+from fedmuon.clients.masks import mask_reply
 from fedmuon.clients.messages import (
     MEASURED,
     Fetch,
@@ -35,57 +34,8 @@ from fedmuon.federated.evaluation import risk
 from fedmuon.federated.rounds import client_updates, first_model, opened
 from fedmuon.federated.wire import distrusted, named, pack, received
 from fedmuon.optim.chain import States
-from fedmuon.optim.client_privacy import is_masked, level_of
-from fedmuon.optim.personal_parameters import PersonalParameters
-from fedmuon.optim.recipe import Recipe
-from fedmuon.optim.stage import Broadcast, Reply
-from fedmuon.privacy.mechanisms import distributed
+from fedmuon.optim.stage import Broadcast
 from fedmuon.tasks.base import Params
-
-KEPT = "fedmuon-key"  # name of the record with the private key in the node's context
-
-
-def key(message: Message, context: Context) -> Message:
-    """Create a new pair of keys, store the private key, and reply with the public key."""
-    private, public = distributed.key_pair()
-    context.state[KEPT] = ConfigRecord({"private": private})
-    return answer(message, {"who": ConfigRecord({"partition": partition(context), "key": public})})
-
-
-def mask_reply(recipe: Recipe, reply: Reply, message: Message, context: Context) -> Reply:
-    """Add the client's mask of this round to the reply, and delete the client's private key.
-
-    All public keys of the cohort must be different. If keys were equal, the sum could contain fewer
-    clients, and thus fewer shares of noise.
-    """
-    level = level_of(recipe.stages)
-    assert level is not None
-    if KEPT not in context.state:
-        raise InputError(
-            "the server requests a masked reply, but this client has no private key for its "
-            "mask. The client's node may have restarted during the round. Continue the run on "
-            "the server with --resume, which creates new keys."
-        )
-    keypair: Any = context.state.pop(KEPT)
-    private, cohort = keypair["private"], level.cohort
-    roster: dict[str, Any] = dict(message.content.config_records["roster"])
-    keys = dict(zip(roster["clients"], roster["keys"], strict=True))
-    if not len(keys) == len(set(keys.values())) == len(roster["clients"]) == cohort:
-        raise InputError(
-            f"the server's message must contain one public key for each of the {cohort} clients, "
-            "all of them different, but keys are missing or equal. Continue the run on the "
-            "server with --resume, which creates new keys."
-        )
-    if keys.get(reply.client) != distributed.public_of(private):
-        raise InputError(
-            f"the public key of client {reply.client} in the server's message is not the key that "
-            "this client sent for this round. Continue the run on the server with --resume, "
-            "which creates new keys."
-        )
-    vectors = {"model": reply.params, **reply.states}
-    count = sum(value.numel() for tree in vectors.values() for value in tree.values())
-    states = distributed.masked(vectors, distributed.mask(private, reply.client, keys, count))
-    return replace(reply, params=states.pop("model"), states=states)
 
 
 @contextmanager
@@ -137,10 +87,10 @@ def train_together(
         replies = client_updates(recipe, task, plan, pairs, sent, stored, measured)
         for memory, reply in zip(memories, replies if memories else (), strict=True):
             memory.keep(reply.own)
-        if is_masked(recipe.stages):
+        if recipe.masked_clients:
             triples = zip(replies, messages, contexts, strict=True)
             with distrusted():
-                replies = [mask_reply(recipe, *triple) for triple in triples]
+                replies = [mask_reply(recipe.masked_clients, *triple) for triple in triples]
     return [
         answer(
             message,
@@ -170,13 +120,13 @@ def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Mess
             "a client of a private run does not report the loss on its samples, because this "
             "loss contains no noise. Evaluate the model on the server's test samples."
         )
-    if any(isinstance(stage, PersonalParameters) for stage in client.setup.recipe.stages):
+    with distrusted():
+        params, _ = _arrays(message, client, stack, states=False)
+    if params.keys() != first_model(client.setup.task, client.setup.plan.seed, stack).keys():
         raise InputError(
             "the server requested the loss of a personal model, but part of a personal model "
             "never leaves its client. To measure personal models, set [data] client-test."
         )
-    with distrusted():
-        params, _ = _arrays(message, client, stack, states=False)
     result = risk(client.setup.task, params, client.shard.data.inputs, client.shard.data.labels)
     metrics = {"loss": result.loss} | result.scores
     return answer(

@@ -16,7 +16,6 @@ from fedmuon.config.load import Config
 from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.traffic import returned_like
 from fedmuon.federated.wire import pack
-from fedmuon.optim.client_privacy import is_masked
 from fedmuon.optim.stage import ServerState
 from fedmuon.server import messaging
 from fedmuon.server.ray.flower_internals import identify, node_ids, numbered, weight
@@ -78,7 +77,7 @@ def requests(
     identify()
     clients = [int(client) for client in experiment.plan.participants(0)]
     nodes = {client: ids[client] if ids else client for client in clients}
-    keys = messaging.blank(clients) if is_masked(experiment.recipe.stages) else None
+    keys = messaging.blank(clients) if experiment.recipe.masked_clients else None
     strategy = FedMuonStrategy(config, experiment, state, nodes, keys)
     messages = list(strategy.messages(MessageType.TRAIN, clients))
     for message in messages:

@@ -27,7 +27,6 @@ from fedmuon.federated.rounds import broadcast, next_state, starts
 from fedmuon.federated.traffic import returned_like, traffic
 from fedmuon.federated.wire import distrusted, pack, received
 from fedmuon.optim.chain import States
-from fedmuon.optim.client_privacy import is_masked
 from fedmuon.optim.stage import Reply, ServerState
 from fedmuon.runs.observers.worker_memory import Measured
 from fedmuon.server import stopping
@@ -274,7 +273,7 @@ class FedMuonStrategy(Strategy):
                 (clients, table.deadline) if self.nodes else (everyone, table.patience)
             )
             self.nodes = meet(grid, self.nodes, needed, patience)
-        if is_masked(self.experiment.recipe.stages):
+        if self.experiment.recipe.masked_clients:
             self.keys = public_keys(grid, clients, self.nodes, table.deadline)
 
     def _read(self, message: Message, client: int) -> Reply:

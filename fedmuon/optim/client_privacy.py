@@ -31,6 +31,11 @@ class ClientPrivacy(Stage):
         """Return True, because the account assumes that an update depends on one client alone."""
         return True
 
+    @property
+    def masked_clients(self) -> int:  # type: ignore[override]
+        """The size of a cohort with distributed trust, and otherwise 0."""
+        return self.level.cohort if self.level.shared else 0
+
     def reply(self, reply: Reply, received: Broadcast, memory: States) -> Reply:
         """Remove the loss of a reply. If clients do not trust the server, also add noise."""
         silent = replace(reply, loss=torch.full_like(reply.loss, math.nan))
@@ -62,9 +67,3 @@ def level_of(stages: Sequence[Stage]) -> ClientLevel | None:
     """Return the mechanism that protects the clients of a recipe with these stages, or None."""
     levels = (stage.level for stage in stages if isinstance(stage, ClientPrivacy))
     return next(levels, None)
-
-
-def is_masked(stages: Sequence[Stage]) -> bool:
-    """Return whether clients return masked integers, of which the server reads only the sum."""
-    level = level_of(stages)
-    return level is not None and level.shared

@@ -134,6 +134,11 @@ class Recipe:
         return any(stage.isolates for stage in self.stages)
 
     @property
+    def masked_clients(self) -> int:
+        """The number of clients whose replies are masked, or 0 if replies are not masked."""
+        return max((stage.masked_clients for stage in self.stages), default=0)
+
+    @property
     def private(self) -> bool:
         """Whether the recipe has a privacy mechanism."""
         return self.mechanism is not None or self.isolates

@@ -107,6 +107,8 @@ class Stage:
         exact: Whether clients receive exactly the tensors that the server has.
         isolates: Whether a client's reply must not depend on other clients. Each client then trains
             alone, and a loss that is not finite does not stop the run.
+        masked_clients: The number of clients whose replies are masked so that the server reads only
+            their sum, or 0 if replies are not masked.
 
     Example:
         >>> import fedmuon
@@ -124,6 +126,7 @@ class Stage:
     stores: tuple[str, ...] = ()
     exact: bool = True
     isolates: bool = False
+    masked_clients: int = 0
 
     def require(self, recipe: Any) -> None:
         """Raise an error if this stage does not fit a recipe, which has just been created.

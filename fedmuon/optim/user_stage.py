@@ -16,15 +16,10 @@ from fedmuon.core.errors import Guard, InputError, mapping, plain
 from fedmuon.core.registry import unfit
 from fedmuon.core.trial import trial
 from fedmuon.optim.chain import States
-from fedmuon.optim.client_privacy import ClientPrivacy
-from fedmuon.optim.compression import Compression
-from fedmuon.optim.low_rank import EncodedStates
-from fedmuon.optim.personal_parameters import PersonalParameters
 from fedmuon.optim.recipe import Recipe, initial_states
 from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, Stage, Trees, split_model
 from fedmuon.tasks.base import Params
 
-BUILT_IN = (ClientPrivacy, Compression, EncodedStates, PersonalParameters)
 WANTED = "a fedmuon.Stage, or a list of them"
 
 
@@ -138,14 +133,22 @@ def as_stages(found: Any, guard: Guard) -> tuple[Stage, ...]:
         if not isinstance(stage, Stage):
             raise unfit(stage, "stage", WANTED, guard.named)
     return tuple(
-        stage if isinstance(stage, (*BUILT_IN, GuardedStage)) else GuardedStage(stage, guard)
+        stage
+        if is_built_in(stage) or isinstance(stage, GuardedStage)
+        else GuardedStage(stage, guard)
         for stage in stages
     )
 
 
 def has_custom_stage(recipe: Recipe) -> bool:
     """Return whether a recipe has a stage that is not one of fedmuon's own."""
-    return any(not isinstance(stage, BUILT_IN) for stage in recipe.stages)
+    return not all(map(is_built_in, recipe.stages))
+
+
+def is_built_in(stage: Stage) -> bool:
+    """Return whether a stage is one of fedmuon's own."""
+    kind = type(stage)
+    return kind not in (Stage, GuardedStage) and kind.__module__.startswith("fedmuon.optim.")
 
 
 # The trial
