@@ -133,7 +133,7 @@ def test_a_run_resumes_only_with_the_same_function(decay: Path, tmp_path: Path) 
     assert saved["recipe"].startswith("fedavg_decay:")
     with pytest.raises(KeyboardInterrupt):
         fedmuon.run(tables(), out=tmp_path / "other", callbacks=[stop])
-    (decay / "decaying" / "rule.py").write_text(RULE.replace("value + 1", "value + 2"))
+    (decay / "decaying" / "rule.py").write_text(RULE.replace("value + 1", "value + 2.5"))
     for name in [name for name in sys.modules if name.startswith("decaying")]:
         del sys.modules[name]
     with pytest.raises(InputError, match="the recipe differs from the recipe"):
