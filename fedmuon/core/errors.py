@@ -8,6 +8,7 @@ object.
 
 import contextlib
 import difflib
+import inspect
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -246,6 +247,10 @@ class _Guarded:
     guard: Guard
     function: Callable[..., Any]
     read: Callable[[Any], Any] | None
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with self.guard:

@@ -617,15 +617,7 @@ def _trial_states(recipe: Recipe, start: Params, clients: Sequence[int]) -> Stat
     states = recipe.chain.init(params, {})
     for step in range(2):
         params, states = recipe.chain.step(params, states, _context(params, clients, step))
-    if recipe.client is None:
-        return states
-    return recipe.client(first, params, states, 2, **_for_client(recipe, params))[1]
-
-
-def _for_client(recipe: Recipe, params: Params) -> dict[str, Any]:
-    """Return the optional arguments of the clients' rule in a trial."""
-    arguments: dict[str, Any] = {"factor": 1.0} if recipe.scaled else {}
-    return arguments | ({"samples": _trial_samples(params)} if recipe.knows_samples else {})
+    return recipe.apply_client(first, params, states, 2, 1.0, _trial_samples(params))[1]
 
 
 def _trial_samples(params: Params) -> Tensor:
@@ -788,9 +780,8 @@ def require_round(recipe: Recipe, start: Params) -> States:
                 "links.gradient() the first link of the chain."
             )
         params = {name: value + direction[name] for name, value in params.items()}
-    factor = {"factor": 1.0} if recipe.scaled else {}
     if recipe.client is not None:
-        rule = partial(recipe.client, **_for_client(recipe, params))
+        rule = partial(recipe.apply_client, factor=1.0, samples=_trial_samples(params))
         client_result = _tried("the clients' rule", CLIENT_RULE, rule, start, params, states, 2)
         if not _are_mappings(client_result):
             raise InputError(
@@ -808,8 +799,7 @@ def require_round(recipe: Recipe, start: Params) -> States:
     _require_stacked(recipe, states, 1)
     _require_resumable(recipe, start, states)
     server_states = initial_states(recipe, start) | {name: states[name] for name in recipe.returned}
-    counted = {"answered": [(1.0, 2)]} if recipe.counted else {}
-    rule = partial(recipe.server, **factor, **counted)
+    rule = partial(recipe.apply_server, factor=1.0, answered=lambda: [(1.0, 2)])
     start, params = shared_part(recipe, start), shared_part(recipe, params)
     server_result = _tried("the server's rule", RULE, rule, start, params, server_states)
     if not _are_mappings(server_result):

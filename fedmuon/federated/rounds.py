@@ -24,7 +24,7 @@ from fedmuon.core.device import with_deferred_checks
 from fedmuon.core.errors import in_round
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.threads import spread
-from fedmuon.federated.cohorts import cohorts_of
+from fedmuon.federated.cohorts import Synchronous, cohorts_of
 from fedmuon.federated.experiment import Client, Engine, Experiment, Round, mean_loss
 from fedmuon.federated.oracles import Statistics, oracle_of
 from fedmuon.federated.plan import RandomnessPlan
@@ -77,7 +77,7 @@ def run_round(
     own = {client: stored.read(client, state.round) for client, _ in clients if recipe.stores}
     by_number = dict(clients)
     for start, numbers in starts(experiment, state, [*by_number]):
-        sent = opened(recipe, broadcast(recipe, start), lambda start=start: start.params)
+        sent = received_message(recipe, start)
         cohort = [(client, by_number[client]) for client in numbers]
         replies += client_updates(recipe, task, plan, cohort, sent, own, experiment.measured)
     for reply in replies if recipe.stores else ():
@@ -336,7 +336,7 @@ def _updated(
 # The start of a client's round
 
 
-def _cohorts(experiment: Experiment) -> Any:
+def _cohorts(experiment: Experiment) -> Synchronous:
     exact = all(stage.exact for stage in experiment.recipe.stages)
     return cohorts_of(experiment.plan, exact)
 

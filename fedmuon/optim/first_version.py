@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedmuon.core.errors import InputError, shown
 from fedmuon.optim.client_privacy import ClientPrivacy
 from fedmuon.optim.compression import Compression
 from fedmuon.optim.low_rank import EncodedStates
@@ -69,13 +70,33 @@ def with_arguments(
     return tuple(stages)
 
 
+def require_flags(flags: Mapping[str, Any]) -> None:
+    """Warn about the arguments `scaled` and `counted`, which have no effect.
+
+    Raises:
+        InputError: If a value is not a boolean.
+    """
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise InputError(
+                f"{name} of a Recipe is {shown(value)}, but it must be True or False. Leave it out."
+            )
+        warnings.warn(
+            f"the argument `{name}` of fedmuon.Recipe is deprecated and has no effect. Rules "
+            "receive `factor` and `answered` if they have parameters with these names.",
+            DeprecationWarning,
+            stacklevel=4,
+        )
+
+
 def fields(recipe: Any) -> dict[str, Any]:
     """Return the fields of a recipe with the names and in the order of version 1.0.
 
     Fields that are newer come last. `stages` contains only stages that version 1.0 did not have.
     """
     newer = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
-    older = {name: newer.pop(name) if name in newer else attribute(recipe, name) for name in FIELDS}
+    older = {name: getattr(recipe, name) for name in FIELDS}
+    newer = {name: value for name, value in newer.items() if name not in older}
     kinds = tuple(kind for kind, _ in STAGES.values())
     newer["stages"] = tuple(stage for stage in recipe.stages if not isinstance(stage, kinds))
     return older | newer

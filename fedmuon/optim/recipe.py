@@ -6,9 +6,11 @@ rounds. The server's rule computes the next model from the old model. Everything
 round is the same for all recipes. `recipes.py` defines the named recipes.
 """
 
+import contextlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -34,6 +36,8 @@ ServerRule = Callable[..., tuple[Params, States]]
 ClientRule = Callable[..., tuple[Params, States]]
 # Arguments and attributes of version 1.0 (`first_version.py`).
 REPLACED = ("personal", "codecs", "compression", "client_level", "masked")
+FLAGS = ("scaled", "counted")
+ASKING = "the rule `client` has a parameter `samples`"
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,9 @@ class Recipe:
     Attributes:
         chain: The links of a client.
         server: Function that receives `(old model, mean of the clients' models, states)` and
-            returns `(next model, next states)`.
+            returns `(next model, next states)`. It may also have a parameter `factor`, the
+            step-size factor of the round, and a parameter `answered`, a list of each reply's weight
+            in the mean and number of local steps.
         sent: Names of the states that clients receive.
         returned: Names of the states that clients return, and that the server averages. A state
             that belongs to no link comes from the rule `client`. Its tensors have the shapes
@@ -51,7 +57,6 @@ class Recipe:
         kept: Names of the states that the server stores between rounds.
         mechanism: The privacy mechanism, through which a private chain reads the data.
         aggregate: The aggregator, which combines the replies.
-        scaled: Whether both rules also accept `factor`, the step-size factor of the round.
         steps: The number of local steps that the server's rule assumes, or 0 if any number is
             possible.
         thread_safe: Whether several threads may train clients at once.
@@ -59,17 +64,14 @@ class Recipe:
             sends. The state of a link named `personal` is the client's own model.
         client: The client's rule, called at the end of the client's round: a function that receives
             `(received model, model after the local steps, states, number of local steps)` and
-            returns `(model to return, states)`.
-        counted: Whether the server's rule also accepts `answered`, a list of each reply's weight in
-            the mean and number of local steps.
+            returns `(model to return, states)`. It may also have a parameter `factor`, and a
+            parameter `samples`, a tensor `[replicas]` with the number n_i of the client's samples.
         initial: Mapping from a state name to a function that receives the model and returns the
             server's first state, in place of zeros. It also defines the shapes of the state.
         clients: The total number N of clients that the server's rule assumes, or 0 if any number is
             possible.
         direction: Whether clients return a direction, with the shapes of the model, instead of a
             model.
-        knows_samples: Whether the rule `client` also accepts `samples`, a tensor `[replicas]` with
-            the number n_i of the client's samples.
         stages: The stages that change messages, such as compression (`fedmuon.Stage`).
 
     Raises:
@@ -91,16 +93,13 @@ class Recipe:
     kept: tuple[str, ...] = ()
     mechanism: "Mechanism | None" = None
     aggregate: Aggregator = field(default_factory=mean)
-    scaled: bool = False
     steps: int = 0
     thread_safe: bool = True
     persistent: tuple[str, ...] = ()
     client: ClientRule | None = None
-    counted: bool = False
     initial: Mapping[str, Callable[[Params], State]] = field(default_factory=dict, hash=False)
     clients: int = 0
     direction: bool = False
-    knows_samples: bool = False
     stages: tuple[Stage, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
@@ -109,6 +108,31 @@ class Recipe:
         from fedmuon.optim.first_version import attribute  # loads all stages
 
         return attribute(self, name)
+
+    @property
+    def scaled(self) -> bool:
+        """Whether a rule has a parameter `factor`."""
+        return "factor" in self.facts_for_server | self.facts_for_client
+
+    @property
+    def counted(self) -> bool:
+        """Whether the server's rule has a parameter `answered`."""
+        return "answered" in self.facts_for_server
+
+    @property
+    def knows_samples(self) -> bool:
+        """Whether the clients' rule has a parameter `samples`."""
+        return "samples" in self.facts_for_client
+
+    @cached_property
+    def facts_for_server(self) -> frozenset[str]:
+        """The facts of a round that the server's rule asks for, by the names of its parameters."""
+        return parameters_of(self.server) & {"factor", "answered"}
+
+    @cached_property
+    def facts_for_client(self) -> frozenset[str]:
+        """The facts of a round that the clients' rule asks for, by the names of its parameters."""
+        return parameters_of(self.client) & {"factor", "samples"}
 
     @property
     def stores(self) -> tuple[str, ...]:
@@ -178,8 +202,8 @@ class Recipe:
         """
         if self.client is None:
             return params, states
-        facts: dict[str, Any] = {"factor": factor} if self.scaled else {}
-        facts |= {"samples": samples} if self.knows_samples else {}
+        known = {"factor": factor, "samples": samples}
+        facts = {name: known[name] for name in self.facts_for_client}
         return self.client(received, params, states, steps, **facts)
 
     def apply_server(
@@ -202,8 +226,8 @@ class Recipe:
         Returns:
             The next model and the next states.
         """
-        facts: dict[str, Any] = {"factor": factor} if self.scaled else {}
-        facts |= {"answered": answered()} if self.counted else {}
+        known: dict[str, Callable[[], Any]] = {"factor": lambda: factor, "answered": answered}
+        facts = {name: known[name]() for name in self.facts_for_server}
         return self.server(old, mean, states, **facts)
 
     def __post_init__(self) -> None:
@@ -223,10 +247,10 @@ class Recipe:
                 stage.require(self)
             knowing = [f"the link {one.name}" for one in self.chain.links if one.knows_samples]
             if self.private and (knowing or self.knows_samples):
+                asking = f"{knowing[0]} has knows_samples=True" if knowing else ASKING
                 raise InputError(
-                    f"{[*knowing, 'the rule `client`'][0]} has knows_samples=True, but the recipe "
-                    "is private, and a client's number of samples is protected. Set "
-                    "knows_samples=False."
+                    f"{asking}, but the recipe is private, and a client's number of samples is "
+                    f"protected. {'Set knows_samples=False.' if knowing else 'Remove it.'}"
                 )
         for link in self.chain.links:
             lost = [key for key in ("sent", "kept") if link.name not in getattr(self, key)]
@@ -245,13 +269,19 @@ class Recipe:
             )
 
 
+def parameters_of(rule: Callable[..., Any] | None) -> frozenset[str]:
+    """Return the names of a rule's parameters, or no names if they are unknown."""
+    with contextlib.suppress(TypeError, ValueError):
+        return frozenset(inspect.signature(rule).parameters) if rule is not None else frozenset()
+    return frozenset()
+
+
 def _require_types(recipe: Recipe) -> None:
     """Reject fields of the wrong type, which would raise an error only in the middle of a run."""
     needs = {
         "chain": (isinstance(recipe.chain, Chain), "a fedmuon.Chain of links"),
         "server": (callable(recipe.server), "a function (old, mean, states)"),
         "aggregate": (isinstance(recipe.aggregate, Aggregator), "a fedmuon.Aggregator"),
-        "scaled": (isinstance(recipe.scaled, bool), "True or False"),
     }
     for name in ("steps", "clients"):
         number = getattr(recipe, name)
@@ -260,8 +290,7 @@ def _require_types(recipe: Recipe) -> None:
         recipe.client is None or callable(recipe.client),
         "a function (received, params, states, steps)",
     )
-    for name in ("counted", "direction", "knows_samples"):
-        needs[name] = isinstance(getattr(recipe, name), bool), "True or False"
+    needs["direction"] = isinstance(recipe.direction, bool), "True or False"
     for name in ("sent", "returned", "kept", "persistent"):
         names = getattr(recipe, name)
         are_names = isinstance(names, tuple | list) and all(isinstance(item, str) for item in names)
@@ -282,6 +311,11 @@ def _with_older_arguments(create: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(create)
     def create_from(self: Recipe, *args: Any, **arguments: Any) -> None:
+        flags = {name: arguments.pop(name) for name in [*arguments] if name in FLAGS}
+        if flags:
+            from fedmuon.optim.first_version import require_flags
+
+            require_flags(flags)
         older = {name: arguments.pop(name) for name in [*arguments] if name in REPLACED}
         if older:
             from fedmuon.optim.first_version import with_arguments

@@ -369,7 +369,6 @@ def fedmuon_aligned(
         sent=shared,
         returned=MOMENTUM,
         kept=shared,
-        scaled=True,
         steps=steps,
     )
 
@@ -673,7 +672,7 @@ def fednova(lr: Number = 1.0, weight_decay: float = 0.0) -> Recipe:
         return {name: old[name] + count * (mean[name] - old[name]) for name in old}, states
 
     chain = Chain((gradient(), descend(lr, {}, weight_decay)))
-    return Recipe(chain, server, client=client, counted=True)
+    return Recipe(chain, server, client=client)
 
 
 def _require_clients(clients: int) -> None:
@@ -767,8 +766,6 @@ def scaffold(
         persistent=("client-control",),
         clients=clients,
         client=client,
-        scaled=True,
-        counted=True,
     )
 
 
@@ -869,7 +866,6 @@ def fedmuon_corrected(
         persistent=("momentum", "client-correction"),
         clients=clients,
         client=client,
-        counted=True,
     )
 
 
@@ -1038,7 +1034,6 @@ def ef21_muon(
         initial=lasting,
         persistent=MOMENTUM,
         client=client,
-        scaled=True,
         direction=True,
     )
 

@@ -40,7 +40,7 @@ FILE = "objects.json"
 KINDS = ("partition", "task", "recipe", "orthogonalizer", "aggregate", "stage", "schedule")
 FACTORS = "factors"
 # Attributes that version 1.0 did not have: (class, attribute).
-SINCE_THEN = {("Recipe", "knows_samples"), ("Recipe", "stages"), ("Link", "knows_samples")}
+SINCE_THEN = {("Recipe", "stages"), ("Link", "knows_samples")}
 
 # Classes that have moved since version 1.0: name -> name in version 1.0.
 MOVED = {"fedmuon.optim.aggregator.Aggregator": "fedmuon.optim.aggregators.Aggregator"}

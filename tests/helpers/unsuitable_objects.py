@@ -415,7 +415,6 @@ SLOTS: dict[str, Slot] = {
     "links-orthogonalize": (lambda x: _chained(links.orthogonalize(x)), OBJECTS),
     "recipe-chain": (lambda x: _recipe(chain=x), VALUES),
     "recipe-server": (lambda x: _recipe(server=x), OBJECTS),
-    "recipe-server-scaled": (lambda x: _recipe(server=x, scaled=True), FUNCTIONS),
     "recipe-sent": (lambda x: _recipe(sent=x), VALUES),
     "recipe-returned": (lambda x: _recipe(returned=x), VALUES),
     "recipe-kept": (lambda x: _recipe(kept=x), VALUES),

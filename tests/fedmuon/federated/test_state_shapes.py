@@ -126,7 +126,7 @@ def test_links_and_rules_can_ask_for_their_sample_count() -> None:
     asking = fedmuon.Link("asking", lambda params: {}, update, knows_samples=True)
     deaf = fedmuon.Link("deaf", lambda params: {}, update)
     chain = fedmuon.Chain((links.gradient(), asking, deaf, links.descend(1.0)))
-    made = fedmuon.Recipe(chain, server, returned=("count",), client=client, knows_samples=True)
+    made = fedmuon.Recipe(chain, server, returned=("count",), client=client)
     found = ran(made, "inline")
     assert any(one is not None and (one > 2).all() for one in seen) and None in seen
 

@@ -61,3 +61,23 @@ def test_unknown_arguments_and_attributes_are_still_errors() -> None:
         plain.codec  # noqa: B018
     with pytest.raises(InputError, match="use this name for the model"):
         dataclasses.replace(plain, sent=("model",), kept=("model",))
+
+
+def test_a_rule_receives_the_facts_that_it_names() -> None:
+    asked: dict[str, Any] = {}
+
+    def rule(old: Any, mean: Any, states: Any, factor: float, answered: Any) -> Any:
+        asked.update(factor=factor, answered=answered)
+        return mean, states
+
+    plain = recipes.fedavg(0.1)
+    asking = dataclasses.replace(plain, server=rule)
+    assert asking.scaled and asking.counted and not asking.knows_samples
+    assert not (plain.scaled or plain.counted)  # the control
+    asking.apply_server({}, {}, {}, 0.5, lambda: [(1.0, 2)])
+    assert asked == {"factor": 0.5, "answered": [(1.0, 2)]}
+    for name in ("scaled", "counted"):
+        with pytest.deprecated_call(match="has no effect"):
+            assert dataclasses.replace(asking, **{name: True}).scaled
+        with pytest.raises(InputError, match=f"{name} of a Recipe is 3"):
+            dataclasses.replace(asking, **{name: 3})

@@ -222,7 +222,8 @@ def test_attributes_of_later_versions_count_only_where_they_have_an_effect() -> 
     """Runs that began with version 1.0 resume; the control sets the attribute."""
     link = links.gradient()
     recipe = fedmuon.Recipe(fedmuon.Chain((link,)), lambda old, mean, states: (mean, states))
-    for subject in (link, recipe):
+    changed = (link, "knows_samples", True), (recipe, "stages", (fedmuon.Stage(),))
+    for subject, name, value in changed:
         plain = [*fingerprints.parts(subject, {})]
-        asking = [*fingerprints.parts(replace(subject, knows_samples=True), {})]
-        assert "'knows_samples'" not in plain and "'knows_samples'" in asking
+        asking = [*fingerprints.parts(replace(subject, **{name: value}), {})]
+        assert f"'{name}'" not in plain and f"'{name}'" in asking
