@@ -56,9 +56,13 @@ settings.load_profile("repeatable")
 # Each group has one worker, which starts its tests one after the other; the larger a group, the
 # sooner, and what a group makes is made once. Two of four mostly wait for processes: -n 4.
 GROUPS = {
-    "deployments": ("tests/experiments/engines/test_deployment.py",),
+    "deployments": (
+        "tests/experiments/engines/test_deployment.py",
+        "tests/fedmuon/federated/test_stage_conformance.py::test_super_link_equals_inline",
+    ),
     "clusters": (
         "tests/fedmuon/federated/test_engines_agree.py",
+        "tests/fedmuon/federated/test_stage_conformance.py::test_ray_equals_inline",
         "tests/architecture/test_examples.py::test_an_example_on_ray_is_that_inline",
         "tests/architecture/test_examples.py::test_named_objects_are_the_same_on_ray",
         "tests/server/test_grid.py",

@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from reference import gradients, orthogonal
+from reference.rounds import Problem
+from reference.trees import Tree
 from torch import Tensor, nn
 
 from fedmuon.config.load import Config
@@ -17,9 +20,6 @@ from fedmuon.federated.client_data import build_data
 from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.rounds import begin, simulate
 from fedmuon.optim.stage import ServerState
-from reference import gradients, orthogonal
-from reference.rounds import Problem
-from reference.trees import Tree
 
 SHARE = 0.3  # of a batch in the running statistics of `normalized_perceptron`
 
@@ -38,10 +38,10 @@ def perceptron() -> nn.Module:
         return nn.Sequential(nn.Linear(7, 4), nn.Tanh(), nn.Linear(4, 3))
 
 
-def normalized_perceptron(tracked: bool = True) -> nn.Module:
+def normalized_perceptron(share: float = SHARE) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        norm = nn.BatchNorm1d(4, momentum=SHARE, track_running_stats=tracked)
+        norm = nn.BatchNorm1d(4, momentum=share)
         return nn.Sequential(nn.Linear(7, 4), norm, nn.Tanh(), nn.Linear(4, 3))
 
 

@@ -50,6 +50,8 @@ def rows(share: float) -> Compressor:
 def qsgd(levels: int) -> Compressor:
     def compress(x: np.ndarray, rng: np.random.Generator, kept: Kept) -> np.ndarray:
         norm, drawn = np.sqrt((x**2).sum()), rng.random(x.size).reshape(x.shape)
+        if norm == 0:
+            return x
         return norm * np.sign(x) * np.floor(np.abs(x) / norm * levels + drawn) / levels
 
     return compress

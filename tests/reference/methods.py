@@ -16,12 +16,15 @@ def local_steps(
     visit: Visit, x: Tree, lr: float, weight_decay: float, direction: Direction
 ) -> Tree:
     """E steps x <- x - lr (direction + weight_decay x). A batch also moves running statistics."""
+
+    def descended(x: np.ndarray, d: np.ndarray) -> np.ndarray:
+        return x - lr * visit.factor * (d + weight_decay * x)
+
     for k in range(visit.steps):
         moved = visit.statistics(x, k)
         learned = {name: value for name, value in x.items() if not is_statistic(name)}
         D = direction(learned, visit.gradient(x, k), k)
-        rate = lr * visit.factor
-        x = {**each(lambda x, d: x - rate * (d + weight_decay * x), learned, D), **moved}
+        x = {**each(descended, learned, D), **moved}
     return x
 
 
@@ -108,11 +111,11 @@ def ditto(lr: float, personal_weight: float = 0.1, weight_decay: float = 0.0) ->
     def client(visit: Visit, received: Trees, own: Trees) -> Trees:
         X, first = received[MODEL], visit.problem.start
         v = own.get("personal", first)
-        for k in range(visit.steps):
-            G, rate = visit.gradient(v, k), lr * visit.factor
-            towards = each(lambda g, v, X: g + personal_weight * (v - X), G, v, X)
-            v = each(lambda v, t: v - rate * (t + weight_decay * v), v, towards)
-        own["personal"] = v
+
+        def pulled(v: Tree, G: Tree, k: int) -> Tree:
+            return each(lambda g, v, X: g + personal_weight * (v - X), G, v, X)
+
+        own["personal"] = local_steps(visit, v, lr, weight_decay, pulled)
         return {MODEL: local_steps(visit, X, lr, weight_decay, plain)}
 
     return Method(client)

@@ -354,17 +354,23 @@ def late(reply: Trees, server: Trees, received: Trees, weight: float) -> Trees:
 # What the server does
 
 
+def shortened(update: Trees, clipping: Clipping) -> Trees:
+    """The update, or the multiple of it whose norm is the bound."""
+    norm = math.sqrt(sum((u**2).sum() for arrays in update.values() for u in arrays.values()))
+    factor = min(1.0, clipping.bound / norm)
+    return {tree: each(lambda u: factor * u, arrays) for tree, arrays in update.items()}
+
+
 def clipped_mean(
     problem: Problem, clipping: Clipping, server: Trees, replies: Sequence[Trees], round: int
 ) -> Trees:
     """The server's trees plus (the sum of clipped updates + noise) / K."""
-    total = {tree: zeros(arrays) for tree, arrays in replies[0].items()}
-    for reply in replies:
-        update = {tree: each(np.subtract, reply[tree], server[tree]) for tree in reply}
-        squares = sum((u**2).sum() for arrays in update.values() for u in arrays.values())
-        short = min(1.0, clipping.bound / math.sqrt(squares))
-        total = {tree: each(lambda t, u: t + short * u, total[tree], update[tree])
-                 for tree in total}  # fmt: skip
+    updates = [
+        shortened({tree: each(np.subtract, reply[tree], server[tree]) for tree in reply}, clipping)
+        for reply in replies
+    ]
+    total = {tree: each(lambda *parts: sum(parts), *(update[tree] for update in updates))
+             for tree in updates[0]}  # fmt: skip
     block = 0
     for arrays in total.values():
         for name, value in arrays.items():

@@ -13,6 +13,8 @@ import pytest
 import torch
 from compared import built, ended, gap, image, perceptron, problem_of, with_module
 from conftest import small
+from reference import methods, rounds
+from reference.rounds import Method
 from safetensors.numpy import load_file
 
 from fedmuon import orthogonalizers, recipes
@@ -24,8 +26,6 @@ from fedmuon.federated.rounds import begin, client_update, received_message, sim
 from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.recipes import COUNTS_CLIENTS, RECIPES
 from fedmuon.optim.stage import ServerState
-from reference import methods, rounds
-from reference.rounds import Method
 
 LR, N, LAMBDA = 0.4, 5, 0.1
 

@@ -1,0 +1,458 @@
+"""One table of stages and properties: whatever changes messages has each property.
+
+Rows are stages with their settings, cohorts of FedBuff, and running statistics. A new stage needs
+one row here, and one function in `tests/reference`.
+"""
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from compared import (
+    built,
+    ended,
+    gap,
+    image,
+    normalized_perceptron,
+    perceptron,
+    problem_of,
+    with_module,
+)
+from conftest import small
+from faulty_client import app
+from live_grid import LiveGrid
+from reference import compressors, methods, rounds
+from reference.compressors import top_k
+from reference.rounds import Channel, Clipping, Method, Problem
+from reference.trees import is_statistic
+from safetensors.numpy import load_file
+from test_deployment import NODES, deployment  # noqa: F401  a fixture
+
+from fedmuon.config.load import Config
+from fedmuon.config.user_objects import UserObjects
+from fedmuon.experiments.engines.deployment import Deployment
+from fedmuon.experiments.run import execute
+from fedmuon.federated.build import resolve
+from fedmuon.federated.experiment import Experiment
+from fedmuon.federated.rounds import (
+    begin,
+    broadcast,
+    next_state,
+    run_round,
+)
+from fedmuon.federated.traffic import returned_like, sent_like
+from fedmuon.optim.compression import Compression, identity
+from fedmuon.optim.low_rank import EncodedStates, low_rank
+from fedmuon.optim.personal_parameters import PersonalParameters
+from fedmuon.optim.stage import Stage
+from fedmuon.runs.loop import prepare, train
+from fedmuon.server.strategy import FlowerEngine
+
+LR, N, SEED, LAMBDA = 0.3, 5, 3, 0.1
+PLAIN = Channel(seed=SEED)
+EXAMPLE = f"{Path(__file__).parents[3] / 'examples' / 'stage.py'}:LargerHalf"
+
+
+class Case(NamedTuple):
+    """The arguments of the reference."""
+
+    problem: Problem
+    method: Method
+    channel: Channel = PLAIN
+    clipping: Clipping | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A config, how the reference computes it, and a reference with one other constant.
+
+    Attributes:
+        tables: Tables of the config.
+        wrong: Function that changes one constant of the reference.
+        method: The method of the reference, for the config.
+        channel: How the reference compresses messages.
+        clipping: How the reference clips updates.
+        module: The model of the task, or None for the matrix task.
+        shapes: Whether the stage changes the names, shapes or dtypes of messages.
+        on_engines: Tables that replace some of `tables` on Ray and on a SuperLink.
+    """
+
+    tables: dict[str, dict[str, Any]]
+    wrong: Callable[[Case], Case]
+    method: Callable[[Config], Method] = lambda config: methods.fedmuon(LR)
+    channel: Channel = PLAIN
+    clipping: Clipping | None = None
+    module: Callable[[], Any] | None = None
+    shapes: bool = True
+    on_engines: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def compressing(
+    channel: Channel,
+    other: Channel,
+    method: Callable[[Config], Method] = lambda config: methods.fedmuon(LR),
+    local: dict[str, Any] | None = None,
+    **compression: Any,
+) -> Row:
+    tables = {"compression": compression, "local": local or {}}
+    channel, other = replace(channel, seed=SEED), replace(other, seed=SEED)
+    return Row(tables, lambda case: case._replace(channel=other), method, channel)
+
+
+def of_server(config: Config) -> Method:
+    return methods.ef21_muon(LR, lambda M: image(config, M, 0, 0, 0))
+
+
+def fedavg(config: Config) -> Method:
+    return methods.fedavg(LR)
+
+
+def svd(config: Config) -> Method:
+    return methods.fedmuon_svd(LR, rank=1)
+
+
+def scaffold(config: Config) -> Method:
+    return methods.scaffold(LR, N)
+
+
+def corrected(config: Config) -> Method:
+    return methods.fedmuon_corrected(LR, N)
+
+
+def newest(case: Case) -> Case:
+    """All replies count as replies to the newest model: no weights for staleness."""
+    pairs = [[(client, number) for client, _ in reversed(replies)]
+             for number, replies in enumerate(case.problem.versions)]  # fmt: skip
+    return case._replace(problem=replace(case.problem, versions=pairs))
+
+
+def late(
+    channel: Channel = PLAIN,
+    method: Callable[[Config], Method] = lambda config: methods.fedmuon(LR),
+    **tables: dict[str, Any],
+) -> Row:
+    """FedBuff, whose updates have two replies of which some are late."""
+    devices = {"mode": "fedbuff", "buffer": 2, "speeds": "log-normal", "dropout": 0.2}
+    given = {"devices": devices, "federation": {"rounds": 8}, **tables}
+    shapes = "compression" in tables or tables.get("local", {}).get("recipe") == "fedmuon-svd"
+    return Row(given, newest, method, replace(channel, seed=SEED), shapes=shapes)
+
+
+TOP = {"uplink": "top-k", "share": 0.3}
+PRIVATE = {"level": "client", "bound": 0.05, "insecure-reproducible-noise": True}
+FEDAVG = {"recipe": "fedavg"}
+STAGES: dict[str, Row] = {
+    "top-k": compressing(Channel(top_k(0.3)), Channel(top_k(0.4)), **TOP),
+    "top-k with error feedback": compressing(
+        Channel(top_k(0.3), "error"), Channel(top_k(0.3)), **TOP, feedback="error"
+    ),
+    "top-k with EF21": compressing(
+        Channel(top_k(0.3), "ef21"), Channel(top_k(0.3), "error"), **TOP, feedback="ef21"
+    ),
+    "random-k": compressing(
+        *(Channel(compressors.random_k(share)) for share in (0.3, 0.4)),
+        uplink="random-k", share=0.3,
+    ),
+    "rows": compressing(
+        *(Channel(compressors.rows(share), "error") for share in (0.4, 0.6)),
+        uplink="rows", share=0.4, feedback="error",
+    ),
+    "qsgd in both directions": compressing(
+        *(Channel(compressors.qsgd(s), "none", compressors.qsgd(s)) for s in (7, 8)),
+        uplink="qsgd", downlink="qsgd", levels=7,
+    ),
+    "sign of SCAFFOLD": compressing(
+        Channel(compressors.sign, "error"), Channel(compressors.sign), scaffold,
+        {"recipe": "scaffold"}, uplink="sign", feedback="error",
+    ),
+    "low-rank": compressing(
+        Channel(compressors.low_rank(1), "none", compressors.low_rank(1)),
+        Channel(compressors.low_rank(1)), uplink="low-rank", downlink="low-rank", rank=1,
+    ),
+    "power": compressing(
+        Channel(compressors.power(1), "error"), Channel(compressors.low_rank(1), "error"),
+        uplink="power", rank=1, feedback="error",
+    ),
+    "EF21 of directions": compressing(
+        Channel(top_k(0.3), "ef21"), Channel(top_k(0.4), "ef21"), of_server,
+        {"recipe": "ef21-muon"}, **TOP, feedback="ef21",
+    ),
+    "encoded states": Row(
+        {"local": {"recipe": "fedmuon-svd", "rank": 1}},
+        lambda case: case._replace(method=methods.fedmuon_svd(LR, rank=2)), svd,
+    ),
+    "personal parameters": Row(
+        {"local": {"recipe": "fedper", "personal": "2.*"}},
+        lambda case: case._replace(method=methods.fedper(LR, "2.weight")),
+        lambda config: methods.fedper(LR, "2.*"), module=perceptron,
+        on_engines={
+            "data": {"name": "digits", "train": 120, "test": 20},
+            "task": {"name": "network", "model": "mlp"},
+            "local": {"recipe": "fedper", "personal": "head.*"},
+        },
+    ),
+    "client privacy": Row(
+        {"privacy": {**PRIVATE, "noise": 0.5, "cohorts": "fixed"}},
+        lambda case: case._replace(clipping=Clipping(0.05, 0.6)),
+        clipping=Clipping(0.05, 0.5), shapes=False,
+    ),
+    "clipping without noise": Row(
+        {"privacy": {**PRIVATE, "noise": 0.0, "cohorts": "fixed"}},
+        lambda case: case._replace(clipping=Clipping(0.055)),
+        clipping=Clipping(0.05), shapes=False,
+    ),
+    "custom stage": Row(
+        {"federation": {"stage": EXAMPLE}, "local": FEDAVG},
+        lambda case: case._replace(channel=Channel()), fedavg,
+        Channel(compressors.larger_half), shapes=False,
+    ),
+    "late replies": late(),
+    "late replies of SCAFFOLD": late(method=scaffold, local={"recipe": "scaffold"}),
+    "late corrections": late(method=corrected, local={"recipe": "fedmuon-corrected"}),
+    "late encoded states": late(method=svd, local={"recipe": "fedmuon-svd", "rank": 1}),
+    "late sparse replies": late(
+        Channel(top_k(0.3), "error", top_k(0.3)),
+        compression={**TOP, "downlink": "top-k", "feedback": "error"},
+    ),
+    "statistics": Row(
+        {"local": FEDAVG}, lambda case: case._replace(problem=replace(
+            case.problem, statistics=lambda model, inputs: {})),
+        fedavg, module=normalized_perceptron, shapes=False, on_engines={"local": {}},
+    ),
+    "late statistics": replace(
+        late(method=fedavg, local=FEDAVG), module=normalized_perceptron, on_engines={"local": {}}
+    ),
+}  # fmt: skip
+every_stage = pytest.mark.parametrize("name", STAGES)
+
+
+def config(tables: dict[str, Any], module: Any = None, **more: Any) -> Config:
+    """Five clients, three of them a round, who take two steps on batches of four samples."""
+    below = {
+        "federation": {"clients": N, "per-round": 3, "rounds": 4, "aggregate": "mean"},
+        "local": {"steps": 2, "batch": 4, "lr": LR},
+        "orthogonalizer": {"lambda": LAMBDA},
+    }
+    if module is not None:
+        more["task"] = {"name": "given"}
+    merged = {name: {**tables.get(name, {}), **more.get(name, {})} for name in {**tables, **more}}
+    table = small(below, **merged)
+    return table if module is None else with_module(table, module)
+
+
+def table_of(name: str, **more: Any) -> Config:
+    row = STAGES[name]
+    return config(row.tables, row.module() if row.module else None, **more)
+
+
+def case_of(name: str, table: Config) -> Case:
+    row = STAGES[name]
+    return Case(problem_of(table), row.method(table), row.channel, row.clipping)
+
+
+def differences(name: str, case: Case) -> Iterator[float]:
+    """How far models, states of the server and memories of clients are from the reference."""
+    made = built(table_of(name))
+    state, expected = ended(made), rounds.run(*case)
+    trees = {"model": state.params, **state.states}
+    yield from (gap(trees[tree], arrays) for tree, arrays in expected.server.items())
+    for client, memory in enumerate(expected.memories):
+        for link, tensors in made.client_states.read(client, made.plan.rounds).items():
+            for key, value in tensors.items():
+                if ":" not in key:  # a part of a message, such as the factors of `power`
+                    stored = memory.get(link, {})
+                    yield gap({key: value}, {key: stored[key]}) if key in stored else math.inf
+
+
+@every_stage
+def test_result_equals_the_reference(name: str) -> None:
+    case = case_of(name, table_of(name))
+    assert max(differences(name, case)) < 1e-11
+    wrong = rounds.run(*STAGES[name].wrong(case)).server  # the negative control
+    state = ended(built(table_of(name)))
+    trees = {"model": state.params, **state.states}
+    assert max(gap(trees[tree], arrays) for tree, arrays in wrong.items()) > 1e-5
+
+
+@every_stage
+def test_resumed_run_is_bit_identical(name: str, tmp_path: Path) -> None:
+    saved = {} if "privacy" in STAGES[name].tables else {"checkpoint-every": 1}
+    table = table_of(name, output={"evaluate-every": 4, **saved})
+
+    def stop(record: Any) -> None:
+        if record["round"] == table.federation.rounds // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(table, tmp_path / "run", on_round_end=stop)
+    execute(table, tmp_path / "run", resume=True)
+    weights = load_file(tmp_path / "run" / "model.safetensors")
+    whole = ended(built(table)).params
+    assert all(np.array_equal(weights[key], value[0].numpy()) for key, value in whole.items())
+
+
+def shapes(trees: Any) -> dict[tuple[str, str], Any]:
+    return {
+        (tree, name): (tuple(value.shape), value.dtype)
+        for tree, tensors in trees.items()
+        for name, value in tensors.items()
+    }
+
+
+@every_stage
+def test_messages_have_the_announced_shapes(name: str) -> None:
+    made = built(table_of(name))
+    bare = replace(made.recipe, stages=())
+    state = begin(made.recipe, made.task, SEED)
+    clients = [made.client(int(client)) for client in made.plan.participants(0)]
+    _, replies, _ = run_round(made, state, clients)
+    of_round = state.params, state.states
+    announced = sent_like(made.recipe, *of_round), returned_like(made.recipe, *of_round)
+    plain = sent_like(bare, *of_round), returned_like(bare, *of_round)
+    messages = broadcast(made.recipe, state), *replies
+    changed = False
+    for message, k in zip(messages, (0, *(1 for _ in replies)), strict=True):
+        (params, states), (params_before, states_before) = announced[k], plain[k]
+        assert shapes(message.trees) == shapes({"model": params, **states})
+        changed |= shapes(message.trees) != shapes({"model": params_before, **states_before})
+    assert changed == STAGES[name].shapes
+
+
+@every_stage
+def test_order_of_replies_does_not_matter(name: str) -> None:
+    made = built(table_of(name))
+    state = begin(made.recipe, made.task, SEED)
+    for number in range(made.plan.rounds):
+        clients = [made.client(int(client)) for client in made.plan.participants(number)]
+        after, replies, _ = run_round(made, state, clients)
+        for order in itertools.permutations(replies):
+            again, _ = next_state(made, state, order)
+            for tree, tensors in {"": after.params, **after.states}.items():
+                same = {"": again.params, **again.states}[tree]
+                assert all(torch.equal(same[key], value) for key, value in tensors.items())
+        fewer, _ = next_state(made, state, replies[1:])  # the negative control
+        assert any(not torch.equal(fewer.params[key], x) for key, x in after.params.items())
+        state = after
+
+
+# A stage that has nothing to do
+
+
+def with_stages(experiment: Experiment, *stages: Stage) -> Experiment:
+    return replace(experiment, recipe=replace(experiment.recipe, stages=stages))
+
+
+def equal_devices() -> Experiment:
+    """FedBuff that waits for all clients of a round, which have equal speeds."""
+    return built(config({"devices": {"mode": "fedbuff", "speed": 1e15, "cost": 1e-15}}))
+
+
+def loose_clipping() -> Experiment:
+    privacy = {**PRIVATE, "noise": 0.0, "bound": 1e3, "cohorts": "fixed"}
+    return built(config({"privacy": privacy}))
+
+
+def of_module(module: Any) -> Experiment:
+    return built(config({"local": FEDAVG}, module))
+
+
+LATTICE = 1e-11  # client privacy rounds updates to multiples of a small number
+NEUTRAL: dict[str, tuple[str, Callable[[], Experiment], Callable[[], Experiment], float]] = {
+    "compression": (
+        "top-k", lambda: built(config({})),
+        lambda: with_stages(built(config({})), Compression(identity(), identity(), clients=N)), 0.0,
+    ),
+    "encoded states": (
+        "encoded states", lambda: built(config({})),
+        lambda: with_stages(built(config({})), EncodedStates({"momentum": low_rank(3)})), 0.0,
+    ),
+    "personal parameters": (
+        "personal parameters", lambda: of_module(perceptron()),
+        lambda: with_stages(of_module(perceptron()), PersonalParameters(("none",))), 0.0,
+    ),
+    "client privacy": ("client privacy", lambda: built(config({})), loose_clipping, LATTICE),
+    "custom stage": (
+        "custom stage", lambda: built(config({"local": FEDAVG})),
+        lambda: built(config({"local": FEDAVG, "federation": {"stage": "given"}}).with_objects(
+            UserObjects(stage=Stage()))), 0.0,
+    ),
+    "late replies": ("late replies", lambda: built(config({})), equal_devices, 0.0),
+    "statistics": (
+        "statistics", lambda: of_module(normalized_perceptron(share=0.0)),
+        lambda: of_module(normalized_perceptron()), 0.0,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_neutral_stage_changes_nothing_to_the_bit(name: str) -> None:
+    row, plain, neutral, tolerance = NEUTRAL[name]
+    expected, found = ended(plain()).params, ended(neutral()).params
+    other = ended(built(table_of(row))).params if name != "statistics" else found
+    for key, value in expected.items():
+        if not is_statistic(key):
+            assert float((found[key] - value).abs().max()) <= tolerance
+    moved = [float((other[key] - value).abs().max()) for key, value in expected.items()]
+    assert max(moved) > 1e-4  # the negative control
+
+
+# Engines
+
+
+@pytest.fixture(scope="module")
+def live(cluster: str) -> Iterator[LiveGrid]:
+    """Workers of a Ray cluster, which all rows use."""
+    grid = LiveGrid(config({}, engine={"name": "ray", "ray-address": cluster}), app)
+    yield grid
+    grid.close()
+
+
+def on_engines(name: str, clients: int) -> Config:
+    """The row's config with this number of clients."""
+    row = STAGES[name]
+    tables = {**row.tables, **row.on_engines}
+    federation = {**tables.get("federation", {}), "clients": clients, "per-round": 2, "rounds": 3}
+    return config({**tables, "federation": federation})
+
+
+def same_models(folder: Path, other: Path) -> None:
+    models = [load_file(run / "model.safetensors") for run in (folder, other)]
+    for key, value in models[0].items():
+        np.testing.assert_allclose(models[1][key], value, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", [name for name in STAGES if "statistics" not in name])
+def test_ray_equals_inline(live: LiveGrid, name: str, tmp_path: Path) -> None:
+    """Statistics are those of given modules, which only run inline."""
+    table = on_engines(name, N)
+    execute(table, tmp_path / "inline")
+    run = prepare(resolve(table), tmp_path / "ray")
+    live.do(lambda grid: train(run, FlowerEngine(run.config, grid)))
+    same_models(tmp_path / "inline", tmp_path / "ray")
+    lines = [[json.loads(line) for line in (tmp_path / engine / "rounds.jsonl").open()]
+             for engine in ("inline", "ray")]  # fmt: skip
+    sizes = [[(line["bytes_down"], line["bytes_up"]) for line in records] for records in lines]
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", [name for name in STAGES if "statistics" not in name])
+def test_super_link_equals_inline(
+    deployment: Deployment,  # noqa: F811
+    name: str,
+    tmp_path: Path,
+) -> None:
+    table = on_engines(name, NODES)
+    execute(table, tmp_path / "inline")
+    deployment.execute(table, tmp_path / "deployed")
+    same_models(tmp_path / "inline", tmp_path / "deployed")
