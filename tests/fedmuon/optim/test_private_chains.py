@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import small
-from test_rounds import gradient as mean_gradient
+from reference.gradients import of_matrix
 from test_rounds import trained
 
 from fedmuon.config.load import Config
@@ -85,7 +85,7 @@ class Lots:
         chosen = self.draw(Draw.LOT, number).random(len(self.labels)) < privacy.lot / ALL
         total = np.zeros(self.shape)
         for u, y in zip(self.inputs[chosen], self.labels[chosen], strict=True):
-            g = sum(c * mean_gradient(X, u[None], y[None]) for c, X in points)
+            g = sum(c * of_matrix({"weight": X}, u[None], y[None])["weight"] for c, X in points)
             scale = privacy.bound / np.linalg.norm(g)
             total += g * (scale if "automatic" in privacy.clipping else min(1.0, scale))
         noise = self.draw(Draw.NOISE, number).standard_normal(self.shape)

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from brought import PLAIN, tables
@@ -67,19 +66,6 @@ def test_centralised_recipes_are_torchs(
     assert float((found - other).norm()) > 1e-3 * float(other.norm())
 
 
-def test_a_step_count_is_kept_from_round_to_round() -> None:
-    """The control of the above: AdamW begun afresh every round is another trajectory."""
-    kept = trained(central(recipe="adamw", lr=0.02)).states["adamw"]
-    assert kept["steps"].tolist() == [12.0]
-
-
-def test_several_clients_average_every_state() -> None:
-    config = small(local={"recipe": "adamw", "lr": 0.01, "steps": 2})
-    state = trained(config)
-    assert set(state.states["adamw"]) == {"steps", "mean weight", "square weight"}
-    assert bool((state.states["adamw"]["square weight"] > 0).any())
-
-
 @pytest.mark.parametrize("ahead", [False, True])
 def test_forms_agree_under_an_exact_map_and_differ_under_a_smoothed_one(ahead: bool) -> None:
     """The zero singular value of the softmax's gradients is excluded by Gaussian ones."""
@@ -103,18 +89,6 @@ def _directions(form: str, gradients: torch.Tensor) -> torch.Tensor:
         direction, state = link.update({"w": gradient}, state, NOWHERE)
         found.append(direction["w"])
     return torch.stack(found)
-
-
-@pytest.mark.parametrize("form", ["ema", "ema-nesterov", "polyak", "nesterov"])
-def test_forms_against_a_loop(form: str) -> None:
-    gradients = np.random.default_rng(1).standard_normal((5, 1, 4))
-    buffer, expected = np.zeros((1, 4)), []
-    for g in gradients:
-        gain = 0.2 if "ema" in form else 1.0
-        buffer = 0.8 * buffer + gain * g
-        expected.append(0.8 * buffer + gain * g if "nesterov" in form else buffer)
-    found = _directions(form, torch.from_numpy(gradients))
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12, atol=1e-14)
 
 
 def test_lemma_3_3_of_nesterov_muon() -> None:

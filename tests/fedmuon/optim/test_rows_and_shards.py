@@ -1,12 +1,15 @@
 """NorMuon and MuonBP against float64 loops over rows and shards, as links and in whole runs."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from compared import image, problem_of
 from conftest import small
-from test_federated_methods import LR, POLAR, STEPS, Naive, config, ended
+from reference import methods, rounds
+from test_federated_methods import LR, POLAR, config, ended
 from torch import Tensor
 
 import fedmuon
@@ -171,24 +174,19 @@ def test_more_shards_than_rows_are_single_rows() -> None:
 # In runs
 
 
-def naive(at: Naive, memory: float, shards: int, period: int) -> np.ndarray:
+def expected(config: Config, memory: float, shards: int, period: int) -> np.ndarray:
     """FedMuon with NorMuon's rows and MuonBP's shards; both begin anew in every round."""
-    X, M = at.start, np.zeros_like(at.start)
-    for r, cohort in at.rounds():
-        models, momenta = [], []
-        for i in cohort:
-            x, m, v = X.copy(), M.copy(), np.zeros(len(X))
-            for k in range(STEPS):
-                m = 0.9 * m + 0.1 * at.gradient(x, r, i, k)
-                cut = 1 if k % period == 0 else shards
-                parts = np.array_split(m, cut, 0 if m.shape[0] >= m.shape[1] else 1)
-                image = np.concatenate([at.orth(p, r, i, k) for p in parts],
-                                       0 if m.shape[0] >= m.shape[1] else 1)  # fmt: skip
-                x = x - LR * (normuon(image, v, memory) if memory else image)
-            models.append(x)
-            momenta.append(m)
-        X, M = np.mean(models, 0), np.mean(momenta, 0)
-    return X
+    seen: dict[tuple[int, int], np.ndarray] = {}
+
+    def step(M: np.ndarray, round: int, client: int, k: int) -> np.ndarray:
+        v = seen.setdefault((round, client), np.zeros(len(M)))
+        axis = 0 if M.shape[0] >= M.shape[1] else 1
+        parts = np.array_split(M, 1 if k % period == 0 else shards, axis)
+        steps = np.concatenate([image(config, part, round, client, k) for part in parts], axis)
+        return normuon(steps, v, memory) if memory else steps
+
+    problem = replace(problem_of(config), orthogonal=step)
+    return rounds.run(problem, methods.fedmuon(LR)).server["model"]["weight"]
 
 
 def chosen(**table: Any) -> Config:
@@ -210,10 +208,10 @@ def test_runs_of_fedmuon_are_the_loops(memory: float, shards: int, period: int) 
     )
     run = chosen(**table)
     found = ended(build_experiment(run).recipe, run).params["weight"][0].numpy()
-    wanted = naive(Naive(run), memory, shards, period)
+    wanted = expected(run, memory, shards, period)
     assert np.abs(found - wanted).max() < 1e-9
     if memory or shards > 1:  # the control
-        assert np.abs(found - naive(Naive(run), 0.0, 1, 1)).max() > 1e-3
+        assert np.abs(found - expected(run, 0.0, 1, 1)).max() > 1e-3
 
 
 def test_a_recipe_in_python_takes_the_links() -> None:
