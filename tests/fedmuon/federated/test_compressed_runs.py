@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import small
-from safetensors.numpy import load_file
 
 from fedmuon.config.load import Config, load
 from fedmuon.core.errors import InputError
@@ -19,20 +17,14 @@ from fedmuon.experiments.cli import main
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability.certificates import Uncertified, method_of
 from fedmuon.federated.build import build_experiment, resolve
-from fedmuon.federated.cohorts import cohorts_of
 from fedmuon.federated.rounds import (
     begin,
-    broadcast,
     client_updates,
-    read_replies,
     received_message,
-    run_rounds,
     simulate,
 )
-from fedmuon.optim.compression import Compression, compressor, identity
-from fedmuon.optim.stage import Reply, ServerState
-from fedmuon.runs.loop import train
-from fedmuon.runs.prepare import prepare
+from fedmuon.optim.compression import Compression, compressor
+from fedmuon.optim.stage import ServerState
 
 TOP = {"uplink": "top-k", "share": 0.3}
 POWER = {"uplink": "power", "rank": 1, "feedback": "error"}
@@ -50,84 +42,6 @@ def ended(table: Config, change: Callable[[Any], Any] = lambda made: made) -> Se
 
 def distance(one: ServerState, other: ServerState) -> float:
     return float((one.params["weight"] - other.params["weight"]).abs().max())
-
-
-def test_identity_is_no_compression_to_the_bit() -> None:
-    """Also as a whole share, up to rounding; a smaller share is not."""
-
-    def with_identity(made: Any) -> Any:
-        table = Compression(identity(), identity(), clients=made.plan.clients)
-        return replace(made, recipe=replace(made.recipe, stages=(table,)))
-
-    plain = ended(config({}))
-    assert distance(plain, ended(config({}), with_identity)) == 0
-    for name in ("top-k", "random-k", "rows"):
-        whole = ended(config({"uplink": name, "share": 1.0}))
-        assert distance(plain, whole) < 1e-14
-        assert distance(plain, ended(config({"uplink": name, "share": 0.3}))) > 1e-4
-    for kind in ("error", "ef21"):  # nothing is lost, so feedback has nothing to do
-        fed = config({"uplink": "rows", "share": 1.0, "feedback": kind})
-        every = small({"local": LOCAL, "federation": {"per-round": 6, "clients": 6}})
-        table = every.model_copy(update={"compression": fed.compression})
-        assert distance(ended(every), ended(table)) < 1e-13
-
-
-def test_a_round_is_the_naive_loop() -> None:
-    """FedMuon with top-k up and error feedback: models and momenta of plain arrays."""
-    table = config({**TOP, "feedback": "error"})
-    made, bare = (build_experiment(resolve(one)) for one in (table, config({})))
-    state = begin(made.recipe, made.task, table.federation.seed)
-    memory: dict[tuple[int, str], np.ndarray] = {}
-    for result in run_rounds(made, state):
-        sent = broadcast(bare.recipe, state)
-        totals = {"model": np.zeros((7, 3)), "momentum": np.zeros((7, 3))}
-        for client in result.participants.tolist():
-            (reply,) = client_updates(
-                bare.recipe, bare.task, bare.plan, [(client, bare.shards[client])], sent
-            )
-            for tree, after, before in (
-                ("model", reply.params, sent.params),
-                ("momentum", reply.states["momentum"], sent.states["momentum"]),
-            ):
-                update = (after["weight"] - before["weight"])[0].numpy()
-                update = update + memory.get((client, tree), 0)
-                order = np.argsort(-np.abs(update.ravel()), kind="stable")[: round(0.3 * 21)]
-                kept = np.zeros(21)
-                kept[order] = update.ravel()[order]
-                memory[client, tree] = update - kept.reshape(7, 3)
-                totals[tree] += kept.reshape(7, 3) / len(result.participants)
-        found = {"model": result.state.params, "momentum": result.state.states["momentum"]}
-        held = {"model": state.params, "momentum": state.states["momentum"]}
-        for tree, total in totals.items():
-            expected = held[tree]["weight"][0].numpy() + total
-            assert np.abs(found[tree]["weight"][0].numpy() - expected).max() < 1e-13
-        state = result.state
-
-
-@pytest.mark.parametrize(
-    "compression",
-    [{**TOP, "feedback": "error"}, {**TOP, "feedback": "ef21"}, POWER],
-    ids=["error", "ef21", "power"],
-)
-def test_a_stopped_run_resumes_bit_identically(compression: dict[str, Any], tmp_path: Path) -> None:
-    """What clients and the server keep is in the checkpoints."""
-    table = config(compression, output={"checkpoint-every": 1})
-    execute(table, tmp_path / "whole")
-    run = prepare(resolve(table), tmp_path / "stopped")
-
-    def stop(record: Any) -> None:
-        if record["round"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(run, run_rounds, stop)
-    execute(table, tmp_path / "stopped", resume=True)
-    whole, stopped = (
-        load_file(tmp_path / name / "model.safetensors")["weight"] for name in ("whole", "stopped")
-    )
-    assert (whole == stopped).all()
-    other = ended(config({**compression, "feedback": "none"})).params["weight"].numpy()
-    assert np.abs(other - whole).max() > 1e-6  # the memory matters
 
 
 @pytest.mark.parametrize("measured", [False, True])
@@ -174,30 +88,6 @@ def test_draws_depend_on_the_round_the_client_and_the_tensor() -> None:
         down = [one for round in (0, 1) for one in parts(table.broadcast(trees, round))]
         assert len({*up, *down}) == len(up) + len(down) == 15
         assert parts(table.message(trees, zero, {}, 0, 1)[0]) == up[3:6]  # the control
-
-
-def test_running_statistics_are_no_moves_of_fedbuff() -> None:
-    """A stale reply's model moves with its weight; its BatchNorm statistics count as they are."""
-    table = {"mode": "fedbuff", "buffer": 1, "speeds": "log-normal"}
-    made = build_experiment(resolve(small(local={"recipe": "fedavg"}, devices=table)))
-    clock = made.plan.timetable
-    assert clock is not None
-    stale = [number - int(one[0]) for number, one in enumerate(clock.versions)]
-    number = int(np.argmax(stale))
-    known = [
-        ServerState(k, {"w": torch.full((1, 2), float(k)), "bn.running_mean": torch.ones(1, 2)}, {})
-        for k in range(number + 1)
-    ]
-    state = replace(known[number], older=tuple(known[:number]))
-    sent = {"w": torch.full((1, 2), 100.0), "bn.running_mean": torch.full((1, 2), 7.0)}
-    reply = Reply(int(clock.answered[number][0]), sent, {}, torch.zeros(1))
-    cohorts = cohorts_of(made.plan, exact=True)
-    of_recipe = partial(read_replies, made.recipe), partial(received_message, made.recipe)
-    ((read,), _) = cohorts.read(state, [reply], *of_recipe)
-    late, began = stale[number], number - stale[number]
-    assert late > 0 and (read.params["bn.running_mean"] == 7).all()
-    wanted = number + (100 - began) / (1 + late) ** 0.5
-    assert (read.params["w"] - wanted).abs().max() < 1e-5
 
 
 def test_fewer_bytes_go_up_and_down(tmp_path: Path) -> None:

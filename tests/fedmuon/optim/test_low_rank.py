@@ -1,6 +1,5 @@
-"""Low-rank momenta in messages, against a loop with NumPy's decomposition."""
+"""Low-rank momenta in messages."""
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -8,16 +7,14 @@ import numpy as np
 import pytest
 import torch
 from conftest import small
-from test_rounds import gradient, orth
+from reference import compressors
 from torch import nn
 
 from fedmuon import orthogonalizers, recipes
 from fedmuon.config.load import Config
 from fedmuon.config.user_objects import UserObjects
 from fedmuon.core.errors import InputError
-from fedmuon.core.rng import Draw, generator
 from fedmuon.federated.build import build_experiment
-from fedmuon.federated.client_data import build_data
 from fedmuon.federated.rounds import begin, broadcast, client_updates, received_message, simulate
 from fedmuon.federated.wire import named, pack, unpack
 from fedmuon.optim.low_rank import LEFT, RIGHT, EncodedStates, factors, low_rank
@@ -36,54 +33,7 @@ def ended(table: Config) -> ServerState:
     return simulate(made, begin(made.recipe, made.task, table.federation.seed))
 
 
-def cut(matrix: np.ndarray, rank: int) -> np.ndarray:
-    """The nearest matrix of that rank."""
-    U, s, V = np.linalg.svd(matrix, full_matrices=False)
-    return sum(s[k] * np.outer(U[:, k], V[k]) for k in range(min(rank, len(s))))  # type: ignore
-
-
-def naive(table: Config, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """FedMuon whose momenta are cut to that rank on the way down and on the way up."""
-    data, local, plan = build_data(table), table.local, build_experiment(table).plan
-    rng, d = generator(table.federation.seed, Draw.INITIAL), data.inputs.shape[1]
-    X = rng.standard_normal((d, data.classes)) / math.sqrt(d)
-    M = np.zeros_like(X)
-    for r in range(plan.rounds):
-        models, momenta = [], []
-        for i in plan.participants(r):
-            inputs, labels = data.samples(int(i))
-            x, m = X.copy(), cut(M, rank)
-            for k in range(local.steps):
-                rows = plan.rows(r, int(i), k, len(labels))
-                rows = slice(None) if rows is None else rows
-                m = local.momentum * m + (1 - local.momentum) * gradient(
-                    x, inputs[rows], labels[rows]
-                )
-                x = x - local.lr * orth(m, table, r, int(i), k)
-            models.append(x)
-            momenta.append(cut(m, rank))
-        X, M = np.mean(models, 0), np.mean(momenta, 0)
-    return X, M
-
-
-def apart(state: ServerState, X: np.ndarray, M: np.ndarray) -> float:
-    found = state.params["weight"][0].numpy() - X, state.states["momentum"]["weight"][0].numpy() - M
-    return float(max(np.abs(one).max() for one in found))
-
-
-@pytest.mark.parametrize("rank", [1, 2])
-def test_it_is_its_loop(rank: int) -> None:
-    table = config(rank=rank)
-    state = ended(table)
-    assert apart(state, *naive(table, rank)) < 1e-12
-    assert apart(state, *naive(table, 9)) > 1e-4  # and FedMuon is another method
-
-
-def test_with_full_rank_it_is_fedmuon() -> None:
-    """To the bit where matrices are sent as they are; up to rounding through the factors."""
-    whole, plain = ended(config(rank=3)), ended(config(recipe="fedmuon", rank=8))
-    assert (whole.params["weight"] == plain.params["weight"]).all()
-    assert (ended(config(rank=1)).params["weight"] != plain.params["weight"]).any()
+def test_factors_of_full_rank_are_exact() -> None:
     draw = torch.Generator().manual_seed(0)
     for shape in ((5, 3), (3, 5), (4, 4)):
         matrix = torch.randn(2, *shape, generator=draw, dtype=torch.float64)
@@ -96,9 +46,10 @@ def test_factors_are_the_nearest_matrix_of_their_rank(rank: int) -> None:
     draw = torch.Generator().manual_seed(rank)
     matrix = torch.randn(3, 6, 4, generator=draw, dtype=torch.float64)
     left, right = factors(matrix, rank)
+    nearest, rng = compressors.low_rank(rank), np.random.default_rng(0)
     assert left.shape == (3, 6, rank) and right.shape == (3, rank, 4)
     for k in range(3):
-        assert np.abs((left @ right)[k].numpy() - cut(matrix[k].numpy(), rank)).max() < 1e-13
+        assert np.abs((left @ right)[k].numpy() - nearest(matrix[k].numpy(), rng, {})).max() < 1e-13
     errors = torch.linalg.svdvals(matrix)[:, rank:].square().sum(1).sqrt()  # Eckart and Young
     assert torch.allclose(torch.linalg.matrix_norm(matrix - left @ right), errors)
 
