@@ -1,8 +1,8 @@
-"""Personal parts of models, against loops in NumPy with gradients written out."""
+"""Personal parts of models: tests of each client, fine-tuning, and what does not fit."""
 
 import csv
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compared import arrays, built, ended, gap, perceptron, problem_of, with_module
 from conftest import small
+from reference.gradients import scores
+from reference.methods import ditto, fedavg, fedper, local_steps, plain
+from reference.rounds import Method, Visit, is_personal, run
+from reference.trees import Tree, largest_gap
 from torch import nn
 
 import fedmuon
@@ -23,19 +28,17 @@ from fedmuon.federated.build import build_experiment
 from fedmuon.federated.client_data import build_data
 from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.personal import fine_tuned
-from fedmuon.federated.rounds import begin, broadcast, client_updates, simulate
+from fedmuon.federated.rounds import begin, broadcast, client_updates
 from fedmuon.federated.wire import pack
 from fedmuon.optim.chain import PERSONAL, Chain
 from fedmuon.optim.personal_parameters import PersonalParameters
 from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.server_rules import replace_by_mean
-from fedmuon.optim.stage import ServerState
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.per_example.clipping import Clipping
 
 LR, N, STEPS, ROUNDS = 0.5, 5, 3, 7
-Model = dict[str, np.ndarray]
 HEAD = "2.weight, 2.bias"
 
 
@@ -47,12 +50,9 @@ def config(**tables: Mapping[str, Any]) -> Config:
         "task": {"name": "given"},
         "local": {"recipe": "fedper", "personal": HEAD, "lr": LR, "steps": STEPS, "batch": 7},
     }
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        module = nn.Sequential(nn.Linear(7, 4), nn.Tanh(), nn.Linear(4, 3))
     for name, keys in tables.items():
         given[name] = given.get(name, {}) | dict(keys)
-    return small({}, **given).with_objects(UserObjects(task=module))
+    return with_module(small({}, **given), perceptron())
 
 
 def experiment(table: Config, recipe: Recipe | None = None) -> Experiment:
@@ -60,163 +60,19 @@ def experiment(table: Config, recipe: Recipe | None = None) -> Experiment:
     return replace(found, recipe=recipe or found.recipe)
 
 
-def ended(made: Experiment) -> ServerState:
-    return simulate(made, begin(made.recipe, made.task, made.plan.seed))
+def expected(table: Config, method: Method) -> tuple[Tree, list[Tree]]:
+    """The server's model of the reference, and the personal part of each client's model."""
+    problem = problem_of(table)
+    result = run(problem, method)
+    first = {name: x for name, x in problem.start.items() if is_personal(method, name)}
+    first = first or problem.start
+    return result.server["model"], [memory.get("personal", first) for memory in result.memories]
 
 
-# The loops
-
-
-def scores(model: Model, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    hidden = np.tanh(x @ model["0.weight"].T + model["0.bias"])
-    return hidden, hidden @ model["2.weight"].T + model["2.bias"]
-
-
-def slope(model: Model, x: np.ndarray, y: np.ndarray) -> Model:
-    """The gradient of the mean cross-entropy, by hand."""
-    hidden, out = scores(model, x)
-    p = np.exp(out - out.max(1, keepdims=True))
-    p /= p.sum(1, keepdims=True)
-    p[np.arange(len(y)), y] -= 1
-    p /= len(y)
-    back = (p @ model["2.weight"]) * (1 - hidden**2)
-    return {
-        "0.weight": back.T @ x,
-        "0.bias": back.sum(0),
-        "2.weight": p.T @ hidden,
-        "2.bias": p.sum(0),
-    }
-
-
-class Clients:
-    """What a loop needs of an experiment: who takes part when, with which rows, from which X."""
-
-    def __init__(self, table: Config) -> None:
-        self.made, self.data = build_experiment(table), build_data(table)
-        start = begin(self.made.recipe, self.made.task, table.federation.seed).params
-        self.start: Model = {name: one[0].numpy() for name, one in start.items()}
-
-    def rounds(self) -> list[tuple[int, list[int]]]:
-        plan = self.made.plan
-        return [(r, [int(i) for i in plan.participants(r)]) for r in range(plan.rounds)]
-
-    def slope(self, model: Model, r: int, i: int, k: int) -> Model:
-        inputs, labels = self.data.samples(i)
-        rows = self.made.plan.rows(r, i, k, len(labels))
-        return slope(model, inputs[rows].astype(float), labels[rows])
-
-
-def mean(models: list[Model]) -> Model:
-    return {name: np.mean([one[name] for one in models], 0) for name in models[0]}
-
-
-def naive_fedper(at: Clients, own: set[str]) -> tuple[Model, dict[int, Model]]:
-    X, mine = dict(at.start), {i: dict(at.start) for i in range(N)}
-    for r, cohort in at.rounds():
-        models = []
-        for i in cohort:
-            x = {name: mine[i][name] if name in own else X[name] for name in X}
-            for k in range(STEPS):
-                g = at.slope(x, r, i, k)
-                x = {name: x[name] - LR * g[name] for name in x}
-            mine[i] = x
-            models.append(x)
-        X = {name: X[name] if name in own else one for name, one in mean(models).items()}
-    return X, {i: {name: mine[i][name] for name in own} for i in mine}
-
-
-def naive_ditto(at: Clients, weight: float) -> tuple[Model, dict[int, Model]]:
-    X, v = dict(at.start), {i: dict(at.start) for i in range(N)}
-    for r, cohort in at.rounds():
-        models = []
-        for i in cohort:
-            x = dict(X)
-            for k in range(STEPS):
-                g, own = at.slope(x, r, i, k), at.slope(v[i], r, i, k)
-                x = {name: x[name] - LR * g[name] for name in x}
-                v[i] = {
-                    name: held - LR * (own[name] + weight * (held - X[name]))
-                    for name, held in v[i].items()
-                }
-            models.append(x)
-        X = mean(models)
-    return X, v
-
-
-def apart(found: Mapping[str, Any], expected: Model) -> float:
-    assert found.keys() == expected.keys()
-    return max(float(np.abs(np.asarray(found[n])[0] - expected[n]).max()) for n in expected)
+FEDPER = fedper(LR, HEAD)
 
 
 # FedPer
-
-
-@pytest.mark.parametrize("pattern", [HEAD, "0.*", "*.bias"])
-def test_fedper_is_its_loop(pattern: str) -> None:
-    table = config(local={"personal": pattern})
-    made = experiment(table)
-    own = {name for name in Clients(table).start if made.recipe.is_personal(name)}
-    assert 0 < len(own) < 4
-    X, mine = naive_fedper(Clients(table), own)
-    state = ended(made)
-    assert apart(state.params, X) < 1e-12
-    never = set(range(N)) - {i for _, cohort in Clients(table).rounds() for i in cohort}
-    for i in range(N):
-        held = made.client_states.read(i, ROUNDS)
-        assert (not held) == (i in never)
-        if held:
-            assert apart(held[PERSONAL], mine[i]) < 1e-12
-    plain, _ = naive_fedper(Clients(table), set())  # FedAvg is another method
-    assert apart(state.params, plain) > 1e-3
-    assert apart(ended(experiment(table, recipes.fedavg(LR))).params, plain) < 1e-12
-
-
-def test_fedper_that_shares_all_is_fedavg() -> None:
-    table = config()
-    one, other = (ended(experiment(table, x)) for x in (recipes.fedper(LR), recipes.fedavg(LR)))
-    assert all((one.params[name] == held).all() for name, held in other.params.items())
-
-
-def test_fedbn_is_a_loop_of_modules() -> None:
-    """A layer of BatchNorm that never leaves its client, with its running statistics."""
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        layers = nn.Linear(7, 4), nn.BatchNorm1d(4, momentum=0.3), nn.Tanh(), nn.Linear(4, 3)
-        module = nn.Sequential(*layers).double().train()
-    table = config(local={"personal": "1.*"})
-    table = table.with_objects(replace(table.given, task=module))
-    at, made = Clients(table), experiment(table)
-    X = {name: torch.tensor(held) for name, held in at.start.items()}
-    mine = {i: {name: one for name, one in X.items() if name[0] == "1"} for i in range(N)}
-    for r, cohort in at.rounds():
-        models = []
-        for i in cohort:
-            module.load_state_dict(X | mine[i], strict=False)
-            inputs, labels = at.data.samples(i)
-            for k in range(STEPS):
-                rows = at.made.plan.rows(r, i, k, len(labels))
-                module.zero_grad()
-                out = module(torch.from_numpy(inputs[rows]).double())
-                nn.functional.cross_entropy(out, torch.from_numpy(labels[rows])).backward()
-                with torch.no_grad():
-                    for one in module.parameters():
-                        assert one.grad is not None
-                        one -= LR * one.grad
-            models.append({name: module.state_dict()[name].clone() for name in X})
-            mine[i] = {name: models[-1][name] for name in mine[i]}
-        X |= {name: torch.stack([one[name] for one in models]).mean(0)
-              for name in X if name[0] != "1"}  # fmt: skip
-    state = ended(made)
-    assert {name for name in X if "running" in name} == {"1.running_mean", "1.running_var"}
-    assert apart(state.params, {name: one.numpy() for name, one in X.items()}) < 1e-12
-    held = [made.client_states.read(i, ROUNDS) for i in range(N)]
-    for i, one in enumerate(held):
-        if one:
-            assert (
-                apart(one[PERSONAL], {name: own.numpy() for name, own in mine[i].items()}) < 1e-12
-            )
-    met = [one[PERSONAL]["1.running_mean"] for one in held if one]
-    assert len(met) > 1 and not torch.equal(met[0], met[1])
 
 
 def test_ditto_with_running_statistics_is_rejected() -> None:
@@ -251,18 +107,16 @@ def test_personal_parameters_are_in_no_message() -> None:
     assert sorted(reply.own[PERSONAL]) == ["2.bias", "2.weight"]
 
 
-def accuracy(model: Model, x: np.ndarray, y: np.ndarray) -> float:
-    return sum(int(scores(model, one[None])[1].argmax()) == y[j] for j, one in enumerate(x)) / len(
-        y
-    )
-
-
 def columns_of(folder: Path) -> dict[str, list[float]]:
     rows = list(csv.DictReader((folder / "personal.csv").open()))
     return {name: [float(row[name]) for row in rows] for name in rows[0]}
 
 
-def require_measured(table: Config, folder: Path, X: Model, mine: dict[int, Model]) -> None:
+def accuracy(model: Tree, x: np.ndarray, y: np.ndarray) -> float:
+    return float((scores(model, x).argmax(1) == y).mean())
+
+
+def require_measured(table: Config, folder: Path, X: Tree, mine: Sequence[Tree]) -> None:
     """The table and the summary of a run, sample by sample."""
     summary, data = execute(table, folder), build_data(table)
     first, found = data.client_test_offsets, columns_of(folder)
@@ -288,14 +142,12 @@ def test_personal_models_are_kept(tmp_path: Path, recipe: str) -> None:
     local = {"recipe": "fedper"} if recipe == "fedper" else DITTO
     table = config(local=local, federation={"rounds": 2})
     execute(table, tmp_path / "run")
-    result, at = fedmuon.Result(tmp_path / "run"), Clients(table)
-    X, mine = (
-        naive_fedper(at, {"2.weight", "2.bias"}) if recipe == "fedper" else naive_ditto(at, 0.4)
-    )
-    assert len({i for row in at.made.plan.schedule() for i in row}) < N
+    result = fedmuon.Result(tmp_path / "run")
+    X, mine = expected(table, FEDPER if recipe == "fedper" else ditto(LR, 0.4))
+    assert len({client for r in range(2) for client, _ in problem_of(table).cohort(r)}) < N
     for i in range(N):
         found = {name: one[None] for name, one in result.personal_model(i).items()}
-        assert apart(found, X | mine[i]) < 1e-12
+        assert gap(found, X | mine[i]) < 1e-12
     with pytest.raises(InputError, match="client is 5, but the run has only clients 0 to 4"):
         result.personal_model(N)
     plain = config(local={"recipe": "fedavg", "personal": ""}, federation={"rounds": 2})
@@ -306,7 +158,7 @@ def test_personal_models_are_kept(tmp_path: Path, recipe: str) -> None:
 
 def test_each_client_tests_its_own_model(tmp_path: Path) -> None:
     table = config(federation={"partition": "shards"})
-    X, mine = naive_fedper(Clients(table), {"2.weight", "2.bias"})
+    X, mine = expected(table, FEDPER)
     require_measured(table, tmp_path / "run", X, mine)
     plain = config(federation={"partition": "shards"}, local={"recipe": "fedavg", "personal": ""})
     assert "client_test_personal_accuracy" not in execute(plain, tmp_path / "plain")
@@ -319,57 +171,36 @@ DITTO = {"recipe": "ditto", "personal": "", "personal-weight": 0.4}
 
 
 @pytest.mark.parametrize("weight", [0.4, 0.0])
-def test_ditto_is_its_loop(weight: float, tmp_path: Path) -> None:
+def test_each_client_of_ditto_tests_its_own_model(weight: float, tmp_path: Path) -> None:
     table = config(local=DITTO | {"personal-weight": weight}, federation={"partition": "shards"})
-    made, at = experiment(table), Clients(table)
-    X, v = naive_ditto(at, weight)
-    state = ended(made)
-    assert apart(state.params, X) < 1e-12
-    assert apart(ended(experiment(table, recipes.fedavg(LR))).params, X) < 1e-12
-    held = [made.client_states.read(i, ROUNDS) for i in range(N)]
-    assert sum(map(bool, held)) >= 4
-    for i in range(N):
-        if held[i]:
-            assert apart(held[i][PERSONAL], v[i]) < 1e-12
-            assert apart(held[i][PERSONAL], X) > 1e-3
-    require_measured(table, tmp_path / "run", X, v)
+    require_measured(table, tmp_path / "run", *expected(table, ditto(LR, weight)))
 
 
 def test_ditto_without_a_pull_is_local_training() -> None:
     """Each v follows the gradients of its own client from the first model, whatever others do."""
     table = config(local=DITTO | {"personal-weight": 0.0})
-    made, at = experiment(table), Clients(table)
+    made, pulled, problem = built(table), built(config(local=DITTO)), problem_of(table)
     ended(made)
-    pulled = experiment(config(local=DITTO))
     ended(pulled)
-    for i in {i for _, cohort in at.rounds() for i in cohort}:
-        alone = at.start
-        for r, cohort in at.rounds():
-            for k in range(STEPS if i in cohort else 0):
-                g = at.slope(alone, r, i, k)
-                alone = {name: alone[name] - LR * g[name] for name in alone}
-        assert apart(made.client_states.read(i, ROUNDS)[PERSONAL], alone) < 1e-12
-        assert apart(pulled.client_states.read(i, ROUNDS)[PERSONAL], alone) > 1e-3
+    alone = [problem.start] * N
+    for r in range(ROUNDS):
+        for client, _ in problem.cohort(r):
+            alone[client] = local_steps(Visit(problem, r, client), alone[client], LR, 0.0, plain)
+    for client, model in enumerate(alone):
+        if model is not problem.start:
+            assert gap(made.client_states.read(client, ROUNDS)[PERSONAL], model) < 1e-12
+            assert gap(pulled.client_states.read(client, ROUNDS)[PERSONAL], model) > 1e-3
 
 
 def test_a_stronger_pull_keeps_personal_models_nearer() -> None:
     def drift(weight: float) -> float:
-        made = experiment(config(local=DITTO | {"personal-weight": weight}))
-        X = {name: held[0].numpy() for name, held in ended(made).params.items()}
-        (_, *_, (last, cohort)) = Clients(config()).rounds()
-        return max(apart(made.client_states.read(i, last + 1)[PERSONAL], X) for i in cohort)
+        made = built(config(local=DITTO | {"personal-weight": weight}))
+        X = arrays(ended(made).params)
+        last = made.plan.participants(ROUNDS - 1).tolist()
+        return max(gap(made.client_states.read(i, ROUNDS)[PERSONAL], X) for i in last)
 
     drifts = [drift(weight) for weight in (0.0, 0.2, 0.6, 1.5)]
     assert drifts == sorted(drifts, reverse=True)
-
-
-def test_ditto_decays_both_models() -> None:
-    table = config(local=DITTO | {"weight-decay": 0.1})
-    made = experiment(table)
-    X, v = naive_ditto(Clients(table), 0.4)
-    assert apart(ended(made).params, X) > 1e-3
-    client = int(made.plan.participants(ROUNDS - 1)[0])
-    assert apart(made.client_states.read(client, ROUNDS)[PERSONAL], v[client]) > 1e-3
 
 
 def test_ditto_is_not_private() -> None:
@@ -390,20 +221,18 @@ def test_fine_tuning_takes_local_steps_from_the_final_model(recipe: str, tmp_pat
         "local": {"recipe": recipe, "personal": HEAD if recipe == "fedper" else ""},
     }
     table = config(**tables, output={"fine-tune": 4})
-    at, own = Clients(table), {"2.weight", "2.bias"} if recipe == "fedper" else set()
-    X, mine = naive_fedper(at, own)
-    tuned = {}
-    for i in range(N):
-        x = X | mine[i]
-        for k in range(4):  # with the draws of the round after the last
-            g = at.slope(x, ROUNDS, i, k)
-            x = {name: x[name] - LR * g[name] for name in x}
-        tuned[i] = x
-        assert apart({name: held[None] for name, held in x.items()}, X | mine[i]) > 1e-3
+    problem, method = problem_of(table), FEDPER if recipe == "fedper" else fedavg(LR)
+    X, mine = expected(table, method)
+    tuned = []
+    for i in range(N):  # with the draws of the round after the last
+        visit = Visit(replace(problem, steps=4, factors=()), ROUNDS, i)
+        before = X | mine[i] if recipe == "fedper" else X
+        tuned.append(local_steps(visit, before, LR, 0.0, plain))
+        assert largest_gap(tuned[-1], before) > 1e-3
     require_measured(table, tmp_path / "run", X, tuned)
-    plain = tmp_path / "plain" / "model.safetensors"
-    execute(config(**tables), plain.parent)
-    assert plain.read_bytes() == (tmp_path / "run" / plain.name).read_bytes()
+    untuned = tmp_path / "untuned" / "model.safetensors"
+    execute(config(**tables), untuned.parent)
+    assert untuned.read_bytes() == (tmp_path / "run" / untuned.name).read_bytes()
 
 
 def test_fine_tuning_has_the_last_round_s_step_size() -> None:
@@ -413,12 +242,12 @@ def test_fine_tuning_has_the_last_round_s_step_size() -> None:
         federation={"rounds": 2},
         output={"fine-tune": 1},
     )
-    made, at = experiment(table), Clients(table)
+    made, problem = built(table), problem_of(table)
     state = ended(made)
-    X = {name: held[0].numpy() for name, held in state.params.items()}
     (found,) = fine_tuned(made, state, [3], 1)
-    g = at.slope(X, 2, 3, 0)
-    assert apart(found, {name: X[name] - LR * 0.5 * g[name] for name in X}) < 1e-12
+    visit = Visit(replace(problem, steps=1, factors=()), 2, 3)
+    wanted = local_steps(visit, arrays(state.params), LR * 0.5, 0.0, plain)
+    assert gap(found, wanted) < 1e-12
 
 
 @pytest.mark.parametrize(

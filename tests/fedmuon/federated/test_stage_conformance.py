@@ -198,6 +198,11 @@ STAGES: dict[str, Row] = {
             "local": {"recipe": "fedper", "personal": "head.*"},
         },
     ),
+    "personal statistics": Row(
+        {"local": {"recipe": "fedper", "personal": "1.*"}},
+        lambda case: case._replace(method=methods.fedper(LR, "1.weight")),
+        lambda config: methods.fedper(LR, "1.*"), module=normalized_perceptron,
+    ),
     "client privacy": Row(
         {"privacy": {**PRIVATE, "noise": 0.5, "cohorts": "fixed"}},
         lambda case: case._replace(clipping=Clipping(0.05, 0.6)),
@@ -214,6 +219,10 @@ STAGES: dict[str, Row] = {
         Channel(compressors.larger_half), shapes=False,
     ),
     "late replies": late(),
+    "late signs": late(
+        Channel(compressors.sign, "error"), fedavg, local=FEDAVG,
+        compression={"uplink": "sign", "feedback": "error"},
+    ),
     "late replies of SCAFFOLD": late(method=scaffold, local={"recipe": "scaffold"}),
     "late corrections": late(method=corrected, local={"recipe": "fedmuon-corrected"}),
     "late encoded states": late(method=svd, local={"recipe": "fedmuon-svd", "rank": 1}),
@@ -422,6 +431,10 @@ def on_engines(name: str, clients: int) -> Config:
     return config({**tables, "federation": federation})
 
 
+SUPER_LINK = ("top-k with EF21", "qsgd in both directions", "personal parameters",
+              "client privacy", "custom stage", "late sparse replies")  # fmt: skip
+
+
 def same_models(folder: Path, other: Path) -> None:
     models = [load_file(run / "model.safetensors") for run in (folder, other)]
     for key, value in models[0].items():
@@ -446,7 +459,7 @@ def test_ray_equals_inline(live: LiveGrid, name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", [name for name in STAGES if "statistics" not in name])
+@pytest.mark.parametrize("name", SUPER_LINK)
 def test_super_link_equals_inline(
     deployment: Deployment,  # noqa: F811
     name: str,
