@@ -157,10 +157,15 @@ class Channel:
 
 @dataclass(frozen=True)
 class Clipping:
-    """Client-level privacy: each update is clipped to `bound`, and noise is added to the sum."""
+    """Client-level privacy: each update is clipped to `bound`, and the mean is noisy.
+
+    With "central" trust, the server adds noise to the sum. With "local" trust, each client adds
+    noise to its own update.
+    """
 
     bound: float
     noise: float = 0.0
+    trust: str = "central"
 
 
 @dataclass
@@ -207,7 +212,9 @@ def run(
             steps.append(visit.steps)
             sizes.append(len(problem.samples[client][1]) if problem.by_samples else 1)
         if clipping:
-            means = clipped_mean(problem, clipping, server, replies, number)
+            numbers = [client for client, _ in cohort]
+            of_clients = dict(zip(numbers, replies, strict=True))
+            means = clipped_mean(problem, clipping, server, of_clients, number)
         else:
             means = {tree: mean([reply[tree] for reply in replies], sizes) for tree in replies[0]}
         factor = problem.factors[number] if problem.factors else 1.0
@@ -354,28 +361,48 @@ def late(reply: Trees, server: Trees, received: Trees, weight: float) -> Trees:
 # What the server does
 
 
-def shortened(update: Trees, clipping: Clipping) -> Trees:
+def shortened(update: Trees, bound: float) -> Trees:
     """The update, or the multiple of it whose norm is the bound."""
     norm = math.sqrt(sum((u**2).sum() for arrays in update.values() for u in arrays.values()))
-    factor = min(1.0, clipping.bound / norm)
+    factor = min(1.0, bound / norm)
     return {tree: each(lambda u: factor * u, arrays) for tree, arrays in update.items()}
 
 
-def clipped_mean(
-    problem: Problem, clipping: Clipping, server: Trees, replies: Sequence[Trees], round: int
-) -> Trees:
-    """The server's trees plus (the sum of clipped updates + noise) / K."""
-    updates = [
-        shortened({tree: each(np.subtract, reply[tree], server[tree]) for tree in reply}, clipping)
-        for reply in replies
-    ]
-    total = {tree: each(lambda *parts: sum(parts), *(update[tree] for update in updates))
-             for tree in updates[0]}  # fmt: skip
-    block = 0
-    for arrays in total.values():
+def noisy(trees: Trees, spread: float, seed: int, round: int, client: int) -> Trees:
+    """The trees plus normal noise, where each array has its own draws."""
+    after, block = {tree: dict(arrays) for tree, arrays in trees.items()}, 0
+    for arrays in after.values():
         for name, value in arrays.items():
-            rng = generator(problem.seed, Draw.NOISE, round=round, block=block)
-            noise = clipping.noise * clipping.bound * rng.standard_normal(value.shape)
-            arrays[name], block = value + noise, block + 1
-    count = problem.per_round
-    return {tree: each(lambda x, t: x + t / count, server[tree], total[tree]) for tree in total}
+            rng = generator(seed, Draw.NOISE, round=round, client=client, block=block)
+            arrays[name] = value + spread * rng.standard_normal(value.shape)
+            block += 1
+    return after
+
+
+def total(updates: Sequence[Trees]) -> Trees:
+    """The sum of the updates."""
+    return {
+        tree: each(lambda *parts: sum(parts), *(update[tree] for update in updates))
+        for tree in updates[0]
+    }
+
+
+def clipped_mean(
+    problem: Problem,
+    clipping: Clipping,
+    server: Trees,
+    replies: Mapping[int, Trees],
+    round: int,
+) -> Trees:
+    """The server's trees plus (the sum of clipped updates and noise) / K."""
+    spread, updates = clipping.noise * clipping.bound, list[Trees]()
+    for client, reply in replies.items():
+        update = {tree: each(np.subtract, reply[tree], server[tree]) for tree in reply}
+        update = shortened(update, clipping.bound)
+        if clipping.trust == "local":
+            update = noisy(update, spread, problem.seed, round, client)
+        updates.append(update)
+    summed, count = total(updates), problem.per_round
+    if clipping.trust == "central":
+        summed = noisy(summed, spread, problem.seed, round, 0)
+    return {tree: each(lambda x, t: x + t / count, server[tree], summed[tree]) for tree in summed}

@@ -12,12 +12,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from compared import problem_of
 from conftest import quick, small
+from reference.methods import local_steps
+from reference.rounds import Answered, Method, Visit, run
+from reference.trees import Tree, Trees, each, zeros
 
 from fedmuon.clients.stored_states import Memory
 from fedmuon.core.errors import InputError
 from fedmuon.federated.build import build_experiment, resolve
-from fedmuon.federated.client_data import build_data
 from fedmuon.federated.client_states import ClientStates
 from fedmuon.federated.rounds import begin, simulate
 from fedmuon.runs.prepare import prepare
@@ -259,23 +262,25 @@ def test_the_method_of_the_page_is_its_loop() -> None:
     config = small(local={"recipe": "fedavg", "lr": lr, "steps": 3})
     made = build_experiment(config)
     made = replace(made, recipe=page["feddyn"](lr, alpha, count))
-    state, data = begin(made.recipe, made.task, 3), build_data(config)
-    X = state.params["weight"][0].numpy().copy()
-    dual, h = {i: np.zeros_like(X) for i in range(count)}, np.zeros_like(X)
-    for row in made.plan.schedule().tolist():
-        ends = []
-        for i in row:
-            x, (inputs, labels) = X.copy(), data.samples(i)
-            for _ in range(3):
-                chance = np.exp(inputs @ x)
-                chance /= chance.sum(1, keepdims=True)
-                own = chance[np.arange(len(labels)), labels][:, None]
-                slope = inputs.T @ (own * (chance - np.eye(3)[labels])) / len(labels)
-                x -= lr * (slope - dual[i] + alpha * (x - X))
-            dual[i] -= alpha * (x - X)
-            ends.append(x)
-        mean = np.mean(ends, 0)
-        h -= alpha * len(ends) / count * (mean - X)
-        X = mean - h / alpha
+    state = begin(made.recipe, made.task, 3)
+
+    def client(visit: Visit, received: Trees, own: Trees) -> Trees:
+        X = received["model"]
+        dual = own.get("dual", zeros(X))
+
+        def pulled(x: Tree, G: Tree, k: int) -> Tree:
+            return each(lambda g, d, x, X: g - d + alpha * (x - X), G, dual, x, X)
+
+        x = local_steps(visit, X, lr, 0.0, pulled)
+        own["dual"] = each(lambda d, x, X: d - alpha * (x - X), dual, x, X)
+        return {"model": x}
+
+    def server(server: Trees, means: Trees, answered: Answered) -> Trees:
+        share, X, mean = len(answered.steps) / count, server["model"], means["model"]
+        h = each(lambda h, m, x: h - alpha * share * (m - x), server["h"], mean, X)
+        return {"model": each(lambda m, h: m - h / alpha, mean, h), "h": h}
+
+    method = Method(client, server, lambda model: {"h": zeros(model)})
+    X = run(problem_of(config), method).server["model"]["weight"]
     found = simulate(made, state).params["weight"][0].numpy()
     np.testing.assert_allclose(found, X, atol=1e-12)

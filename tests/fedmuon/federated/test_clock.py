@@ -212,6 +212,19 @@ def test_attempts_of_fedbuff_count_from_the_last_update() -> None:
         buffered(Devices(0, np.ones(3), dropout=1 - 1e-9), 200, 1, 1)
 
 
+def test_records_of_fedbuff_have_its_times_and_count_lost_messages(tmp_path: Path) -> None:
+    config = fleet(mode="fedbuff", buffer=2, dropout=0.3)
+    execute(config, tmp_path)
+    clock, lines = table_of(config), records(tmp_path)
+    for number, line in enumerate(lines):
+        assert line["participants"] == clock.answered[number].tolist()
+        assert line["staleness"] == (number - clock.versions[number]).tolist()
+        assert line["simulated_seconds"] == clock.seconds[number]
+        assert line["bytes_up"] == 2 * 336
+        assert line["bytes_down"] == 336 * (len(clock.selected[number]) + clock.lost[number])
+    assert sum(clock.lost) > 0 and max(late for line in lines for late in line["staleness"]) > 1
+
+
 UNFIT = {
     "adamw": ({"local": {"recipe": "adamw"}}, "stores a second moment"),
     "rows": (

@@ -208,6 +208,11 @@ STAGES: dict[str, Row] = {
         lambda case: case._replace(clipping=Clipping(0.05, 0.6)),
         clipping=Clipping(0.05, 0.5), shapes=False,
     ),
+    "noise of clients": Row(
+        {"privacy": {**PRIVATE, "noise": 0.5, "cohorts": "fixed", "trust": "local"}},
+        lambda case: case._replace(clipping=Clipping(0.05, 0.5)),
+        clipping=Clipping(0.05, 0.5, "local"), shapes=False,
+    ),
     "clipping without noise": Row(
         {"privacy": {**PRIVATE, "noise": 0.0, "cohorts": "fixed"}},
         lambda case: case._replace(clipping=Clipping(0.055)),

@@ -16,7 +16,6 @@ from torch import Tensor
 
 import fedmuon
 from fedmuon import aggregators
-from fedmuon.core.arrays import read_tensors
 from fedmuon.core.registry import make
 from fedmuon.data.partition import PARTITIONS, clients_of_samples
 from fedmuon.optim.stage import Reply
@@ -43,33 +42,6 @@ def stacked(given: list[Reply], name: str) -> np.ndarray:
 
 def close(found: Tensor, wanted: np.ndarray) -> None:
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-12, atol=1e-14)
-
-
-def test_by_samples_is_federated_averaging_by_hand() -> None:
-    """McMahan et al. 2017 in numpy, on least squares: X_i <- X - eta grad, X <- sum n_i X_i / n."""
-    parts = [np.arange(0, 5), np.arange(5, 17), np.arange(17, 45)]
-    config = tables(federation={"rounds": 4}, local={"lr": 0.05, "steps": 3})
-    given = {"data": (X, Y), "partition": parts, "task": linear}
-    run = fedmuon.run(config, **given, aggregate="by-samples")
-    schedule = np.load(run.path / "schedule.npy")
-    start = read_tensors(run.path / "initial.safetensors")[0]
-    w, b = start["weight"].numpy()[0], start["bias"].item()
-    for row in schedule:
-        models, sizes = [], []
-        for i in row:
-            own, c = w.copy(), b
-            for _ in range(3):
-                wrong = X[parts[i]] @ own + c - Y[parts[i]]
-                gradient = 2 * X[parts[i]].T @ wrong / len(wrong)
-                own, c = own - 0.05 * gradient, c - 0.05 * 2 * wrong.mean()
-            models.append(np.append(own, c))
-            sizes.append(len(parts[i]))
-        *w, b = np.average(models, axis=0, weights=sizes)
-        w = np.array(w)
-    close(run.model["weight"][0], w)
-    assert run.model["bias"].item() == pytest.approx(b, rel=1e-12)
-    plain = fedmuon.run(config, **given, aggregate="mean")
-    assert (plain.model["weight"] - run.model["weight"]).norm() > 1e-3  # the mean is another
 
 
 def test_by_samples_is_that_of_flower(monkeypatch: pytest.MonkeyPatch) -> None:

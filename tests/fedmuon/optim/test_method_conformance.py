@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from compared import built, ended, gap, image, perceptron, problem_of, with_module
-from conftest import small
+from conftest import quick, small
 from reference import methods, rounds
 from reference.rounds import Method
 from safetensors.numpy import load_file
@@ -79,6 +79,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "last round without steps": {"schedule": "step", "options": {"every": 2, "factor": 0.0}},
 }
 PERSONAL = ("fedper", "ditto")  # their rows train a perceptron, whose parameters have names
+PLAIN = [name for name in METHODS if name not in (*PERSONAL, *ORTHOGONALIZED)]
+CLIPPED = ["fedavg", "fedavgm", "sgd", "normalized-sgd", "local-muon", "fedmuon", "muon",
+           "fedmuon-aligned"]  # fmt: skip
+BY_SAMPLES = ("fedavg", "fedavgm", "fedprox", "fedper", "fednova")
 every_method = pytest.mark.parametrize("name", METHODS)
 
 
@@ -137,6 +141,38 @@ def test_result_equals_the_reference(name: str, setting: str) -> None:
         assert all(gap(tree, memory[link]) < 1e-12 for link, tree in stored.items())
         assert bool(stored) <= made.recipe.keeps_states
     assert state.round == made.plan.rounds
+
+
+@pytest.mark.parametrize("name", quick(PLAIN, ["scaffold", "adamw"]))
+def test_result_on_a_perceptron_equals_the_reference(name: str) -> None:
+    """Methods without an orthogonalizer on a model with matrices and vectors."""
+    table = with_module(config(name, task={"name": "given"}), perceptron())
+    state, problem = ended(built(table)), problem_of(table)
+    assert distance(state, rounds.run(problem, reference(name, table)).server) < 1e-12
+    other = replace(problem, seed=problem.seed + 1)  # the negative control
+    assert distance(state, rounds.run(other, reference(name, table)).server) > 1e-3
+
+
+@pytest.mark.parametrize("name", BY_SAMPLES)
+def test_weights_by_samples_equal_the_reference(name: str) -> None:
+    table = config(name, federation={"aggregate": "by-samples"})
+    state, problem = ended(built(table)), problem_of(table)
+    assert distance(state, rounds.run(problem, reference(name, table)).server) < 1e-12
+    plain = replace(problem, by_samples=False)  # the negative control
+    assert distance(state, rounds.run(plain, reference(name, table)).server) > 1e-4
+
+
+@pytest.mark.parametrize("trust", ["central", "local"])
+@pytest.mark.parametrize("name", CLIPPED)
+def test_private_clients_equal_the_reference(name: str, trust: str) -> None:
+    """Methods whose server averages models and states, with noise that can be repeated."""
+    privacy = {"level": "client", "noise": 0.5, "bound": 0.1, "cohorts": "fixed", "trust": trust}
+    table = config(name, privacy={**privacy, "insecure-reproducible-noise": True})
+    state, problem, method = ended(built(table)), problem_of(table), reference(name, table)
+    clipping = rounds.Clipping(0.1, 0.5, trust)
+    assert distance(state, rounds.run(problem, method, clipping=clipping).server) < 1e-12
+    wider = replace(clipping, bound=0.11)  # the negative control
+    assert distance(state, rounds.run(problem, method, clipping=wider).server) > 1e-3
 
 
 @every_method

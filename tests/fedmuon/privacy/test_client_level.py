@@ -315,24 +315,6 @@ def test_noise_is_found_for_a_target(tmp_path: Path) -> None:
         execute(clients("fedavg", noise=0.5, epsilon=3.0), tmp_path / "loud")
 
 
-def without_noise(recipe: str, bound: float) -> Config:
-    tables = nested(clients(recipe, noise=0.0, bound=bound, cohorts="fixed"))
-    return parse({**tables, "engine": {**tables["engine"], "dtype": "float64"}})
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_what_is_neither_clipped_nor_noisy_is_the_plain_run(recipe: str, tmp_path: Path) -> None:
-    """A bound that no update reaches: the plain average, to the spacing of the lattice."""
-    private = without_noise(recipe, 1e3)
-    plain = private.model_copy(update={"privacy": small().privacy})
-    execute(private, tmp_path / "a")
-    execute(plain, tmp_path / "b")
-    for file in ("model.safetensors", "momentum.safetensors"):
-        a, b = (load_file(tmp_path / x / file) for x in "ab")
-        assert a.keys() == b.keys()
-        assert all(np.abs(a[name] - b[name]).max() < 1e-11 for name in a)
-
-
 def test_a_killed_round_stays_spent_and_has_another_cohort(tmp_path: Path) -> None:
     """In the same process, too, which still has the cohort that was drawn."""
     run = prepare(resolve(clients("fedavg")), tmp_path)
