@@ -52,7 +52,8 @@ from fedmuon.optim.compression import Compression, identity
 from fedmuon.optim.low_rank import EncodedStates, low_rank
 from fedmuon.optim.personal_parameters import PersonalParameters
 from fedmuon.optim.stage import Stage
-from fedmuon.runs.loop import prepare, train
+from fedmuon.runs.loop import train
+from fedmuon.runs.prepare import prepare
 from fedmuon.server.strategy import FlowerEngine
 
 LR, N, SEED, LAMBDA = 0.3, 5, 3, 0.1
