@@ -140,16 +140,6 @@ def test_deployment_is_inline(
 
 
 @pytest.mark.slow
-def test_clients_keep_their_states(deployment: Deployment, tmp_path: Path) -> None:
-    """On the disk of their nodes; those of scaffold are below."""
-    config = tiny(3, local={"recipe": "fedmuon-corrected", "steps": 2})
-    inline, out = tmp_path / "inline", tmp_path / "deployed"
-    execute(config, inline)
-    deployment.execute(config, out)
-    assert distance(inline / "model.safetensors", out / "model.safetensors") <= 1e-12
-
-
-@pytest.mark.slow
 def test_personal_parameters_stay_on_their_nodes(deployment: Deployment, tmp_path: Path) -> None:
     """The model that is shared is that inline; the nodes' own parts cannot be tested."""
     tables = {

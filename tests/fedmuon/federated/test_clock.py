@@ -389,7 +389,6 @@ def test_equal_devices_change_no_number_of_a_run(tmp_path: Path) -> None:
     execute(small(), tmp_path / "none")
     equal: dict[str, Any] = {"clock": {"mode": "synchronous"}}
     equal["first"] = {"mode": "deadline", "deadline": 1e6}
-    equal["fedbuff"] = {"mode": "fedbuff", "bandwidth-up": 50.0, "speed": 1e15, "cost": 1e-15}
     equal["other"] = {"mode": "deadline", "select": 5, "speeds": "log-normal"}
     for name, table in equal.items():
         summary = execute(small(devices=table), tmp_path / name)
@@ -404,9 +403,8 @@ def test_equal_devices_change_no_number_of_a_run(tmp_path: Path) -> None:
     assert "simulated_seconds" not in records(tmp_path / "none")[-1]
 
 
-@pytest.mark.parametrize("mode", ["both", "fedbuff"])
-def test_an_interrupted_run_resumes_bit_for_bit(mode: str, tmp_path: Path) -> None:
-    config = fleet(**MODES.get(mode, {"mode": "fedbuff", "buffer": 2}))
+def test_an_interrupted_run_resumes_bit_for_bit(tmp_path: Path) -> None:
+    config = fleet(**MODES["both"])
     execute(config, tmp_path / "whole")
     run = prepare(resolve(config), tmp_path / "cut")
 

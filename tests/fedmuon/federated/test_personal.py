@@ -293,7 +293,6 @@ def test_a_recipe_of_ones_own_may_be_unfit_for_fine_tuning() -> None:
 # Runs
 
 RESUMED = {
-    "fedper": {},
     "ditto": {"local": DITTO},
     "fine-tuned": {"local": FEDAVG, "output": {"fine-tune": 3}},
 }

@@ -437,8 +437,8 @@ def on_engines(name: str, clients: int) -> Config:
     return config({**tables, "federation": federation})
 
 
-SUPER_LINK = ("top-k with EF21", "qsgd in both directions", "personal parameters",
-              "client privacy", "custom stage", "late sparse replies")  # fmt: skip
+SUPER_LINK = ("top-k with EF21", "sign of SCAFFOLD", "personal parameters", "custom stage",
+              "late sparse replies")  # fmt: skip
 
 
 def same_models(folder: Path, other: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import tomli_w
 import torch
 from conftest import small
-from cut_off import broken_off, dying
+from cut_off import dying
 from safetensors.numpy import load_file
 from test_data import write_idx
 from test_pitfalls import unnamed
@@ -333,21 +333,6 @@ def test_a_killed_round_stays_spent_and_has_another_cohort(tmp_path: Path) -> No
     assert all(entry.participants == (EVERYONE,) for entry in ledger.entries)
     spent = account([Event(0.5, 1.0, len(ledger.entries))], 1e-5)
     assert summary["privacy"]["upper"] == spent.upper > epsilon(1.0, 0.5, 4, 1e-5).upper
-
-
-@pytest.mark.parametrize("privacy", [{}, LOCAL])
-def test_repeatable_noise_repeats_a_resumed_run(privacy: dict[str, Any], tmp_path: Path) -> None:
-    config = clients("fedmuon", **REPEATABLE, **privacy)
-    whole = execute(config, tmp_path / "a")
-    broken_off(config, tmp_path / "b", at=3)
-    execute(None, tmp_path / "b", resume=True)
-    for file in ("model.safetensors", "momentum.safetensors"):
-        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
-    assert not whole["privacy"]["certified"]
-    secret = clients("fedmuon", **privacy)
-    execute(secret, tmp_path / "c")
-    assert (tmp_path / "a" / "model.safetensors").read_bytes() != (
-        tmp_path / "c" / "model.safetensors").read_bytes()  # fmt: skip
 
 
 def test_an_empty_cohort_releases_noise() -> None:
