@@ -6,6 +6,7 @@ from math import comb
 import numpy as np
 import pytest
 import torch
+from conftest import quick
 
 from fedmuon.config.load import parse
 from fedmuon.core.errors import InputError
@@ -67,7 +68,7 @@ def bernstein(polynomial: list[Fraction], low: Fraction, high: Fraction) -> list
 @pytest.mark.parametrize("name", SETS)
 def test_every_set_is_positive_for_1_to_12_steps(name: str) -> None:
     assert all(sign_change(schedule(name, steps)) is None for steps in STEPS)
-    assert lowest_factor(schedule(name, 3)) > 0
+    assert lowest_factor(schedule(name, 2)) > 0
 
 
 @pytest.mark.slow
@@ -86,7 +87,7 @@ def test_turbo_is_rejected_by_both_computations() -> None:
     assert (value(schedule(REVERSING, 4), x) < 0).all()
 
 
-@pytest.mark.parametrize("factor", [1.01, 1.05, 1.5, 2.0])
+@pytest.mark.parametrize("factor", quick([1.01, 1.05, 1.5, 2.0], [1.01, 1.5]))
 def test_safety_does_not_change_a_sign(factor: float) -> None:
     several = [name for name in SETS if len(COEFFICIENTS[name].steps) > 1]
     for name in several:
@@ -112,7 +113,8 @@ def directions(
 def matrices() -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     wide = torch.randn(10, 784, generator=generator, dtype=torch.float64)
-    return [torch.eye(10, dtype=torch.float64), wide, wide[:1].mT @ wide[1:2], wide.mT]
+    rank_1 = wide[:1, :40].mT @ wide[1:2, :40]
+    return [torch.eye(10, dtype=torch.float64), wide, rank_1, wide.mT]
 
 
 @pytest.mark.parametrize("kind", KINDS)
