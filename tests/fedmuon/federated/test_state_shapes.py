@@ -1,17 +1,19 @@
 """A link's state may have any fixed shapes, and every engine then gives the same result."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from conftest import quick
 from torch import Tensor
 
 import fedmuon
 from fedmuon import links
 from fedmuon.core.errors import InputError
 from fedmuon.optim.chain import Context
-from tests.helpers.odd_states import ODD, measured
+from tests.helpers.odd_states import ODD, SHAPES, measured
 
 BAD: list[tuple[str, Any]] = [
     ("no replica axis", lambda some: {"n": some.new_zeros(())}),
@@ -55,8 +57,12 @@ def ran(made: fedmuon.Recipe, engine: str) -> float | str:
         return f"error: {error}"
 
 
-@pytest.mark.parametrize("kept", [False, True])
-@pytest.mark.parametrize("shapes", ODD, ids=str)
+INLINE = [(shapes, kept) for kept in (False, True) for shapes in ODD]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "kept"), quick(INLINE, [*INLINE[: len(SHAPES)], ({"a": (1,), "b": (3, 2)}, True)])
+)
 def test_any_fixed_shapes_work_inline(shapes: dict[str, tuple[int, ...]], kept: bool) -> None:
     found = ran(recipe(shapes, kept), "inline")
     assert isinstance(found, float), found
@@ -81,14 +87,13 @@ def test_a_kept_state_needs_its_shapes_from_the_start() -> None:
     assert isinstance(found, str) and "final names, shapes and dtypes in `init`" in found
 
 
-RAY = [({"norm": (1,)}, False, True), ({"a": (1,), "b": (3, 2)}, True, False)]
-
-
-@pytest.mark.parametrize(("shapes", "kept", "late"), RAY)
-def test_ray_and_flower_agree_with_inline(
-    shapes: dict[str, tuple[int, ...]], kept: bool, late: bool
-) -> None:
-    made = recipe(shapes, kept, late)
+def test_ray_and_flower_agree_with_inline() -> None:
+    """A returned state that begins empty, and beside it a stored state of two tensors."""
+    made = recipe({"norm": (1,)}, late=True)
+    first, *others = made.chain.links
+    stored = measured({"a": (1,), "b": (3, 2)}, name="stored")
+    made = replace(made, chain=fedmuon.Chain((first, stored, *others)), sent=("stored",),
+                   returned=("measured", "stored"), kept=("stored",))  # fmt: skip
     assert ran(made, "ray") == ran(made, "inline")
 
 
