@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from conftest import small
+from conftest import quick, small
 
 from fedmuon.analysis import Realized
 from fedmuon.config.load import Config, dump, load, parse
@@ -308,7 +308,11 @@ def test_needs_begin_with_those_of_the_keys_they_name() -> None:
                 assert set(NEEDS[table][key]) <= set(needs[:place]), need.key
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+QUICK = ("fedmuon", "aligned", "svd", "levels", "tailed", "shards", "correlated", "shares", "ditto",
+         "network", "text-muon", "fleet")  # fmt: skip
+
+
+@pytest.mark.parametrize("setting", quick(SETTINGS, QUICK))
 def test_keys_that_nothing_reads_change_nothing(
     setting: str, as_set: Callable[[str], dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -131,8 +131,10 @@ def recorded_but_not_saved(out: Path) -> None:
     assert RunDirectory(out).saved_rounds() == [2] and len(RunDirectory(out).records()) == 3
 
 
-@pytest.mark.parametrize("lost", ["line", "bytes", "ledger", "ledger and checkpoints"])
-@pytest.mark.parametrize("old", [False, True])
+LOST = [*itertools.product(("line", "bytes", "ledger", "ledger and checkpoints"), (False, True))]
+
+
+@pytest.mark.parametrize(("lost", "old"), quick(LOST, [LOST[0], LOST[3], LOST[6], LOST[7]]))
 def test_a_release_that_its_ledger_lost_is_not_forgotten(
     tmp_path: Path, lost: str, old: bool
 ) -> None:

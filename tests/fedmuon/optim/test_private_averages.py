@@ -127,9 +127,9 @@ def by_weights(experiment: Experiment, kappa: float, shares: Shares) -> Iterator
     ("sizes", "recipe", "average", "form", "changed"),
     [
         ((1, 1, 3), PLAIN, "mean", "ema", replace),
-        ((6, 6, 1), PLAIN, "mean", "polyak", replace),
+        pytest.param((6, 6, 1), PLAIN, "mean", "polyak", replace, marks=pytest.mark.slow),
         ((9, 4, 3), PLAIN, BY_SAMPLES, "ema", replace),
-        ((9, 4, 3), DISK, "mean", "ema", replace),
+        pytest.param((9, 4, 3), DISK, "mean", "ema", replace, marks=pytest.mark.slow),
         ((9, 4, 2), DISK, BY_SAMPLES, "polyak", replace),
         ((9, 4, 3), DISK, "mean", "ema", forgetful),
         ((9, 4, 2), DISK, "first-two", "ema", first_two),

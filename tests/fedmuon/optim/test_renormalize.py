@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import small
+from conftest import quick, small
 from torch import nn
 
 from fedmuon import links
@@ -72,7 +72,10 @@ def by_torch(config: Config, smoothing: float, renormalize: bool) -> dict[str, t
     return values
 
 
-@pytest.mark.parametrize(("smoothing", "renormalize"), [(0.2, False), (0.0, True), (0.2, True)])
+@pytest.mark.parametrize(
+    ("smoothing", "renormalize"),
+    quick([(0.2, False), (0.0, True), (0.2, True)], [(0.2, False), (0.2, True)]),
+)
 def test_a_run_with_the_keys_is_a_loop_with_them(smoothing: float, renormalize: bool) -> None:
     run = config(smoothing, renormalize, **{"aux-lr": 0.1})
     found = trained(run)

@@ -238,7 +238,7 @@ def test_other_recipes_take_them() -> None:
 VARIANTS: list[dict[str, Any]] = [{}, {"row-memory": 0.9}, {"shards": 2, "full-every": 2}]
 
 
-@pytest.mark.parametrize("recipe", ["dp-muon", "disk-muon"])
+@pytest.mark.parametrize("recipe", quick(["dp-muon", "disk-muon"], ["disk-muon"]))
 def test_private_recipes_spend_the_same_with_any_step(recipe: str) -> None:
     """The step is computed from what was released, so epsilon does not change; the model does."""
     privacy = {"insecure-reproducible-noise": True, "lot": 8.0, "noise": 0.5, "bound": 0.3}

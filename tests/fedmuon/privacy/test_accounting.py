@@ -155,9 +155,8 @@ def test_one_subsampled_release_by_quadrature(q: float, noise: float, eps: float
 RENYI = [*itertools.product((0.02, 0.4), (0.7, 1.5, 2.5), (1.3, 2, 3.7, 8, 32), (False,)),
          (1.0, 0.8, 1.3, False), (1.0, 0.8, 8, False), (0.02, 0.7, 1.3, True),
          (0.4, 1.5, 20, True), (0.3, 0.8, 3.7, True), (1.0, 0.8, 3.7, True)]  # fmt: skip
-QUICK = {(0.02, 0.7, 1.3, False), (0.02, 2.5, 8, False), (0.4, 1.5, 1.3, False),
-         (1.0, 0.8, 1.3, False), (1.0, 0.8, 8, False), (0.02, 0.7, 1.3, True),
-         (1.0, 0.8, 3.7, True)}  # fmt: skip
+QUICK = {(0.02, 2.5, 8, False), (0.4, 1.5, 1.3, False), (1.0, 0.8, 1.3, False),
+         (0.02, 0.7, 1.3, True)}  # fmt: skip
 
 
 @pytest.mark.parametrize(("q", "s", "order", "replaced"), quick(RENYI, QUICK))
@@ -192,8 +191,10 @@ def test_the_renyi_divergence_by_quadrature_and_by_binomials(
 EVENTS = [[Event(0.02, 0.8, 40)], [Event(0.5, 3.0, 30)], [Event(0.02, 0.8, 90), Event(0.1, 2.0)]]
 
 
-@pytest.mark.parametrize("replaced", [False, True])
-@pytest.mark.parametrize("events", [*EVENTS, [Event(1.0, 8.0, 10)]])
+BOTH = [*itertools.product([*EVENTS, [Event(1.0, 8.0, 10)]], (False, True))]
+
+
+@pytest.mark.parametrize(("events", "replaced"), quick(BOTH, [BOTH[1], BOTH[4]]))
 def test_it_agrees_with_dp_accounting(events: list[Event], replaced: bool) -> None:
     """On the same grid, to what either drops in the tails; Renyi where its series is tight."""
     events = [dataclasses.replace(one, replaced=replaced) for one in events]
@@ -261,7 +262,10 @@ def test_what_is_not_accounted_for_is_refused(refused, word: str) -> None:
 
 @pytest.mark.parametrize(
     ("target", "adjacency"),
-    [(1.0, "zero-out"), (8.0, "zero-out"), (3.0, "add-remove"), (3.0, "replace-one")],
+    quick(
+        [(1.0, "zero-out"), (8.0, "zero-out"), (3.0, "add-remove"), (3.0, "replace-one")],
+        [(8.0, "zero-out"), (3.0, "replace-one")],
+    ),
 )
 def test_calibration_meets_its_target_and_wastes_little(target: float, adjacency: str) -> None:
     given: Any = {"blocks": 4, "adjacency": adjacency}

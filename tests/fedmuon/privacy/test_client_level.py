@@ -276,8 +276,11 @@ def test_a_poisson_cohort_is_drawn_apart_and_anew() -> None:
         plan.schedule()
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("privacy", [{}, {"cohorts": "fixed"}, LOCAL])
+FIXED: list[dict[str, Any]] = [{}, {"cohorts": "fixed"}, LOCAL]
+RUNS = [(recipe, privacy) for recipe in RECIPES for privacy in FIXED]
+
+
+@pytest.mark.parametrize(("recipe", "privacy"), quick(RUNS, RUNS[::4]))
 def test_a_run_of_every_recipe(recipe: str, privacy: dict[str, Any], tmp_path: Path) -> None:
     summary = execute(clients(recipe, rounds=2, **privacy), tmp_path)
     spent = summary["privacy"]

@@ -6,12 +6,13 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import tomli_w
-from conftest import small
+from conftest import quick, small
 from typer.testing import CliRunner
 
 import fedmuon
@@ -42,6 +43,7 @@ def rows() -> list[str]:
     return [line for line in PAGE.splitlines() if line.startswith("| ")][1:]
 
 
+@cache
 def functions(file: str) -> set[str]:
     tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
     return {one.name for one in tree.body if isinstance(one, ast.FunctionDef)}
@@ -193,7 +195,10 @@ def test_of_a_run(tmp_path: Path, adjacency: str) -> None:
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     "name",
-    ["dp-classification", "dp-classification-cnn", "dp-federated", "disk-ablation", "dp-ftrl"],
+    quick(
+        ["dp-classification", "dp-classification-cnn", "dp-federated", "disk-ablation", "dp-ftrl"],
+        ["dp-federated", "dp-ftrl"],
+    ),
 )
 def test_of_a_suite(tmp_path: Path, name: str) -> None:
     """Two of its variants, on its small scale made smaller, with the report."""

@@ -1,6 +1,7 @@
 """Clipped sums against naive loops, and what a release adds to them."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import quick
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -265,10 +267,17 @@ class Words(nn.Module):
         return self.head(self.norm(torch.tanh(self.mix(once)))).logsumexp(1)
 
 
-@pytest.mark.parametrize("points", [(1.0,), (18.0, -17.0)])
-@pytest.mark.parametrize("length", [1, 2, 9])
-@pytest.mark.parametrize("padding", [None, 0])
-@pytest.mark.parametrize("norm", [nn.LayerNorm(4), nn.RMSNorm(4), nn.LayerNorm(4, bias=False)])
+SEQUENCES = [
+    *itertools.product(
+        (nn.LayerNorm(4), nn.RMSNorm(4), nn.LayerNorm(4, bias=False)),
+        (None, 0),
+        (1, 2, 9),
+        ((1.0,), (18.0, -17.0)),
+    )
+]
+
+
+@pytest.mark.parametrize(("norm", "padding", "length", "points"), quick(SEQUENCES, SEQUENCES[::7]))
 def test_sequences_and_shared_layers(
     norm: nn.Module, padding: int | None, length: int, points: tuple[float, ...]
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from conftest import small
+from conftest import quick, small
 from typer.testing import CliRunner
 
 import fedmuon
@@ -79,7 +79,7 @@ def copied(runs: Path, tmp_path: Path) -> Path:
     return shutil.copytree(runs, tmp_path / "runs")
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", quick(CHANGES, ["rounds.jsonl", "bound.json"]))
 def test_whoever_looks_at_a_changed_run_is_told_the_file(copied: Path, name: str) -> None:
     """Of what each shows: `compare` shows nothing of neighbours."""
     folder = copied / "near 0"
@@ -99,7 +99,7 @@ def test_whoever_looks_at_a_changed_run_is_told_the_file(copied: Path, name: str
     assert [run for run, state in listed(copied).items() if state == "damaged"] == ["near 0"]
 
 
-@pytest.mark.parametrize("name", FIXED)
+@pytest.mark.parametrize("name", quick(FIXED, ["config.toml", "schedule.npy"]))
 def test_whoever_looks_at_a_run_that_lacks_a_file_is_told_so(copied: Path, name: str) -> None:
     """Whether it has ended or has rounds alone; one without rounds may be about to write it."""
     folder, half = copied / "plain 0", copied / "half"
@@ -284,8 +284,10 @@ def flipped(file: Path) -> None:
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize("name", BINARY)
-@pytest.mark.parametrize("damage", [flipped, Path.unlink])
+DAMAGED = [(name, damage) for name in BINARY for damage in (flipped, Path.unlink)]
+
+
+@pytest.mark.parametrize(("name", "damage"), quick(DAMAGED, DAMAGED[::3]))
 def test_whoever_looks_at_a_finished_run_is_told_of_tensors_and_samples(
     copied: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
@@ -311,7 +313,7 @@ def test_whoever_looks_at_a_finished_run_is_told_of_tensors_and_samples(
     assert len(gather(copied)) == 2
 
 
-@pytest.mark.parametrize("name", TENSORS)
+@pytest.mark.parametrize("name", quick(TENSORS, ["momentum.safetensors"]))
 def test_a_list_reads_no_large_file_whole(
     copied: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from chaos.folders import contents, difference
 from chaos.jobs import run
 from chaos.laboratory import OTHER, SAME, Laboratory, Trial, improper
 from chaos.nursery import ROOT, Ended, Nursery
+from conftest import quick
 
 from fedmuon.core.cores import few_free_cores
 
@@ -66,13 +67,14 @@ def test_failing_writes(lab: Laboratory) -> None:
     none_other(lab, 11)
 
 
-def test_two_writers(lab: Laboratory) -> None:
-    job, private = lab.jobs()[:2]
-    for first, second in ((job, job), (private, private)):
-        for gap, resumed in disturbances.STARTS:
-            with lab.trial("two writers", f"{first.name}, {gap}") as trial:
-                trial.verdict = disturbances.pair(trial, first, second, gap, resumed)
-    none_other(lab, 4)
+@pytest.mark.parametrize("kind", quick([0, 1], [1]))
+def test_two_writers(lab: Laboratory, kind: int) -> None:
+    """Of a plain and of a private run."""
+    job = lab.jobs()[kind]
+    for gap, resumed in disturbances.STARTS:
+        with lab.trial("two writers", f"{job.name}, {gap}") as trial:
+            trial.verdict = disturbances.pair(trial, job, job, gap, resumed)
+    none_other(lab, 2)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import draw_neighbours, neighbour, small
+from conftest import draw_neighbours, neighbour, quick, small
 from networks import by_hand, loss_of_windows, own_model, replica, task_of, trained
 from safetensors.numpy import save_file
 from torch import Tensor, nn
@@ -346,10 +346,12 @@ def naive(form: Form, points: list, windows: Tensor, task: NetworkTask, clip: Cl
     return totals
 
 
-@pytest.mark.parametrize("form", [LONG, WIDE], ids=["grams", "formed"])
+RULES = [("block", True, (1.0,)), ("flat", False, (1.0,)), ("automatic", True, (3.0, -2.0))]
+CLIPPED = [(form, *rule) for form in (LONG, WIDE) for rule in RULES]
+
+
 @pytest.mark.parametrize(
-    ("rule", "masked", "weights"),
-    [("block", True, (1.0,)), ("flat", False, (1.0,)), ("automatic", True, (3.0, -2.0))],
+    ("form", "rule", "masked", "weights"), quick(CLIPPED, [CLIPPED[1], *CLIPPED[3::2]])
 )
 def test_clipped_sums_are_the_loops(
     form: Form, rule: str, masked: bool, weights: tuple[float, ...]
