@@ -291,7 +291,7 @@ def test_feedback_reaches_the_mean_and_selection_alone_does_not() -> None:
         table = Compression(top_k(0.5), feedback=kind, clients=2)
         x, memory = torch.zeros(1, 2).double(), [{}, {}]
         mean = {"model": {"w": torch.zeros(1, 2).double()}} if kind == "ef21" else {}
-        for r in range(300):
+        for r in range(450):
             sent, messages = {"model": {"w": x}}, []
             for i in range(2):
                 returned = {"model": {"w": x - 0.05 * (x - torch.from_numpy(centres[i]))}}
