@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import small
+from conftest import quick, small
 from small_suites import TRAINING
 
 import fedmuon
@@ -191,7 +191,9 @@ READERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["plain", "private", "neighbours", "cut"])
+@pytest.mark.parametrize(
+    "kind", quick(["plain", "private", "neighbours", "cut"], ["neighbours", "cut"])
+)
 def test_no_reader_of_a_run_waits(kind: str, folders: dict[str, Path], tmp_path: Path) -> None:
     """Whichever file it stands for; a finished run is damaged, and the file is named."""
     names = sorted(one.name for one in folders[kind].iterdir())

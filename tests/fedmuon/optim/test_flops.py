@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from conftest import quick
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -51,8 +52,11 @@ def test_the_cost_model_of_newton_schulz(shape: tuple[int, int], name: str, degr
     assert found != newton_schulz_flops(*shape, schedule(name, 5))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize(("name", "steps"), SCHEDULES)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+COUNTED = [(*schedule, dtype) for schedule in SCHEDULES for dtype in DTYPES]
+
+
+@pytest.mark.parametrize(("name", "steps", "dtype"), quick(COUNTED, COUNTED[::4]))
 def test_the_products_of_newton_schulz_are_those_counted(
     name: str, steps: int, dtype: torch.dtype
 ) -> None:

@@ -168,7 +168,7 @@ def test_no_result_is_longer_than_the_printed_size(coefficients, steps):
         assert longest > 0.999 * most
 
 
-QUICK = "polar", "clipped", "cubic/plus", "quintic/max", "jordan/unit", "inner/plus"
+QUICK = "polar", "clipped", "quintic/max", "inner/plus"
 
 
 @pytest.mark.parametrize(

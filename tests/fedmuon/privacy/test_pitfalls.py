@@ -172,7 +172,7 @@ def in_page(text: str) -> Iterator[str]:
             yield plain
 
 
-@pytest.mark.parametrize("adjacency", ADJACENCIES)
+@pytest.mark.parametrize("adjacency", quick(ADJACENCIES, ["add-remove"]))
 def test_of_a_run(tmp_path: Path, adjacency: str) -> None:
     given = {"epsilon": 4.0, "noise": 9.0, "lot": 6.0, "adjacency": adjacency}
     if adjacency == "add-remove":

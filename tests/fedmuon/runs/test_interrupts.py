@@ -28,7 +28,7 @@ from fedmuon.runs.directory import RunDirectory
 from fedmuon.server import stopping
 
 DATA = ("--set=data.name=synthetic", "--set=data.train=400", "--set=data.test=100")
-ROUNDS = 100
+ROUNDS = 60
 LONG = (*DATA, f"--set=federation.rounds={ROUNDS}", "--set=output.checkpoint-every=1000")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import small
+from conftest import quick, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import iv as intervals
@@ -250,8 +250,12 @@ def test_no_output_is_larger_than_the_growth_says(name: str) -> None:
     assert share[1] > 0.98  # a growth that is a fiftieth smaller would be exceeded
 
 
-@pytest.mark.parametrize("normalization", ["plus", "max", "unit"])
-@pytest.mark.parametrize("coefficients", ["cubic", "quintic", "jordan", "polar-express-e2"])
+GROWING = [(coefficients, normalization)
+           for coefficients in ("cubic", "quintic", "jordan", "polar-express-e2")
+           for normalization in ("plus", "max", "unit")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("coefficients", "normalization"), quick(GROWING, GROWING[::4]))
 def test_newton_schulz_grows_as_its_polynomial_in_fifty_digits(
     coefficients: str, normalization: str
 ) -> None:
@@ -289,7 +293,7 @@ def descent(start: Rows, apply: Callable, steps: list[float], u: Rows, y: Rows) 
     return models
 
 
-@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("name", quick(MAPS, [*MAPS][::2]))
 def test_no_trajectory_leaves_its_ball(name: str) -> None:
     """One sample again and again goes furthest: from 0, ten classes almost reach the radius."""
     given, apply = MAPS[name]
@@ -308,8 +312,10 @@ def test_no_trajectory_leaves_its_ball(name: str) -> None:
     assert shares[-1][-1] > (0.9 if name == "exact-sign" else 0.6)
 
 
-@pytest.mark.parametrize("nonnegative", [False, True])
-@pytest.mark.parametrize("classes", [2, 3, 10])
+@pytest.mark.parametrize(
+    ("classes", "nonnegative"),
+    quick([(c, n) for c in (2, 3, 10) for n in (False, True)], [(2, True), (3, False), (10, True)]),
+)
 def test_no_pair_of_samples_parts_further_than_its_certificate(
     classes: int, nonnegative: bool
 ) -> None:

@@ -1,6 +1,7 @@
 """Networks as tasks: gradients against plain autograd, runs against loops written by hand."""
 
 import dataclasses
+import itertools
 import math
 import re
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import quick
 from networks import replica
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -86,10 +88,11 @@ TOLERANCE: dict[torch.dtype, dict[str, Any]] = {  # rounding of long sums
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("vectorized", [True, False, None])
-@pytest.mark.parametrize("sizes", [(5, 5, 5), (9, 1, 4), (6,)])
-@pytest.mark.parametrize("replicas", [1, 3])
+STACKED = [*itertools.product((torch.float32, torch.float64), (True, False, None),
+                              ((5, 5, 5), (9, 1, 4), (6,)), (1, 3))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "vectorized", "sizes", "replicas"), quick(STACKED, STACKED[::5]))
 def test_gradient_is_autograd_on_each_replica(
     dtype: torch.dtype, vectorized: bool | None, sizes: tuple[int, ...], replicas: int
 ) -> None:
