@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +54,20 @@ def ray(cluster: str) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def grid(ray: None) -> Iterator[RayGrid]:
+def spare(ray: None) -> list[Any]:
+    """The idle worker of the last grid, for the next one: each worker takes seconds to start."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def grid(spare: list[Any]) -> Iterator[RayGrid]:
     """One worker, so that its messages come together; a million nodes cost nothing."""
-    with RayGrid(client_app, MANY, workers=1, pieces=1, seed=SEED) as found:
-        yield found
+    with RayGrid(client_app, MANY, workers=1, pieces=1, seed=SEED, spare=spare) as million:
+        yield million
 
 
-def one_worker() -> RayGrid:
-    return RayGrid(client_app, NODES, workers=1, seed=SEED)
+def one_worker(app: ClientApp = client_app, **options: Any) -> RayGrid:
+    return RayGrid(app, NODES, workers=1, seed=SEED, **options)
 
 
 def messages(ttl: float = 60.0, **orders: Any) -> list[Message]:
@@ -82,6 +89,82 @@ def answers(grid: RayGrid, sent: list[Message]) -> dict[int, float | str]:
     return found
 
 
+# The first tests hand one idle worker on, which the grid of the module takes.
+
+
+def test_a_worker_of_an_earlier_grid_answers_with_the_app_of_this_one(spare: list[Any]) -> None:
+    """It is the same process, and knows nothing of the other app; a dead one is replaced."""
+    other = ClientApp()
+
+    @other.train()
+    def minus_one(message: Message, context: Context) -> Message:
+        arrays = ArrayRecord([np.full(3, -1.0)])
+        return Message(RecordDict({"arrays": arrays}), reply_to=message)
+
+    with one_worker(spare=spare) as first:
+        assert answers(first, messages()) == ALL
+    (worker,) = spare
+    with one_worker(other, spare=spare) as second:
+        assert answers(second, messages()) == dict.fromkeys(range(NODES), -1.0)
+    assert spare == [worker]
+    library.kill(worker)
+    with one_worker(spare=spare) as third:
+        assert answers(third, messages()) == ALL
+    assert len(spare) == 1 and spare != [worker]
+
+
+def test_a_closed_grid_says_so(spare: list[Any]) -> None:
+    with one_worker(spare=spare) as grid:
+        pass
+    with pytest.raises(InputError, match="closed"):
+        grid.push_messages(messages())
+
+
+@contextmanager
+def joined(address: str, verbose: bool = False) -> Iterator[None]:
+    """Ray is connected already."""
+    yield
+
+
+@pytest.fixture
+def simulated(spare: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`simulate` joins the Ray of this module, and takes its idle worker."""
+    monkeypatch.setattr(flower_simulation, "connected", joined)
+    monkeypatch.setattr(server_grid, "RayGrid", partial(RayGrid, spare=spare))
+
+
+@pytest.mark.usefixtures("simulated")
+def test_an_app_of_plain_flower_is_flowers_fedavg(cluster: str) -> None:
+    """Against the mean by hand; clients remember between rounds, and read the run's config."""
+    more = {"run_config": {"scale": 2.0}, "address": cluster, "workers": 1}
+    context = simulate(server_app, client_app, NODES, **more)
+    weights = np.arange(1, NODES + 1)
+    mean = np.average(2.0 * np.arange(NODES), weights=weights)
+    (model,) = context.state.array_records["arrays"].to_numpy_ndarrays()
+    np.testing.assert_allclose(model, ROUNDS * mean, rtol=1e-12)
+    assert context.state["metrics"]["times"] == ROUNDS - 1
+
+
+@pytest.mark.usefixtures("simulated")
+@pytest.mark.parametrize(("own", "threads"), [(True, 1), (False, 3)])
+def test_a_server_leaves_the_cores_to_the_workers_beside_it(
+    own: bool, threads: int, cluster: str
+) -> None:
+    """Of a Ray of its own, not of a cluster; what the program had before it has afterwards."""
+    server, found = ServerApp(), []
+    server.main()(lambda grid, context: found.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        simulate(server, client_app, NODES, address="" if own else cluster, workers=1)
+        assert [*found, torch.get_num_threads()] == [threads, 3]
+    finally:
+        torch.set_num_threads(before)
+
+
+# The grid of the module
+
+
 def test_each_node_answers_for_itself(grid: RayGrid) -> None:
     """And what one does with its message, no other one sees."""
     assert answers(grid, messages()) == ALL
@@ -100,30 +183,6 @@ def test_one_that_fails_takes_no_other_with_it(grid: RayGrid, order: str, why: s
     assert len(grid.retried) == (0 if order == "raises" else NODES)
     assert answers(grid, messages())[4] == 4.0
     assert grid.retried == {}
-
-
-@pytest.mark.usefixtures("ray")
-def test_a_worker_of_an_earlier_grid_answers_with_the_app_of_this_one() -> None:
-    """It is the same process, and knows nothing of the other app; a dead one is replaced."""
-    other = ClientApp()
-
-    @other.train()
-    def minus_one(message: Message, context: Context) -> Message:
-        arrays = ArrayRecord([np.full(3, -1.0)])
-        return Message(RecordDict({"arrays": arrays}), reply_to=message)
-
-    spare: list[Any] = []
-    with RayGrid(client_app, NODES, workers=1, seed=SEED, spare=spare) as first:
-        assert answers(first, messages()) == ALL
-    kept = [*spare]
-    with RayGrid(other, NODES, workers=1, seed=SEED, spare=spare) as second:
-        assert answers(second, messages()) == dict.fromkeys(range(NODES), -1.0)
-    assert len(kept) == 1 and spare == kept
-    library.kill(kept[0])
-    with RayGrid(client_app, NODES, workers=1, seed=SEED, spare=spare) as third:
-        assert answers(third, messages()) == ALL
-    assert len(spare) == 1 and spare != kept
-    library.kill(spare[0])
 
 
 @pytest.mark.slow
@@ -213,13 +272,6 @@ def test_grids_that_cannot_be_are_refused(ray: None, given: dict[str, Any], why:
         RayGrid(client_app, **{"num_supernodes": NODES, **given})
 
 
-def test_a_closed_grid_says_so(ray: None) -> None:
-    with one_worker() as grid:
-        pass
-    with pytest.raises(InputError, match="closed"):
-        grid.push_messages(messages())
-
-
 def test_a_program_has_one_ray(ray: None) -> None:
     """A second one is refused and leaves it as it is."""
     with pytest.raises(InputError, match="already connected to Ray"):
@@ -261,37 +313,6 @@ def test_what_is_forgotten_is_not_asked_and_not_kept(grid: RayGrid) -> None:
         replies = grid.pull_within([*asleep, *waiting], 1.0)
     assert [one.metadata.reply_to_message_id for one in replies] == waiting[:1]
     assert not (grid._running or grid._queue or grid._done or grid._wanted or grid.retried)
-
-
-def test_an_app_of_plain_flower_is_flowers_fedavg(
-    ray: None, cluster: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Against the mean by hand; clients remember between rounds, and read the run's config."""
-    monkeypatch.setattr(flower_simulation, "connected", joined)
-    more = {"run_config": {"scale": 2.0}, "address": cluster, "workers": 1}
-    context = simulate(server_app, client_app, NODES, **more)
-    weights = np.arange(1, NODES + 1)
-    mean = np.average(2.0 * np.arange(NODES), weights=weights)
-    (model,) = context.state.array_records["arrays"].to_numpy_ndarrays()
-    np.testing.assert_allclose(model, ROUNDS * mean, rtol=1e-12)
-    assert context.state["metrics"]["times"] == ROUNDS - 1
-
-
-@pytest.mark.parametrize(("own", "threads"), [(True, 1), (False, 3)])
-def test_a_server_leaves_the_cores_to_the_workers_beside_it(
-    own: bool, threads: int, ray: None, cluster: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a Ray of its own, not of a cluster; what the program had before it has afterwards."""
-    monkeypatch.setattr(flower_simulation, "connected", joined)
-    server, found = ServerApp(), []
-    server.main()(lambda grid, context: found.append(torch.get_num_threads()))
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        simulate(server, client_app, NODES, address="" if own else cluster, workers=1)
-        assert [*found, torch.get_num_threads()] == [threads, 3]
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("size", "stored"), [(200_000, False), (600_000, True)])
@@ -431,12 +452,6 @@ def test_flower_wants_to_know_who_makes_messages() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout == "known\n", done.stderr
-
-
-@contextmanager
-def joined(address: str, verbose: bool = False) -> Iterator[None]:
-    """Ray is connected already."""
-    yield
 
 
 @pytest.mark.parametrize("address", ["", "10.0.0.1:6379"])
