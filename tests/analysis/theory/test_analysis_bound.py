@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from conftest import quick
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf
@@ -90,9 +91,7 @@ def test_every_branch_to_twelve_digits(seed, clients, delta, number) -> None:
     assert close(g_alone(eps, sizes, weights, delta, top), exact_g(eps, sizes, weights, delta, top))
 
 
-@pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))]
-)
+@pytest.mark.parametrize("seed", quick(range(6), [1]))
 def test_sharp_is_at_most_explicit_and_at_its_minimum(seed: int) -> None:
     eps, sizes, weights, top = problem(seed, 4)
     for delta in (1e-6, 0.05, 0.9):
@@ -270,7 +269,7 @@ def exact_by_variance(eps, sizes, weights, delta, top, squares, most):
     return mean + rest + sigma * mp.sqrt(2 * logs[1] / n_eff) + top * logs[1] * share / 3
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", quick(range(3), [1]))
 def test_by_variance_is_its_formula(seed: int) -> None:
     """Up to where the searches for t and r stop."""
     eps, sizes, weights, top = problem(seed, 4)
@@ -355,8 +354,11 @@ def test_every_step_by_variance_is_exact(all_samples: dict[str, np.ndarray]) -> 
     assert (abs(small[swap] - small[:, None]).max(0) > eps[owner]).any()
 
 
-@pytest.mark.parametrize("sizes", [[5, 7, 4], [40, 300, 9], [4000, 3000, 5000]])
-@pytest.mark.parametrize("pull", [0.0, 0.3, 1.0])
+SIZES, PULLS = ([5, 7, 4], [40, 300, 9], [4000, 3000, 5000]), (0.0, 0.3, 1.0)
+LEARNERS = [*itertools.product(SIZES, PULLS)]
+
+
+@pytest.mark.parametrize(("sizes", "pull"), quick(LEARNERS, LEARNERS[2::2][:3]))
 def test_a_stable_learner_stays_below_by_variance(sizes: list[int], pull: float) -> None:
     """The negative control says that losses do not vary, of a model that ignores its data."""
     counts, weights = np.array(sizes), np.array([0.5, 0.2, 0.3])
