@@ -72,6 +72,9 @@ def name_of(file: Path) -> str:
     return name if name.split(".")[0] == "fedmuon" else f"fedmuon.{name}"
 
 
+OURS = {name_of(file): file for file in FILES}
+
+
 def package_of(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
@@ -79,15 +82,14 @@ def package_of(module: str) -> str:
 def breaches(module: str, place: str, modules: set[str]) -> list[str]:
     """What a module may not import: packages below its own, a top-level name that is ours only in
     this source tree, and libraries that belong elsewhere."""
-    mine = {name_of(file) for file in FILES} - {"fedmuon"}
     rank = ORDER.index(package_of(module))
     wrong = [
-        one
-        for one in modules & mine
-        if ORDER.index(package_of(one)) > rank and (module, one) not in LATE
+        other
+        for other in modules & OURS.keys() - {"fedmuon"}
+        if ORDER.index(package_of(other)) > rank and (module, other) not in LATE
     ]
-    wrong += [one for one in modules if one.split(".")[0] in TOPS[1:]]
-    roots = {one.split(".")[0] for one in modules}
+    wrong += [other for other in modules if other.split(".")[0] in TOPS[1:]]
+    roots = {other.split(".")[0] for other in modules}
     wrong += [
         root
         for root, homes in ONLY_IN.items()
@@ -96,10 +98,12 @@ def breaches(module: str, place: str, modules: set[str]) -> list[str]:
     return sorted(wrong)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_a_package_imports_only_packages_above_it(file: Path) -> None:
-    if (module := name_of(file)) not in OUTSIDE:
-        assert breaches(module, file.relative_to(ROOT).as_posix(), imports(file)) == []
+def test_a_package_imports_only_packages_above_it() -> None:
+    wrong = {
+        module: breaches(module, file.relative_to(ROOT).as_posix(), imports(file))
+        for module, file in OURS.items() if module not in OUTSIDE
+    }  # fmt: skip
+    assert not any(wrong.values()), {module: names for module, names in wrong.items() if names}
 
 
 def test_a_breach_is_seen() -> None:
@@ -114,14 +118,13 @@ def test_a_breach_is_seen() -> None:
 
 
 def test_every_package_has_its_place_and_its_own_folder() -> None:
-    assert {package_of(name_of(file)) for file in FILES} == {*ORDER, *OUTSIDE}
+    assert {*map(package_of, OURS)} == {*ORDER, *OUTSIDE}
     loose = {file.name for file in (ROOT / "fedmuon").glob("*.py")}
     assert loose == {"__init__.py", "__main__.py"}
 
 
 def test_the_core_has_no_circles() -> None:
-    require_no_circle({name_of(file): imports(file) for file in FILES
-                       if name_of(file) not in OUTSIDE})  # fmt: skip
+    require_no_circle({name: imports(OURS[name]) for name in OURS.keys() - {*OUTSIDE}})
 
 
 def require_no_circle(graph: dict[str, set[str]]) -> None:
@@ -161,13 +164,12 @@ def folder_of(module: str) -> str:
 def package_graph() -> dict[str, set[str]]:
     """Package -> those that it needs when it is imported."""
     graph: dict[str, set[str]] = {}
-    names = {name_of(file): file for file in FILES}
-    for name, file in names.items():
+    for name, file in OURS.items():
         here = folder_of(name)
         for node in parsed(file).body:
             if isinstance(node, ast.ImportFrom) and node.module:
                 meant = {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-                needed = {folder_of(one) for one in meant & set(names)}
+                needed = {folder_of(module) for module in meant & OURS.keys()}
                 graph.setdefault(here, set()).update(needed - {here, "fedmuon"})
     return graph
 

@@ -28,7 +28,9 @@ ELSEWHERE = {
 LONG = (
     "fedmuon suite", "fedmuon doctor", "privacy audit", "--worst", "--all", "name=network",
     "level=client", "runs/k", "runs/s ", "privacy sigma", "--one-run", "fedmuon sweep", "--seeds",
-    "--max-lot", "balls-in-bins", "compression.", "runs/whole", "fedmuon tune",
+    "--max-lot", "balls-in-bins", "compression.", "runs/whole", "fedmuon tune", "mode=fedbuff",
+    "mode=synchronous", "select=", "report runs", "--band", "--population 42043",
+    "runs/clock", "runs/first", "runs/late", "mode=deadline", "runs/useful", "--resume",
 )  # fmt: skip
 
 
@@ -59,6 +61,7 @@ def commands() -> list[str]:
     ]
 
 
+@functools.cache
 def written(command: str) -> str | None:
     words = shlex.split(command)
     return words[words.index("--out") + 1] if "--out" in words and "--resume" not in words else None
@@ -66,9 +69,8 @@ def written(command: str) -> str | None:
 
 def read(command: str) -> list[str]:
     """The folders, made by other commands, that a command goes on with or reads."""
-    own = written(command)
-    known = [out for other in commands() if (out := written(other))]
-    return [out for out in known if out in shlex.split(command) and out != own]
+    words, out = shlex.split(command), written(command)
+    return [folder for folder in map(written, commands()) if folder in words and folder != out]
 
 
 class Reader:
@@ -85,8 +87,9 @@ class Reader:
         """Run a command, unless it already ran for the sake of another."""
         if command in self._done:
             return
+        needed = read(command)
         for other in commands():
-            if written(other) in read(command):
+            if written(other) in needed:
                 self.types(other)
         if "report runs" in command:  # a page of what is there
             self.types("fedmuon suite dp-muon-printed --out runs/printed")
@@ -139,8 +142,17 @@ def test_what_is_not_typed_here_is_there(line: str) -> None:
 
 
 def slow(block: str) -> bool:
-    """Whether Python code trains a network or starts Flower."""
-    return "flwr" in block or "Conv2d(" in block
+    """Whether Python code trains a network or starts Flower or Ray, or takes a second."""
+    long = (
+        "flwr",
+        "Conv2d(",
+        "Transformer",
+        "shared_ray",
+        "fedmuon.sweep(",
+        "fedmuon.audit(",
+        "result.plot(",
+    )
+    return any(words in block for words in long)
 
 
 @pytest.mark.parametrize("block", [
