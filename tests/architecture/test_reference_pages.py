@@ -19,9 +19,11 @@ SHORT = 12  # characters: shorter pieces of a message would be found anywhere
 
 
 @cache
-def trees() -> list[tuple[Path, ast.Module]]:
+def nodes() -> list[tuple[Path, ast.AST]]:
+    """Every node of the syntax trees of the product, with its file."""
     files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
-    return [(file, ast.parse(file.read_text(encoding="utf-8"))) for file in files]
+    trees = [(file, ast.parse(file.read_text(encoding="utf-8"))) for file in files]
+    return [(file, node) for file, tree in trees for node in ast.walk(tree)]
 
 
 def module_of(file: Path) -> str:
@@ -32,50 +34,46 @@ def module_of(file: Path) -> str:
 def error_classes() -> dict[str, str]:
     """Class -> module, for every class that derives from an exception."""
     bases = {"Exception", "BaseException", "ValueError", "RuntimeError", "TypeError", "OSError"}
-    found: dict[str, str] = {}
+    every = [(file, node) for file, node in nodes() if isinstance(node, ast.ClassDef)]
+    errors: dict[str, str] = {}
     while True:
-        before = len(found)
-        for file, tree in trees():
-            for node in ast.walk(tree):
-                if isinstance(node, ast.ClassDef):
-                    above = {one.id for one in node.bases if isinstance(one, ast.Name)}
-                    if above & (bases | {*found}):
-                        found[node.name] = module_of(file)
-        if len(found) == before:
-            return found
+        before = len(errors)
+        for file, node in every:
+            above = {base.id for base in node.bases if isinstance(base, ast.Name)}
+            if above & (bases | {*errors}):
+                errors[node.name] = module_of(file)
+        if len(errors) == before:
+            return errors
 
 
 def exit_codes() -> set[int]:
     """0, 1 for what nobody caught, the numbers that the command line raises, and signals."""
-    found = {0, 1, 128 + signal.SIGINT, 128 + signal.SIGTERM}
-    for file, tree in trees():
-        if "cli" not in file.parts:
-            continue
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Exit"):
-                values = [one.value for one in node.args if isinstance(one, ast.Constant)]
-                found |= {one for one in values if isinstance(one, int)}
-    return found
+    codes = {0, 1, 128 + signal.SIGINT, 128 + signal.SIGTERM}
+    calls = [node for file, node in nodes() if "cli" in file.parts and isinstance(node, ast.Call)]
+    for call in calls:
+        if ast.unparse(call.func).endswith("Exit"):
+            values = [node.value for node in call.args if isinstance(node, ast.Constant)]
+            codes |= {value for value in values if isinstance(value, int)}
+    return codes
 
 
 @cache
-def said() -> list[str]:
+def strings() -> list[str]:
     """Every string of the product, with ... for its values."""
-    found = []
-    for _, tree in trees():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.JoinedStr):
-                parts = [one.value if isinstance(one, ast.Constant) else "…" for one in node.values]
-                found.append("".join(map(str, parts)))
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.append(node.value)
-    return found
+    texts = []
+    for _, node in nodes():
+        if isinstance(node, ast.JoinedStr):
+            parts = [part.value if isinstance(part, ast.Constant) else "…" for part in node.values]
+            texts.append("".join(map(str, parts)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.append(node.value)
+    return texts
 
 
 def is_said(message: str) -> bool:
     """Whether each piece of a message between two values is a part of some string."""
     pieces = [one.strip(" :") for one in message.split("…")]
-    return all(any(one in text for text in said()) for one in pieces if len(one) >= SHORT)
+    return all(any(one in text for text in strings()) for one in pieces if len(one) >= SHORT)
 
 
 def test_every_error_class_is_on_the_page_with_its_module() -> None:

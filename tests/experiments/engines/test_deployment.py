@@ -202,7 +202,7 @@ def test_a_resumed_run_finds_the_states_of_its_clients(
 ) -> None:
     """On the disks of their nodes, by its id. Its model, draws and records of clients are those
     inline: the quick tests deploy this one run."""
-    config = scaffold(3, output={"clients": True})
+    config = scaffold(2, output={"clients": True, "checkpoint-every": 1})
     inline, out, seen = tmp_path / "inline", tmp_path / "deployed", list[int]()
     execute(config, inline)
     schedule = [set(build_plan(config).participants(r).tolist()) for r in range(2)]
@@ -213,7 +213,7 @@ def test_a_resumed_run_finds_the_states_of_its_clients(
     assert not (out / "summary.json").exists()
     summary = deployment.execute(config, out, lambda record: seen.append(record["round"]))
     assert (out / "run-id.txt").read_text() == first
-    assert seen == [*range(4 - len(seen), 4)] and summary["engine"] == "deployment"
+    assert seen == [2] and summary["engine"] == "deployment"
     assert distance(inline / "model.safetensors", out / "model.safetensors") <= 1e-12
     assert distance(inline / "model.safetensors", out / "initial.safetensors") > 1e-3
     assert (inline / "schedule.npy").read_bytes() == (out / "schedule.npy").read_bytes()
