@@ -107,6 +107,7 @@ def test_an_axis_that_a_run_does_not_have_is_an_error(runs: Path) -> None:
         positions(old, "bytes")
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import quick
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -79,7 +80,7 @@ def test_a_list_of_axes_has_a_panel_each(result: fedmuon.Result) -> None:
     assert len(result.plot("loss", ("rounds", "bytes", "bytes-up"))) == 3
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", quick(WIDTHS, ["column"]))
 def test_a_paper_s_figure_has_its_width_and_letters(width: str, result: fedmuon.Result) -> None:
     figure = result.plot(width=width).figure
     assert figure.get_figwidth() == WIDTHS[width]

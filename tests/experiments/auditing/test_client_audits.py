@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import quick
 from scipy.stats import norm
 from test_canary_injection import audited, check_audited, experiment
 from test_client_level import clients
@@ -105,7 +106,10 @@ def test_a_canary_moves_one_entry_of_all_tensors_and_is_looked_for_there(bound: 
         assert seen._along(_apart(zeros, clipped))[i] == pytest.approx(bound, rel=1e-12)
 
 
-@pytest.mark.parametrize("privacy", [{}, {"cohorts": "fixed"}, LOCAL])
+KINDS = [{}, {"cohorts": "fixed"}, LOCAL]
+
+
+@pytest.mark.parametrize("privacy", quick(KINDS, KINDS[::2]))
 def test_watching_changes_no_bit_of_a_run(privacy: dict[str, Any]) -> None:
     """Without canaries; a round is seen once, or under local trust never: nobody has a canary."""
     made = experiment(given(privacy))
@@ -161,7 +165,7 @@ def test_releases_that_a_canary_has_no_part_in_say_nothing() -> None:
     np.testing.assert_array_equal(log_ratio(y, s, np.full((30, 8), 0.3)), log_ratio(y, s, 0.3))
 
 
-@pytest.mark.parametrize("privacy", [{}, {"cohorts": "fixed"}, LOCAL])
+@pytest.mark.parametrize("privacy", quick(KINDS, KINDS[::2]))
 def test_a_run_of_clients_is_audited(privacy: dict[str, Any], tmp_path: Path) -> None:
     record = audited(given(privacy), tmp_path / "run", 30)
     assert len(places := check_audited(tmp_path / "run", record, "clients")) == 30
@@ -321,7 +325,7 @@ def test_an_audit_says_how_many_shares_of_noise_it_sees(
     assert "shares" not in plain and "shares of noise" not in str(one_run.table(plain).caption)
 
 
-@pytest.mark.parametrize("quiet", [1, 20])
+@pytest.mark.parametrize("quiet", quick([1, 20], [20]))
 def test_shares_with_too_little_noise_are_caught(
     quiet: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

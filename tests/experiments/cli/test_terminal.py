@@ -2,12 +2,13 @@
 
 import contextlib
 import io
+import itertools
 import os
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import small
+from conftest import quick, small
 
 from fedmuon.__main__ import main
 from fedmuon.core.start import print_anywhere, require_room
@@ -60,8 +61,10 @@ def received(stream: io.TextIOWrapper) -> str:
     return stream.read()
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437", "utf-8"])
-@pytest.mark.parametrize("command", COMMANDS)
+EACH = [*itertools.product(COMMANDS, ("ascii", "latin-1", "cp437", "utf-8"))]
+
+
+@pytest.mark.parametrize(("command", "encoding"), quick(EACH, EACH[::4] + EACH[1:4]))
 def test_every_command_prints_in_any_encoding(
     command: str, encoding: str, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

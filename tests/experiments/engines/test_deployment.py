@@ -197,29 +197,32 @@ def stop_after(round: int) -> Callable[[dict], None]:
     return watch
 
 
-def test_a_resumed_run_finds_the_states_of_its_clients(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+def test_a_resumed_run_finds_the_states_of_its_clients(tmp_path: Path) -> None:
     """On the disks of their nodes, by its id. Its model, draws and records of clients are those
-    inline: the quick tests deploy this one run."""
-    config = scaffold(2, output={"clients": True, "checkpoint-every": 1})
+    inline: the quick tests deploy this one run, of two nodes."""
+    federation = {"clients": 2, "per-round": 1, "rounds": 2}
+    output = {"clients": True, "checkpoint-every": 1}
+    config = small(federation=federation, local={"recipe": "scaffold", "steps": 2}, output=output)
     inline, out, seen = tmp_path / "inline", tmp_path / "deployed", list[int]()
     execute(config, inline)
-    schedule = [set(build_plan(config).participants(r).tolist()) for r in range(2)]
-    assert schedule[0] & schedule[1]  # somebody reads a state that was written before the stop
-    with pytest.raises(Interrupted):
-        deployment.execute(config, out, stop_after(1))
-    first = (out / "run-id.txt").read_text()
-    assert not (out / "summary.json").exists()
-    summary = deployment.execute(config, out, lambda record: seen.append(record["round"]))
-    assert (out / "run-id.txt").read_text() == first
+    first, second = (build_plan(config).participants(r).tolist() for r in range(2))
+    assert first == second  # so the state is read that was written before the stop
+    with deployed(2, secure=True) as deployment:
+        with pytest.raises(Interrupted):
+            deployment.execute(config, out, stop_after(1))
+        run_id = (out / "run-id.txt").read_text()
+        assert not (out / "summary.json").exists()
+        summary = deployment.execute(config, out, lambda record: seen.append(record["round"]))
+        states = [*deployment.processes.folder.glob("supernode-*-states/*/*.safetensors")]
+        (number,) = first
+        assert states and all(states_of(deployment, number) in file.parents for file in states)
+    assert gone(deployment.processes.folder)
+    assert (out / "run-id.txt").read_text() == run_id
     assert seen == [2] and summary["engine"] == "deployment"
     assert distance(inline / "model.safetensors", out / "model.safetensors") <= 1e-12
     assert distance(inline / "model.safetensors", out / "initial.safetensors") > 1e-3
     assert (inline / "schedule.npy").read_bytes() == (out / "schedule.npy").read_bytes()
     same_client_records(inline, out)
-    held = deployment.processes.folder.glob("supernode-*-states/*/*.safetensors")
-    assert len({file.parent for file in held}) >= 2
 
 
 @pytest.mark.slow

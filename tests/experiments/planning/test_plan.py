@@ -217,7 +217,7 @@ def crowd(tmp_path: Path, clients: int = 60) -> tuple[Run, ServerState]:
     return prepared(tmp_path, tables)
 
 
-@pytest.mark.parametrize("slow", [1e-6, 1e-4, 1e-3, 0.1])
+@pytest.mark.parametrize("slow", quick([1e-6, 1e-4, 1e-3, 0.1], [1e-4, 0.1]))
 def test_a_slow_inline_round_is_foretold_by_rows(slow: float, tmp_path: Path, monkeypatch) -> None:
     run, state = crowd(tmp_path)
 
@@ -232,7 +232,7 @@ def test_a_slow_inline_round_is_foretold_by_rows(slow: float, tmp_path: Path, mo
     assert found.tried == (60 if slow < 1e-3 else found.tried) and max(clock.tried) == found.tried
 
 
-@pytest.mark.parametrize("slow", [1e-4, 0.02, 0.3])
+@pytest.mark.parametrize("slow", quick([1e-4, 0.02, 0.3], [0.02]))
 def test_a_slow_round_on_workers_is_foretold_by_clients(slow, tmp_path, monkeypatch) -> None:
     run, state = crowd(tmp_path)
 
@@ -286,8 +286,10 @@ def asked(run: Run, state: ServerState, calls: int) -> tuple[int, int, list[Mess
     return down, up, replies
 
 
-@pytest.mark.parametrize("below", [{}, MLP])
-@pytest.mark.parametrize("calls", [1, 2, 6])
+CALLS = [({}, 1), ({}, 2), ({}, 6), (MLP, 1), (MLP, 2), (MLP, 6)]
+
+
+@pytest.mark.parametrize(("below", "calls"), quick(CALLS, CALLS[1::4]))
 def test_bytes_on_ray_are_those_of_real_messages(below: dict, calls: int, tmp_path: Path) -> None:
     tables = {"federation": {"clients": 6, "per-round": 6}, "data": {"dimension": 7}}
     run, state = prepared(tmp_path, below, **tables)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import small
+from conftest import small, without_rendering
 
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import main
@@ -50,7 +50,7 @@ federation = { clients = 3, per-round = 3 }
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("certified")
     (folder / "suite.toml").write_text(SUITE)
-    with pytest.raises(SystemExit, match="0"):
+    with without_rendering(), pytest.raises(SystemExit, match="0"):
         main(["suite", str(folder / "suite.toml"), "--out", str(folder / "out")])
     return folder / "out"
 

@@ -214,6 +214,7 @@ def test_the_first_data_of_this_machine_are_taken(
     assert found(tmp_path, ('"digits"', json.dumps(names))).request.data == "digits"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_from_the_command_to_the_report(tmp_path: Path) -> None:
     found(tmp_path)
     out = tmp_path / "out"

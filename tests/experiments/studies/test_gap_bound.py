@@ -84,6 +84,7 @@ def naive_gap(folder: Path) -> float:
     return float(total)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_every_row_is_a_run_with_its_gap_and_its_bound(suite: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["suite", str(suite), "--out", str(tmp_path / "out")])

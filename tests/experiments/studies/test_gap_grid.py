@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import quick
 from matplotlib.collections import LineCollection
 from matplotlib.patches import Rectangle
 from typer.testing import CliRunner
@@ -163,8 +164,10 @@ def one_row_each(settings: int, seeds: int, **columns: list[float]) -> dict[str,
     return {"setting": np.repeat(names, seeds), **words, **numbers, **made}
 
 
-@pytest.mark.parametrize("settings", [1, 2, 5, 9, 25])
-@pytest.mark.parametrize("spread", [1.0, 1.01, 10.0])
+PICTURES = [*itertools.product((1, 2, 5, 9, 25), (1.0, 1.01, 10.0))]
+
+
+@pytest.mark.parametrize(("settings", "spread"), quick(PICTURES, PICTURES[::7]))
 def test_no_words_of_the_picture_overlap_marks_or_words(settings: int, spread: float) -> None:
     steps = spread ** np.arange(settings)
     rows = one_row_each(settings, 1, gap=[*(1e-5 * steps)], gap_low=[*(-1e-5 * steps)],

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from conftest import quick
 from contrast import pale
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -89,7 +90,7 @@ def seen(axes: Axes) -> set[float]:
     return {round(float(one), 9) for line in every for one in line if np.isfinite(one)}
 
 
-@pytest.mark.parametrize("name", GIVEN)
+@pytest.mark.parametrize("name", quick(GIVEN, ("attribution", "dp-text", "dp-stationarity")))
 def test_figures_have_room_and_are_not_pale(name: str) -> None:
     for draw, narrow in itertools.product(STUDIES[name].figures.values(), (False, True)):
         figure = draw(*GIVEN[name], narrow)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
+from conftest import quick
 from contrast import pale
 from rich.console import Console
 from rich.text import Text
@@ -43,15 +44,12 @@ from fedmuon.experiments.studies.heavy_tail import FREE, THEOREM, promised
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.suite import execute
 
-# These take a second or so.
-LONG = ("heavy-tail", "dp-bias", "dp-stationarity", "disk-stationarity", "polar-error",
-        "attribution", "dp-muon-printed")  # fmt: skip
+# Others take a second or so, or run from the command to the report in the files of their studies.
+QUICK = ("rank-dependence", "disk-regression", "dp-muon-steps", "wall-clock")
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=[pytest.mark.slow] * (one in LONG)) for one in STUDIES]
-)
+@pytest.mark.parametrize("name", quick(STUDIES, QUICK))
 def test_a_study_from_its_command_to_its_report(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

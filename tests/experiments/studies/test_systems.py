@@ -282,6 +282,7 @@ def test_the_shipped_suite_encloses_its_choices_and_has_a_real_deadline() -> Non
     assert len(again) == len(cells) == 28 and all(one.settings.extend for one in again)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_from_the_command_to_the_report(tmp_path: Path) -> None:
     found(tmp_path)
     out = tmp_path / "out"

@@ -80,17 +80,16 @@ def test_cells_of_several_suites_are_computed_side_by_side(
 ) -> None:
     """Each cell once, the longest first, and the tables are those of one process."""
     runs, alone, kept_in = tmp_path / "runs", tmp_path / "alone", tmp_path / "kept"
-    names, shipped = ("ranks", "dp-muon-printed"), find("dp-muon-printed", None, "small", {})
-    works = {"ranks": ranks, "dp-muon-printed": shipped}
+    (tmp_path / "more.toml").write_text(STUDY.replace("seeds = 2", "seeds = 3"), encoding="utf-8")
+    works = {"ranks": ranks, "more": find(str(tmp_path / "more.toml"), None, "full", {})}
     monkeypatch.setattr(
         regenerate, "work_of", lambda name: works.get(name) or find(name, None, "small", {})
     )
     seconds = {"ranks": 9.0}
     monkeypatch.setattr(regenerate, "cost", lambda name, *_: seconds.get(name, float("inf")))
-    regenerate.together(("disk-glue", *names), 2, runs, kept_in)  # its folder is not here
+    regenerate.together(("disk-glue", *works), 2, runs, kept_in)  # its folder is not here
     assert re.search(r"^seconds (\d+)/\1 ", capsys.readouterr().out, re.MULTILINE)
-    for name in names:
-        work = regenerate.work_of(name)
+    for name, work in works.items():
         folder = regenerate.place_of(name, runs)
         files = {one: (folder / "cells" / f"{one.name}.json") for one in work.cells}
         before = {file: file.stat().st_mtime_ns for file in files.values()}
