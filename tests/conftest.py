@@ -83,6 +83,7 @@ GROUPS = {
         "tests/fedmuon/core/test_locks.py::test_two_private_runs_release_each_round_once",
         "tests/fedmuon/runs/test_run.py::test_no_room_on_the_disk_leaves_nothing_half_written",
         "tests/fedmuon/runs/test_run.py::test_resume_after_kill_9",
+        "tests/experiments/suites/test_sweep.py::test_a_killed_sweep",
     ),
     "archives": ("tests/architecture/test_packaging.py",),
     "pages": ("tests/analysis/report/test_report.py",),

@@ -14,17 +14,8 @@ from tests.helpers.small_suites import STUDIES
 
 Tables = Mapping[str, Any]
 # The commit to compare with does not have them.
-NEW_STUDIES = (
-    "bias",
-    "certified-loss",
-    "disk-map",
-    "dp-muon-steps",
-    "federated-comparison",
-    "gap-bound",
-    "layer-rank",
-    "systems",
-    "table-2",
-)
+NEW_STUDIES = ("bias", "certified-loss", "disk-map", "dp-muon-steps", "federated-comparison",
+               "gap-bound", "layer-rank", "systems", "table-2")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,12 +49,9 @@ def merged(below: Tables, above: Tables) -> dict[str, Any]:
 SAMPLES = {"name": "synthetic", "train": 90, "test": 60, "dimension": 7, "classes": 3, "minimum": 5}
 IMAGES = {"name": "mnist5k", "train": 60, "test": 30, "minimum": 2}
 COHORT = {"clients": 6, "per-round": 3, "rounds": 4, "seed": 3}
-BASE: Tables = {
-    "federation": COHORT,
-    "local": {"lr": 0.05, "steps": 2},
-    "engine": {"dtype": "float64", "device": "cpu"},
-    "output": {"evaluate-every": 2},
-}
+BASE: Tables = {"federation": COHORT, "local": {"lr": 0.05, "steps": 2},
+                "engine": {"dtype": "float64", "device": "cpu"},
+                "output": {"evaluate-every": 2}}  # fmt: skip
 KNOWN = {"insecure-reproducible-noise": True, "noise": 0.5}
 CLIENT = {**KNOWN, "level": "client", "bound": 0.3, "cohorts": "poisson", "trust": "central"}
 FIXED = {**CLIENT, "cohorts": "fixed"}

@@ -20,12 +20,8 @@ from .nursery import Ended
 
 LOCKS = (".lock", ".driver.lock")
 FLIPS = 2  # of every class of bytes of every file
-CLASSES = {
-    "names": rb"[A-Za-z_][A-Za-z_-]*",
-    "numbers": rb"[0-9.e+-]+",
-    "whitespace": rb"[ \n\t\r]+",
-    "marks": rb"[\"'{}\[\]:,=#]+",
-}
+CLASSES = {"names": rb"[A-Za-z_][A-Za-z_-]*", "numbers": rb"[0-9.e+-]+",
+           "whitespace": rb"[ \n\t\r]+", "marks": rb"[\"'{}\[\]:,=#]+"}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -108,18 +108,15 @@ def test_an_axis_that_a_run_does_not_have_is_an_error(runs: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["show", "clock", "--x", "bytes-up"], 0, "axis of the curves: MB sent up"),
-        (["show", "plain", "--x", "seconds"], 2, "Set [devices] mode"),
-        (["show", "clock", "--x", "bytes", "--clients"], 2, "Remove --x or --clients"),
-        (["compare", "clock", "--x", "seconds"], 2, "Add --figure FILE"),
-        (["compare", "clock", "plain", "--x", "seconds", "--figure", "a.png"], 2, "[devices]"),
-        (["compare", "clock", "plain", "--x", "bytes", "--figure", "a.png"], 0, "a.png"),
-        (["show", "clock", "--x", "seconds", "--html", "a.html"], 0, "a.html"),
-    ],
-)
+@pytest.mark.parametrize(("words", "code", "said"), [
+    (["show", "clock", "--x", "bytes-up"], 0, "axis of the curves: MB sent up"),
+    (["show", "plain", "--x", "seconds"], 2, "Set [devices] mode"),
+    (["show", "clock", "--x", "bytes", "--clients"], 2, "Remove --x or --clients"),
+    (["compare", "clock", "--x", "seconds"], 2, "Add --figure FILE"),
+    (["compare", "clock", "plain", "--x", "seconds", "--figure", "a.png"], 2, "[devices]"),
+    (["compare", "clock", "plain", "--x", "bytes", "--figure", "a.png"], 0, "a.png"),
+    (["show", "clock", "--x", "seconds", "--html", "a.html"], 0, "a.html"),
+])  # fmt: skip
 def test_commands_take_an_axis(
     words: list[str], code: int, said: str, runs: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],

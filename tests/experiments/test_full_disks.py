@@ -28,14 +28,11 @@ KEYS = {
 }  # fmt: skip
 SET = [word for name, value in KEYS.items() for word in ("--set", f"{name}={value}")]
 # Command -> bytes beyond which its files cannot grow: some are written before, some are not.
-COMMANDS = {
-    ("run", *SET): 20_000,
-    ("run", *SET, "--set", "local.recipe=scaffold"): 20_000,
-    ("stability", *SET, "--set", "output.clients=false", "--trials", "3"): 20_000,
-    ("sweep", *SET, "--grid", "local.lr=0.01,0.1"): 20_000,
-    ("sweep", *SET, "--grid", "local.lr=0.01,0.1", "--jobs", "2"): 20_000,
-    ("suite", "A1", "--scale", "small"): 50_000,
-}
+COMMANDS = {("run", *SET): 20_000, ("run", *SET, "--set", "local.recipe=scaffold"): 20_000,
+            ("stability", *SET, "--set", "output.clients=false", "--trials", "3"): 20_000,
+            ("sweep", *SET, "--grid", "local.lr=0.01,0.1"): 20_000,
+            ("sweep", *SET, "--grid", "local.lr=0.01,0.1", "--jobs", "2"): 20_000,
+            ("suite", "A1", "--scale", "small"): 50_000}  # fmt: skip
 NAMES = ["run", "run-with-client-states", "stability", "sweep", "sweep-jobs", "suite"]
 # Python would leave compiled modules that the limit has cut, and fail to read them the next time.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}

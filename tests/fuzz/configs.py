@@ -17,13 +17,10 @@ from tests.fuzz.outcome import Case, Outcome
 
 KIND = "configs"
 STARTS = ({}, base.PRIVATE, base.NETWORK, {"engine": {"dtype": "float64"}})
-COMMANDS = (
-    ["run", "c.toml", "--out", "out"],
-    ["run", "c.toml", "--out", "out"],
-    ["stability", "c.toml", "--trials", "2", "--out", "out"],
-    ["suite", "c.toml", "--out", "out"],
-    ["deploy-demo", "c.toml", "--out", "out"],
-)
+COMMANDS = (["run", "c.toml", "--out", "out"], ["run", "c.toml", "--out", "out"],
+            ["stability", "c.toml", "--trials", "2", "--out", "out"],
+            ["suite", "c.toml", "--out", "out"],
+            ["deploy-demo", "c.toml", "--out", "out"])  # fmt: skip
 LONG = {"rounds", "steps", "trials", "train", "test", "clients", "width", "depth", "context"}
 
 

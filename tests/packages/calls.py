@@ -8,12 +8,9 @@ import torch
 
 import fedmuon
 
-SMALL = {
-    "data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
-    "federation": {"clients": 3, "per-round": 2, "rounds": 2},
-    "local": {"lr": 0.01, "steps": 1},
-    "orthogonalizer": {"lambda": 0.1},
-}
+SMALL = {"data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
+         "federation": {"clients": 3, "per-round": 2, "rounds": 2},
+         "local": {"lr": 0.01, "steps": 1}, "orthogonalizer": {"lambda": 0.1}}  # fmt: skip
 NEED = {"Link", "Chain", "Context", "Params", "Recipe", "Orthogonalizer", "Aggregator"}
 MAP = fedmuon.links.orthogonalize(torch.sign)
 ARGUMENTS: dict[str, tuple[Any, ...]] = {

@@ -207,14 +207,9 @@ def test_an_address_where_grpc_answers_is_left_to_ray(
         server.stop(None).wait()
 
 
-@pytest.mark.parametrize(
-    ("answer", "why"),
-    [
-        (None, "did not answer within 0.2 s"),
-        (b"", "is not Ray"),
-        (b"220 mail\r\n" * 2, "is not Ray"),
-    ],
-)
+@pytest.mark.parametrize(("answer", "why"), [
+    (None, "did not answer within 0.2 s"), (b"", "is not Ray"), (b"220 mail\r\n" * 2, "is not Ray"),
+])  # fmt: skip
 def test_a_program_that_is_not_ray_is_rejected_at_once(
     answer: bytes | None, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

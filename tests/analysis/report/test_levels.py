@@ -233,12 +233,9 @@ def test_gaps_at_their_bounds_are_seldom_refuted() -> None:
 # Tuned comparisons: both methods are equally good at their best step size.
 
 FULL = 2.0 ** np.arange(-3, 4)  # the best step size is 1
-GRIDS = {
-    "equal grids": (FULL, FULL),
-    "one grid ends before the best value": (FULL, FULL[:3]),
-    "as before, with equal numbers of values": (FULL[2:5], FULL[:3]),
-    "one method has a single guess": (FULL, FULL[5:6]),
-}
+GRIDS = {"equal grids": (FULL, FULL), "one grid ends before the best value": (FULL, FULL[:3]),
+         "as before, with equal numbers of values": (FULL[2:5], FULL[:3]),
+         "one method has a single guess": (FULL, FULL[5:6])}  # fmt: skip
 
 
 def score(lr: float, rng: np.random.Generator, seeds: int) -> np.ndarray:

@@ -24,8 +24,14 @@ def said(*methods: Tuned) -> str:
 INSIDE = tuned("SGD", VALLEY)
 
 
-def test_equal_grids_with_best_values_inside_are_accepted() -> None:
-    assert said(INSIDE, tuned("AdamW", VALLEY)) == ""
+@pytest.mark.parametrize("other", [
+    tuned("AdamW", VALLEY),
+    tuned("Muon", VALLEY, [0.0001, 0.02, 0.04, 0.08, 9.0]),  # a wide step far from the best value
+    tuned("Muon", VALLEY, [0.01, 0.03, 0.1, 0.3, 1.0]),  # 10 / 3 times apart
+    tuned("Muon", [3.0, 1.0, 2.0, math.nan, math.inf]),  # a diverged end
+])  # fmt: skip
+def test_equal_grids_with_best_values_inside_are_accepted(other: Tuned) -> None:
+    assert said(INSIDE, other) == ""
 
 
 @pytest.mark.parametrize(
@@ -51,18 +57,9 @@ def test_unequal_tuning_is_named(other: Tuned, words: str) -> None:
     assert words in said(other, INSIDE)
 
 
-def test_a_wide_step_far_from_the_best_value_does_not_matter() -> None:
-    """Grids whose next values are 10 / 3 times apart are fine enough, too."""
-    assert said(INSIDE, tuned("Muon", VALLEY, [0.0001, 0.02, 0.04, 0.08, 9.0])) == ""
-    assert said(INSIDE, tuned("Muon", VALLEY, [0.01, 0.03, 0.1, 0.3, 1.0])) == ""
-
-
-def test_the_numbers_of_values_are_named() -> None:
+def test_the_numbers_of_values_and_an_end_that_ties_are_named() -> None:
     words = said(INSIDE, tuned("AdamW", VALLEY[1:4], GRID[1:4]))
     assert words == "the numbers of tuned values differ: SGD 5, AdamW 3"
-
-
-def test_a_tie_with_an_end_names_the_end() -> None:
     words = said(tuned("Muon", [1.0, 2.0, 1.0, 2.0, 3.0]), INSIDE)
     assert words == "Muon's best step size 0.01 is the smallest of its grid"
 
@@ -71,15 +68,11 @@ def test_a_method_without_tuning_is_named() -> None:
     assert objection(["SGD", "Muon"], {"SGD": [INSIDE]}) == "the step sizes of Muon were not tuned"
 
 
-def test_a_diverged_end_does_not_hide_a_best_value_inside() -> None:
-    assert said(INSIDE, tuned("Muon", [3.0, 1.0, 2.0, math.nan, math.inf])) == ""
-    assert tuned("Muon", [math.nan, 1.0, 2.0, 3.0, 4.0]).best == 0.02
-
-
 def test_a_tie_inside_the_grid_takes_the_smaller_value() -> None:
     one = tuned("Muon", [2.0, 1.0, 1.0, 2.0, 3.0])
     assert one.inside and one.best == 0.02
     assert tuned("Muon", [1.0, 1.0, 2.0, 3.0, 4.0]).end == "smallest"
+    assert tuned("Muon", [math.nan, 1.0, 2.0, 3.0, 4.0]).best == 0.02
 
 
 @pytest.mark.parametrize("away", [-1.0, 1.0])
@@ -95,10 +88,9 @@ def test_a_decided_claim_becomes_inconclusive_and_gives_the_reason(away: float) 
     assert untested.verdict == "not tested here"  # the rule never makes a verdict stronger
 
 
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [("training", "the suite has no [tuning]"), ("systems", "its grids of step sizes must change")],
-)
+@pytest.mark.parametrize(("kind", "said"), [
+    ("training", "the suite has no [tuning]"), ("systems", "its grids of step sizes must change"),
+])  # fmt: skip
 def test_a_suite_that_cannot_be_tuned_by_command_says_what_is_missing(kind: str, said: str) -> None:
     claim = Claim("", Effect.around("loss", [1.0], [0.1], unit="loss"), Rule(high=0.0), untuned="x")
     about = {"again": "fedmuon suite some", "scale": "full", "kind": kind}
@@ -139,19 +131,17 @@ def test_grids_grow_until_a_parabola_s_minimum_is_inside(centres: tuple[float, f
     assert objection(["SGD", "Muon"], {one.method: [one] for one in every}) == ""
 
 
+def test_grids_grow_on_both_sides_and_not_where_runs_diverged() -> None:
+    """A method of several settings grows at both ends."""
+    every = [tuned("Muon", [1, 2, 3, 4, 5]), tuned("Muon", [5, 4, 3, 2, 1]), INSIDE]
+    wider = widened({"Muon": GRID, "SGD": GRID}, every)
+    assert wider["Muon"] == [0.005, *GRID, 0.32] and len(wider["SGD"]) == 7
+    assert widened({"Muon": GRID}, [tuned("Muon", [math.nan] * 5)]) == {"Muon": GRID}
+
+
 def test_opponents_get_the_same_number_of_values_but_their_best_value_stays() -> None:
     every = [tuned("SGD", [5, 4, 3, 2, 1]), tuned("Muon", VALLEY)]
     wider = widened({"SGD": GRID, "Muon": GRID}, every)
     assert wider["SGD"] == [*GRID, 0.32]
     assert wider["Muon"] == [*GRID, 0.32]  # inside: one more at a side
     assert widened({"SGD": GRID, "Muon": GRID[1:]}, [INSIDE])["Muon"] == GRID
-
-
-def test_a_method_of_several_settings_grows_at_both_ends() -> None:
-    every = [tuned("Muon", [1, 2, 3, 4, 5]), tuned("Muon", [5, 4, 3, 2, 1]), INSIDE]
-    wider = widened({"Muon": GRID, "SGD": GRID}, every)
-    assert wider["Muon"] == [0.005, *GRID, 0.32] and len(wider["SGD"]) == 7
-
-
-def test_grids_of_diverged_runs_do_not_grow() -> None:
-    assert widened({"Muon": GRID}, [tuned("Muon", [math.nan] * 5)]) == {"Muon": GRID}

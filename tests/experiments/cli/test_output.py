@@ -157,14 +157,11 @@ def test_lists_have_all_names(kind: str) -> None:
     assert f"did you mean {kind}?" in refused("list", f"{kind}s")
 
 
-def test_lists_of_help_and_error_agree() -> None:
-    text = refused("list", "foo")
-    assert f"choose one of {', '.join(LISTED)}" in text
-
-
-def test_the_help_of_deploy_demo_describes_only_its_own_default() -> None:
-    text = said("deploy-demo", "--help", COLUMNS="200")
+def test_help_lists_and_version_say_what_there_is() -> None:
+    assert f"choose one of {', '.join(LISTED)}" in refused("list", "foo")
+    text = said("deploy-demo", "--help", COLUMNS="200")  # of its own defaults alone
     assert "3 clients train on synthetic data" in text and "mnist5k" not in text
+    assert said("--version") == f"fedmuon {fedmuon.__version__}"
 
 
 def test_the_config_to_begin_with_is_the_default_however_many_keys_are_set(tmp_path: Path) -> None:
@@ -182,10 +179,6 @@ def test_the_config_to_begin_with_is_the_default_however_many_keys_are_set(tmp_p
     said("config", "init", str(file))
     assert file.read_text() == text
     assert "already exists" in refused("config", "init", str(file))
-
-
-def test_the_version_is_said() -> None:
-    assert said("--version") == f"fedmuon {fedmuon.__version__}"
 
 
 @pytest.mark.parametrize(("words", "found"), [
@@ -424,25 +417,6 @@ def test_an_interruption_says_which_round_is_saved(
         assert words in capsys.readouterr().err
 
 
-INTERRUPTED = """
-import os, runpy, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # where it was started to ignore them
-class Finder:
-    def find_spec(self, name, *rest):
-        name == "typer" and os.kill(os.getpid(), 2)
-sys.meta_path.insert(0, Finder())
-runpy.run_module("fedmuon", run_name="__main__")
-"""
-
-
-def test_an_interruption_while_libraries_are_read_is_one_sentence() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False
-    )
-    said = f"fedmuon: interrupted: {NOTHING_SAVED}\n"
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", said)
-
-
 EARLY = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -471,6 +445,15 @@ def test_the_command_hears_ctrl_c_before_its_package_is_imported(
         assert done.returncode != 130 and "KeyboardInterrupt" in done.stderr
 
 
+INTERRUPTED = """
+import os, runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where it was started to ignore them
+class Finder:
+    def find_spec(self, name, *rest):
+        name == "typer" and os.kill(os.getpid(), 2)
+sys.meta_path.insert(0, Finder())
+runpy.run_module("fedmuon", run_name="__main__")
+"""
 ENDING = """
 import atexit, os, runpy, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # where it was started to ignore them
@@ -480,11 +463,12 @@ runpy.run_module("fedmuon", run_name="__main__")
 """
 
 
-def test_an_interruption_while_the_program_ends_has_no_traceback() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ENDING], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+@pytest.mark.parametrize(("code", "ended", "words"), [
+    (INTERRUPTED, 130, f"fedmuon: interrupted: {NOTHING_SAVED}\n"), (ENDING, -signal.SIGINT, ""),
+], ids=["libraries are read", "the program ends"])  # fmt: skip
+def test_an_interruption_of_a_process_has_no_traceback(code: str, ended: int, words: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (ended, words) and bool(done.stdout) == (not words)
 
 
 def test_an_interruption_before_a_folder_is_chosen_is_a_sentence(

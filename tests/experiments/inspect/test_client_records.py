@@ -16,12 +16,9 @@ from fedmuon.experiments.inspect.status import run_status
 from fedmuon.experiments.run import execute
 from fedmuon.runs.directory import client_records
 
-CONFIG = {
-    "data": {"client-test": 0.4},
-    "federation": {"clients": 12, "per-round": 4, "rounds": 10},
-    "local": {"recipe": "fedavg", "lr": 0.5, "steps": 2},
-    "output": {"clients": True},
-}
+CONFIG = {"data": {"client-test": 0.4}, "federation": {"clients": 12, "per-round": 4, "rounds": 10},
+          "local": {"recipe": "fedavg", "lr": 0.5, "steps": 2},
+          "output": {"clients": True}}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -266,15 +266,11 @@ def test_one_of_many_paths_without_a_run_is_rejected(runs: Path, kind: str) -> N
     assert isinstance(done.exception, InputError)  # the command prints it
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"task": {"name": "network"}, "local": {"aux-lr": 1e-3}},
-        {"data": {"options": {"digest": "a", "numbers": [1, 2.5], "text": "b"}}},
-        {"local": {"recipe": "dp-muon"}, "privacy": {"delta": 1e-7, "noise": 1.0, "lot": 6.0}},
-    ],
-)
+@pytest.mark.parametrize("changes", [
+    {}, {"task": {"name": "network"}, "local": {"aux-lr": 1e-3}},
+    {"data": {"options": {"digest": "a", "numbers": [1, 2.5], "text": "b"}}},
+    {"local": {"recipe": "dp-muon"}, "privacy": {"delta": 1e-7, "noise": 1.0, "lot": 6.0}},
+])  # fmt: skip
 def test_a_config_comes_back_from_the_index(changes: dict[str, dict[str, object]]) -> None:
     config = small(**changes)
     back = index._config(json.loads(json.dumps(index._changes(config))))

@@ -63,13 +63,9 @@ def loaded(*commands: list[str]) -> list[tuple[str, set[str]]]:
     return list(zip(answers, held, strict=True))
 
 
-ASKED = [
-    ["--lambda", "0.1"],
-    ["--json"],
-    ["--json", "--c-hp", "sharp", "--batch", "10"],
-    ["--json", "--set", "local.recipe=fedmuon-aligned"],
-    ["--json", "--set", "orthogonalizer.name=newton-schulz"],
-]
+ASKED = [["--lambda", "0.1"], ["--json"], ["--json", "--c-hp", "sharp", "--batch", "10"],
+         ["--json", "--set", "local.recipe=fedmuon-aligned"],
+         ["--json", "--set", "orthogonalizer.name=newton-schulz"]]  # fmt: skip
 
 
 def test_the_calculator_answers_without_the_heavy_packages() -> None:
@@ -193,18 +189,12 @@ def test_sizes_and_chances_that_are_none_are_refused() -> None:
             fedmuon.bound(**given)
 
 
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        ("--l-g=-1", "--l-g is -1.0"),
-        ("--l-orth=-1", "--l-orth is -1.0"),
-        ("--rho=2", "--rho is 2.0"),
-        ("--size=0", "--size is 0"),
-        ("--rho=0.1 --clients=5 --per-round=5", "--rho has no effect"),
-        ("runs/a --size=10", "Remove --size. With a run folder"),
-        ("runs/a --lr=1 --set local.steps=2", "Remove --lr and --set local.steps=2. With"),
-    ],
-)
+@pytest.mark.parametrize(("words", "error"), [
+    ("--l-g=-1", "--l-g is -1.0"), ("--l-orth=-1", "--l-orth is -1.0"), ("--rho=2", "--rho is 2.0"),
+    ("--size=0", "--size is 0"), ("--rho=0.1 --clients=5 --per-round=5", "--rho has no effect"),
+    ("runs/a --size=10", "Remove --size. With a run folder"),
+    ("runs/a --lr=1 --set local.steps=2", "Remove --lr and --set local.steps=2. With"),
+])  # fmt: skip
 def test_errors_name_the_option(words: str, error: str) -> None:
     found = CliRunner().invoke(app, ["bound", *words.split()])
     assert isinstance(found.exception, fedmuon.InputError) and error in str(found.exception)

@@ -1,6 +1,5 @@
 """The certified population loss: each bound is that of a run, the chosen setting the best."""
 
-import csv
 import json
 import math
 from pathlib import Path
@@ -8,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import small, without_rendering
+from suite_files import command, suite_of, table
 
 from fedmuon.core.errors import InputError
-from fedmuon.experiments.cli import main
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import certificates, finished_run
 from fedmuon.experiments.studies import certified_loss, find
@@ -26,23 +25,11 @@ samples = [60, 90]
 lrs = [0.01, 0.02]
 lambdas = [0.1]
 horizons = [3, 1]
-
-[base.data]
-test = 60
-minimum = 5
-
-[base.task]
-initial = "zero"
-
-[base.local]
-steps = 2
-
-[base.engine]
-dtype = "float64"
-device = "cpu"
-
-[federations."all clients"]
-federation = { clients = 3, per-round = 3 }
+base.data = { test = 60, minimum = 5 }
+base.task.initial = "zero"
+base.local.steps = 2
+base.engine = { dtype = "float64", device = "cpu" }
+federations."all clients".federation = { clients = 3, per-round = 3 }
 """
 
 
@@ -50,13 +37,9 @@ federation = { clients = 3, per-round = 3 }
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("certified")
     (folder / "suite.toml").write_text(SUITE)
-    with without_rendering(), pytest.raises(SystemExit, match="0"):
-        main(["suite", str(folder / "suite.toml"), "--out", str(folder / "out")])
+    with without_rendering():
+        command("suite", folder / "suite.toml", "--out", folder / "out")
     return folder / "out"
-
-
-def table(folder: Path, name: str) -> list[dict[str, str]]:
-    return list(csv.DictReader((folder / f"{name}.csv").read_text().splitlines()))
 
 
 def test_every_bound_is_that_of_a_run(suite: Path, tmp_path: Path) -> None:
@@ -100,29 +83,20 @@ def test_the_chosen_setting_is_the_best_of_those_that_were_tried(suite: Path) ->
         ]
 
 
-def test_a_seed_that_chose_is_no_judge(tmp_path: Path) -> None:
+def test_what_is_rejected_before_anything_is_computed(tmp_path: Path) -> None:
+    """A seed that chose is no judge, the study sets some keys, and sizes must fit."""
     file = tmp_path / "suite.toml"
-    file.write_text(SUITE.replace("tuning-seeds = [7]", "tuning-seeds = [4]"))
     with pytest.raises(InputError, match="seed 4 is in seeds and in tuning-seeds"):
-        find.find(str(file), None, "full", {})
-
-
-def test_what_the_study_settles_is_refused_below_it(tmp_path: Path) -> None:
-    file = tmp_path / "suite.toml"
-    file.write_text(SUITE)
+        suite_of(tmp_path, SUITE, ("tuning-seeds = [7]", "tuning-seeds = [4]"))
+    suite_of(tmp_path, SUITE)
     with pytest.raises(InputError, match="set by delta"):
         find.find(str(file), None, "full", {"stability": {"delta": 0.1}})
     with pytest.raises(InputError, match="the beginning of every longer run"):
         find.find(str(file), None, "full", {"local": {"schedule": "cosine"}})
-
-
-def test_sizes_that_do_not_fit_are_rejected_before_anything_is_computed(tmp_path: Path) -> None:
-    file = tmp_path / "suite.toml"
-    file.write_text(SUITE.replace("samples = [60, 90]", "samples = [60, 1737]"))
-    assert len(find.find(str(file), None, "full", {}).cells) == 2  # 1,797 digits, 60 held out
-    file.write_text(SUITE.replace("samples = [60, 90]", "samples = [60, 1738]"))
+    fits = suite_of(tmp_path, SUITE, ("samples = [60, 90]", "samples = [60, 1737]"))
+    assert len(fits.cells) == 2  # 1,797 digits, 60 held out
     with pytest.raises(InputError, match=r"train = 1738 and test = 60 do not fit.* only 1797"):
-        find.find(str(file), None, "full", {})
+        suite_of(tmp_path, SUITE, ("samples = [60, 90]", "samples = [60, 1738]"))
 
 
 def made(ratio: float, gap: float = 1e-5) -> dict[str, np.ndarray]:
@@ -131,19 +105,11 @@ def made(ratio: float, gap: float = 1e-5) -> dict[str, np.ndarray]:
     samples = np.repeat([100.0, 1000.0], 9)
     large = (forms == "variance") & (samples == 1000)
     near = np.where(large, ratio + np.tile(np.repeat([-0.01, 0.0, 0.01], 3), 2), 0.1)
-    return {
-        "federation": np.array(["all"] * 18),
-        "samples": samples,
-        "goal": np.array(["ratio"] * 18),
-        "status": np.array(["certified"] * 18),
-        "form": forms,
-        "seed": np.tile(np.repeat([0.0, 1.0, 2.0], 3), 2),
-        "ratio": near,
-        "bound": np.full(18, 1e-3),
-        "gap": np.full(18, gap),
-        "gap_low": np.full(18, gap - 1e-5),
-        "gap_high": np.full(18, gap + 1e-5),
-    }
+    one_each = {"federation": "all", "goal": "ratio", "status": "certified", "bound": 1e-3,
+                "gap": gap, "gap_low": gap - 1e-5, "gap_high": gap + 1e-5}  # fmt: skip
+    seeds = np.tile(np.repeat([0.0, 1.0, 2.0], 3), 2)
+    drawn = {"samples": samples, "form": forms, "seed": seeds, "ratio": near}
+    return drawn | {name: np.array([value] * 18) for name, value in one_each.items()}
 
 
 @pytest.mark.parametrize(("ratio", "holds"), [(7.0, True), (1.0, False), (0.5, False)])
@@ -157,8 +123,7 @@ def test_a_certificate_is_worth_something_above_a_ratio_of_one(ratio: float, hol
 
 
 def test_by_variance_needs_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["bound", "--json", "--c-hp", "variance", "--size", "1000"])
+    command("bound", "--json", "--c-hp", "variance", "--size", "1000")
     record = json.loads(capsys.readouterr().out)
     assert record["value"] is None and "Pass the run folder" in record["refusal"]
 

@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 from matplotlib.patches import Rectangle
 from study_rows import overprinted, rows_of, verdicts
+from suite_files import command, suite_of
 
 from fedmuon.analysis.report.tables import Columns
 from fedmuon.core.errors import InputError
-from fedmuon.experiments.cli import main
 from fedmuon.experiments.studies import disk_map as study
-from fedmuon.experiments.studies import find as kinds
-from fedmuon.experiments.suites.suite import Work
 
 SUITE = """
 kind = "disk-map"
@@ -29,19 +27,10 @@ reaches = [1.0, 2.0]
 single = true
 shared-reach = 2.0
 lrs = [0.001, 1.0]
-
-[base.data]
-train = 200
-test = 100
-validation = 60
-
-[base.task]
-name = "matrix"
-
-[base.federation]
-clients = 1
-per-round = 1
-rounds = 3
+base.data = { train = 200, test = 100, validation = 60 }
+base.task = { name = "matrix" }
+base.federation = { clients = 1, per-round = 1, rounds = 3 }
+base.engine = { dtype = "float64", device = "cpu" }
 
 [base.local]
 recipe = "disk-sgd"
@@ -55,29 +44,16 @@ lot = 32.0
 delta = 1e-3
 clipping = "automatic-flat"
 insecure-reproducible-noise = true
-
-[base.engine]
-dtype = "float64"
-device = "cpu"
 """
 TRIED = rows_of(lambda lr, **_: {"validation_accuracy": 0.6 - 0.1 * abs(lr - 2)},
                 epsilon=(1.0, 8.0), lr=(1.0, 2.0, 4.0))  # fmt: skip
 EPSILONS, GAINS, CHOICES = (1.0, 8.0), (0.5, 0.7, 0.9), ("0.5", "2")
 
 
-def found(tmp_path: Path, *changes: tuple[str, str]) -> Work:
-    text = SUITE
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new)
-    (tmp_path / "map.toml").write_text(text)
-    return kinds.find(str(tmp_path / "map.toml"), None, "full", {})
-
-
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     place = tmp_path_factory.mktemp("map")
-    work = found(place)
+    work = suite_of(place, SUITE)
     (cell,) = work.within(place)
     made = cell.compute()
     # One run of the search is also in the map, and at κ = 0.5 two reaches are the same.
@@ -109,15 +85,15 @@ def test_a_cell_of_the_map_is_a_run_of_that_gain_and_reach(
     assert [one["gamma"] for one in record["rows"] if one["choice"] == study.SINGLE] == (
         pytest.approx([1.0] * 3 + [0.25] * 3)
     )
-    base = SUITE[SUITE.index("[base.data]") :].replace("[base.", "[")
-    config = base.replace("rounds = 3", "rounds = 3\nseed = 1").replace(
-        "steps = 1", "lr = 1.0\nsteps = 1"
-    )
-    config = config.replace("[data]", '[data]\nname = "digits"')
-    config = config.replace("lot = 32.0", "lot = 32.0\nepsilon = 8.0\nkappa = 0.8\nlookahead = 2.0")
+    config = SUITE[SUITE.index("base.data") :].replace("base.", "")
+    for old, new in (
+        ("rounds = 3", "rounds = 3, seed = 1"), ("steps = 1", "lr = 1.0\nsteps = 1"),
+        ("data = { ", 'data = { name = "digits", '),
+        ("lot = 32.0", "lot = 32.0\nepsilon = 8.0\nkappa = 0.8\nlookahead = 2.0"),
+    ):  # fmt: skip
+        config = config.replace(old, new)
     (tmp_path / "run.toml").write_text(config)
-    with pytest.raises(SystemExit, match="0"):
-        main(["run", str(tmp_path / "run.toml"), "--out", str(tmp_path / "run")])
+    command("run", tmp_path / "run.toml", "--out", tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert held("2", 0.8)[2] == summary["test_loss"]  # seeds 9, 0, 1
     assert held("2", 0.8)[1] != summary["test_loss"]
@@ -135,7 +111,7 @@ def test_what_cannot_be_judged_is_rejected(
     tmp_path: Path, change: tuple[str, str], said: str
 ) -> None:
     with pytest.raises(InputError, match=said):
-        found(tmp_path, change)
+        suite_of(tmp_path, SUITE, change)
 
 
 def surface(

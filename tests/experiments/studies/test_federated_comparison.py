@@ -1,6 +1,5 @@
 """The comparison of federated methods: its search, its choice, its claims, which can fail."""
 
-import csv
 import json
 import math
 from pathlib import Path
@@ -8,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from study_rows import columns, one_seed
+from suite_files import command, suite_of, table
 
 from fedmuon.core.errors import InputError
-from fedmuon.experiments.cli import main
 from fedmuon.experiments.studies import federated_comparison as comparison
 from fedmuon.experiments.studies import find as kinds
-from fedmuon.experiments.suites.suite import Work
 
 SUITE = """
 kind = "federated-comparison"
@@ -24,30 +22,12 @@ tuning-seeds = [9]
 extend = 2
 every = 2
 alphas = [0.5]
-
-[base.data]
-train = 200
-test = 100
-validation = 60
-
-[base.federation]
-clients = 5
-per-round = 3
-rounds = 4
-
-[base.local]
-steps = 2
-batch = 16
-
-[base.engine]
-dtype = "float64"
-device = "cpu"
-
-[models.matrix]
-target = 0.3
-
-[models.matrix.base.task]
-name = "matrix"
+base.data = { train = 200, test = 100, validation = 60 }
+base.federation = { clients = 5, per-round = 3, rounds = 4 }
+base.local = { steps = 2, batch = 16 }
+base.engine = { dtype = "float64", device = "cpu" }
+models.matrix = { target = 0.3, base = { task = { name = "matrix" } } }
+claims = [{ better = "FedMuon", than = "FedAvg" }]
 
 [methods.FedAvg]
 base = { local = { recipe = "fedavg" } }
@@ -56,20 +36,14 @@ grid = { "local.lr" = [10.0, 100.0] }
 [methods."FedMuon"]
 base = { local = { recipe = "fedmuon" } }
 grid = { "local.lr" = [0.01, 0.1] }
-
-[[claims]]
-better = "FedMuon"
-than = "FedAvg"
 """
-
-
-def found(tmp_path: Path, *changes: tuple[str, str]) -> Work:
-    text = SUITE
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new)
-    (tmp_path / "two.toml").write_text(text)
-    return kinds.find(str(tmp_path / "two.toml"), None, "full", {})
+CONFIG = """
+data = { name = "digits", train = 200, test = 100, validation = 60 }
+task.name = "matrix"
+federation = { clients = 5, per-round = 3, rounds = 4, seed = 2 }
+local = { recipe = "fedavg", lr = LR, steps = 2, batch = 16 }
+engine = { dtype = "float64", device = "cpu" }
+"""
 
 
 def test_the_search_ends_inside_its_grid_or_says_so() -> None:
@@ -96,7 +70,8 @@ def test_the_search_ends_inside_its_grid_or_says_so() -> None:
 def test_keys_of_then_are_searched_after_the_grid(tmp_path: Path) -> None:
     """With the best values of those before; the comparison runs with all of them."""
     grid = '[methods.FedAvg]\nbase = { local = { recipe = "fedavg" } }\n'
-    cell = found(tmp_path, (grid, f'{grid}then = {{ "local.weight-decay" = [0.001, 0.1, 1.0] }}\n'))
+    then = 'then = { "local.weight-decay" = [0.001, 0.1, 1.0] }\n'
+    cell = suite_of(tmp_path, SUITE, (grid, grid + then))
     record = cell.cells[0].compute()
     (chosen,) = (one for one in record["tuning"] if one["chosen"])
     first = [one for one in record["tuning"] if "weight-decay" not in one["step_sizes"]]
@@ -109,38 +84,15 @@ def test_keys_of_then_are_searched_after_the_grid(tmp_path: Path) -> None:
 
 def test_what_is_chosen_has_the_least_validation_loss(tmp_path: Path) -> None:
     """And what it is judged by is what a run of that step size and seed gives."""
-    cell = found(tmp_path).cells[0]
+    cell = suite_of(tmp_path, SUITE).cells[0]
     record = cell.compute()
     (chosen,) = (one for one in record["tuning"] if one["chosen"])
     assert chosen["validation_loss"] == min(one["validation_loss"] for one in record["tuning"])
     assert {one["step_sizes"] for one in record["rows"]} == {chosen["step_sizes"]}
-    lr = float(chosen["step_sizes"].removeprefix("lr = "))
-    out = tmp_path / "run"
-    file = tmp_path / "config.toml"
-    file.write_text(f"""
-[data]
-name = "digits"
-train = 200
-test = 100
-validation = 60
-[task]
-name = "matrix"
-[federation]
-clients = 5
-per-round = 3
-rounds = 4
-seed = 2
-[local]
-recipe = "fedavg"
-lr = {lr}
-steps = 2
-batch = 16
-[engine]
-dtype = "float64"
-device = "cpu"
-""")
-    with pytest.raises(SystemExit, match="0"):
-        main(["run", str(file), "--out", str(out)])
+    (tmp_path / "config.toml").write_text(
+        CONFIG.replace("LR", chosen["step_sizes"].removeprefix("lr = "))
+    )
+    command("run", tmp_path / "config.toml", "--out", (out := tmp_path / "run"))
     summary = json.loads((out / "summary.json").read_text())
     row = record["rows"][2]
     assert row["seed"] == 2 and row["accuracy"] == summary["accuracy"]
@@ -185,24 +137,21 @@ def test_methods_that_were_not_tuned_equally_well_are_not_compared() -> None:
     assert end.verdict == "inconclusive" and end.why.startswith("B's best step size is at an end")
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (("tuning-seeds = [9]", "tuning-seeds = [1]"), "seed 1 is in seeds and in tuning-seeds"),
-        (("validation = 60\n", ""), "validation = 0, but validation samples choose"),
-        (('than = "FedAvg"', 'than = "FedAvq"'), "no such method. Use one of FedAvg, FedMuon"),
-        (("[0.01, 0.1]", "[0.01]"), "grid"),
-        (('{ "local.lr" = [0.01', '{ "local.proximal" = [0.01'), "proximal = 0.1 has no effect"),
-        (('{ "local.lr" = [0.01', '{ "local.rate" = [0.01'), "unknown key .local. rate"),
-        (('"fedmuon" }', '"fedmuon", lr = 0.1 }'), "local.lr has no effect"),
-        (('"fedmuon"', '"fedmoon"'), "fedmuon"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), [
+    (("tuning-seeds = [9]", "tuning-seeds = [1]"), "seed 1 is in seeds and in tuning-seeds"),
+    ((", validation = 60", ""), "validation = 0, but validation samples choose"),
+    (('than = "FedAvg"', 'than = "FedAvq"'), "no such method. Use one of FedAvg, FedMuon"),
+    (("[0.01, 0.1]", "[0.01]"), "grid"),
+    (('{ "local.lr" = [0.01', '{ "local.proximal" = [0.01'), "proximal = 0.1 has no effect"),
+    (('{ "local.lr" = [0.01', '{ "local.rate" = [0.01'), "unknown key .local. rate"),
+    (('"fedmuon" }', '"fedmuon", lr = 0.1 }'), "local.lr has no effect"),
+    (('"fedmuon"', '"fedmoon"'), "fedmuon"),
+])  # fmt: skip
 def test_a_comparison_that_cannot_be_made_is_rejected(
     change: tuple[str, str], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=said):
-        found(tmp_path, change)
+        suite_of(tmp_path, SUITE, change)
 
 
 @pytest.mark.parametrize("names", [("fashion-mnist", "digits"), ("digits", "fashion-mnist")])
@@ -211,17 +160,14 @@ def test_the_first_data_of_this_machine_are_taken(
 ) -> None:
     there = [(name, name == "digits", "") for name in names]
     monkeypatch.setattr(kinds, "available", lambda: there)
-    assert found(tmp_path, ('"digits"', json.dumps(names))).request.data == "digits"
+    assert suite_of(tmp_path, SUITE, ('"digits"', json.dumps(names))).request.data == "digits"
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_from_the_command_to_the_report(tmp_path: Path) -> None:
-    found(tmp_path)
-    out = tmp_path / "out"
-    with pytest.raises(SystemExit, match="0"):
-        main(["suite", str(tmp_path / "two.toml"), "--out", str(out)])
-    for name in ("rows", "tuning", "curves"):
-        assert list(csv.DictReader((out / f"{name}.csv").read_text().splitlines()))
+    suite_of(tmp_path, SUITE)
+    command("suite", tmp_path / "suite.toml", "--out", (out := tmp_path / "out"))
+    assert all(table(out, name) for name in ("rows", "tuning", "curves"))
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "FedMuon ends at least as accurate as FedAvg" in page and "target 0.3" in page
 

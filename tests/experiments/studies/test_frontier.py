@@ -1,6 +1,5 @@
 """Accuracy against a proved bound: each point is a run of its own; claims that can fail."""
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -8,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import small
+from suite_files import command, table
 
 from fedmuon.analysis.report.findings import CAPTIONS
 from fedmuon.core.errors import InputError
-from fedmuon.experiments.cli import main
 from fedmuon.experiments.run import execute as run
 from fedmuon.experiments.stability import certificates, finished_run
 from fedmuon.experiments.studies import find as kinds
@@ -27,26 +26,11 @@ starts = ["zero", "gaussian"]
 lrs = [0.02]
 lambdas = [0.1]
 horizons = [4, 2]
-
-[base.data]
-train = 90
-test = 60
-minimum = 5
-
-[base.federation]
-clients = 6
-per-round = 3
-
-[base.local]
-steps = 2
-schedule = "warm-up"
-
-[base.engine]
-dtype = "float64"
-device = "cpu"
+base.data = { train = 90, test = 60, minimum = 5 }
+base.federation = { clients = 6, per-round = 3 }
+base.local = { steps = 2, schedule = "warm-up" }
+base.engine = { dtype = "float64", device = "cpu" }
 """
-
-
 ENDS = (("zero", "2"), ("gaussian", "4"))  # of the points, those that are run again
 
 
@@ -60,9 +44,8 @@ def suite(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_every_point_is_a_run_that_ends_there(suite: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(SystemExit, match="0"):
-        main(["suite", str(suite), "--out", str(out)])
-    rows = list(csv.DictReader((out / "rows.csv").read_text().splitlines()))
+    command("suite", suite, "--out", out)
+    rows = table(out, "rows")
     assert len(rows) == 8 and "bound / B" in (out / "report.html").read_text()
     for row in (one for one in rows if (one["start"], one["rounds"]) in ENDS):
         folder = tmp_path / f"{row['start']}-{row['rounds']}"

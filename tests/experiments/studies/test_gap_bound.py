@@ -1,6 +1,5 @@
 """The measured gap beside its bound: each row is a run of its own; claims that can fail."""
 
-import csv
 import math
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,9 @@ import numpy as np
 import pytest
 from conftest import small
 from study_rows import overprinted, rows_of, verdicts
+from suite_files import command, table
 
 from fedmuon.core.errors import InputError
-from fedmuon.experiments.cli import main
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import certificates, finished_run
 from fedmuon.experiments.studies import find, gap_bound
@@ -21,34 +20,16 @@ kind = "gap-bound"
 title = "A gap and its bound"
 data = "digits"
 seeds = [3, 4]
+base.data = { train = 90, test = 60, minimum = 5 }
+base.federation = { clients = 6, per-round = 3, rounds = 4 }
+base.task.initial = "zero"
+base.local = { steps = 2, lr = 0.02 }
+base.orthogonalizer.lambda = 0.1
+base.engine = { dtype = "float64", device = "cpu" }
 
 [vary]
 "federation.rounds" = [4, 2]
 "local.steps" = [2, 3]
-
-[base.data]
-train = 90
-test = 60
-minimum = 5
-
-[base.federation]
-clients = 6
-per-round = 3
-rounds = 4
-
-[base.task]
-initial = "zero"
-
-[base.local]
-steps = 2
-lr = 0.02
-
-[base.orthogonalizer]
-lambda = 0.1
-
-[base.engine]
-dtype = "float64"
-device = "cpu"
 """
 
 
@@ -86,9 +67,8 @@ def naive_gap(folder: Path) -> float:
 
 @pytest.mark.usefixtures("undrawn")
 def test_every_row_is_a_run_with_its_gap_and_its_bound(suite: Path, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["suite", str(suite), "--out", str(tmp_path / "out")])
-    rows = list(csv.DictReader((tmp_path / "out" / "rows.csv").read_text().splitlines()))
+    command("suite", suite, "--out", tmp_path / "out")
+    rows = table(tmp_path / "out", "rows")
     assert len(rows) == 3 * 2 * len(gap_bound.FORMS)
     changes = {"explicit": "c-hp=explicit", "sharp": "c-hp=sharp", "variance": "c-hp=variance",
                "all models": "constants=global"}  # fmt: skip

@@ -72,15 +72,11 @@ def norms() -> Columns:
     )  # fmt: skip
 
 
-GIVEN: dict[str, tuple[Columns, ...]] = {
-    "attribution": (scores(),),
-    "heavy-tail": (tails(sgd=3.0),),
-    "dp-text": texts(),
-    "disk-stationarity": (gains(),),
-    "polar-error": drifts(),
-    "dp-stationarity": (norms(),),
-    "dp-bias": (biases(),),
-}
+GIVEN: dict[str, tuple[Columns, ...]] = {"attribution": (scores(),),
+                                         "heavy-tail": (tails(sgd=3.0),), "dp-text": texts(),
+                                         "disk-stationarity": (gains(),), "polar-error": drifts(),
+                                         "dp-stationarity": (norms(),),
+                                         "dp-bias": (biases(),)}  # fmt: skip
 STUDIES = {name: study for name, study in KINDS.items() if isinstance(study, Study)}
 
 

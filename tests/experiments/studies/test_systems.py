@@ -1,6 +1,5 @@
 """Accuracy against bytes and simulated seconds: costs, ratios, claims that can fail, the report."""
 
-import csv
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -10,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from study_rows import columns
+from suite_files import command, suite_of, table
 
 import fedmuon
 from fedmuon.core.errors import InputError
-from fedmuon.experiments.cli import main
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.studies import systems
-from fedmuon.experiments.suites.suite import Work
 from fedmuon.runs.directory import positions
 
 
@@ -123,23 +121,10 @@ tuning-seeds = [9]
 extend = 0
 every = 2
 alpha = 0.5
-
-[base.data]
-train = 200
-test = 100
-validation = 60
-
-[base.task]
-name = "matrix"
-
-[base.federation]
-clients = 5
-per-round = 2
-rounds = 4
-
-[base.local]
-steps = 2
-batch = 16
+base.data = { train = 200, test = 100, validation = 60 }
+base.task.name = "matrix"
+base.federation = { clients = 5, per-round = 2, rounds = 4 }
+base.local = { steps = 2, batch = 16 }
 
 [parts.bytes]
 target = 0.3
@@ -162,18 +147,9 @@ grid = { "local.lr" = [10.0, 100.0] }
 """
 
 
-def found(tmp_path: Path, *changes: tuple[str, str]) -> Work:
-    text = SUITE
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new)
-    (tmp_path / "costs.toml").write_text(text)
-    return kinds.find(str(tmp_path / "costs.toml"), None, "full", {})
-
-
 def test_curves_have_the_costs_of_a_run_of_the_same_config(tmp_path: Path) -> None:
     """The run counts its own bytes and seconds, also of the client that was asked in vain."""
-    cell = found(tmp_path).cells[1]
+    cell = suite_of(tmp_path, SUITE).cells[1]
     record = cell.compute()
     lr = float(record["rows"][0]["step_sizes"].removeprefix("lr = "))
     data = {"name": "digits", "train": 200, "test": 100, "validation": 60, "alpha": 0.5}
@@ -195,40 +171,33 @@ def test_curves_have_the_costs_of_a_run_of_the_same_config(tmp_path: Path) -> No
     assert mine[-1]["accuracy"] == run.summary["accuracy"]
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (('baseline = "FedAvg, deadline"', 'baseline = "FedAvg"'), "but this part has no such"),
-        (("extend = 0", "extend = 0\nalphas = [1.0]"), "alphas"),
-        (("[parts.seconds]", "[parts.seconds]\nalphas = [1.0]"), "alphas has no effect"),
-    ],
-)
+@pytest.mark.parametrize(("change", "said"), [
+    (('baseline = "FedAvg, deadline"', 'baseline = "FedAvg"'), "but this part has no such"),
+    (("extend = 0", "extend = 0\nalphas = [1.0]"), "alphas"),
+    (("[parts.seconds]", "[parts.seconds]\nalphas = [1.0]"), "alphas has no effect"),
+])  # fmt: skip
 def test_a_suite_of_costs_that_cannot_be_made_is_rejected(
     change: tuple[str, str], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=said):
-        found(tmp_path, change)
+        suite_of(tmp_path, SUITE, change)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "said"),
-    [
-        ("local.recipe", "fedmuon", "methods.'FedAvg, uncompressed'"),
-        ("local.lr", 3.0, "methods.'FedAvg, uncompressed'"),
-        ("devices.select", 4, "methods.'FedAvg, deadline'"),
-        ("devices.latency", 1.0, "parts.seconds"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value", "said"), [
+    ("local.recipe", "fedmuon", "methods.'FedAvg, uncompressed'"),
+    ("local.lr", 3.0, "methods.'FedAvg, uncompressed'"),
+    ("devices.select", 4, "methods.'FedAvg, deadline'"), ("devices.latency", 1.0, "parts.seconds"),
+])  # fmt: skip
 def test_set_cannot_change_what_methods_differ_in(
     key: str, value: Any, said: str, tmp_path: Path
 ) -> None:
     table, _, name = key.partition(".")
-    (tmp_path / "costs.toml").write_text(
+    (tmp_path / "suite.toml").write_text(
         SUITE.replace("[parts.seconds]", "[parts.seconds]\nbase.devices.latency = 0.2")
     )
     for changed in (True, False):  # the negative control: a key that no method sets
         tables = {table: {name: value}} if changed else {"local": {"steps": 3}}
-        request = partial(kinds.find, str(tmp_path / "costs.toml"), None, "small", tables)
+        request = partial(kinds.find, str(tmp_path / "suite.toml"), None, "small", tables)
         if not changed:
             cells: Sequence[Any] = request().cells
             assert {one.config.local.steps for one in cells} == {3}
@@ -284,18 +253,15 @@ def test_the_shipped_suite_encloses_its_choices_and_has_a_real_deadline() -> Non
 
 @pytest.mark.usefixtures("undrawn")
 def test_from_the_command_to_the_report(tmp_path: Path) -> None:
-    found(tmp_path)
-    out = tmp_path / "out"
-    with pytest.raises(SystemExit, match="0"):
-        main(["suite", str(tmp_path / "costs.toml"), "--out", str(out)])
-    with (out / "curves.csv").open() as file:
-        held = {(one["model"], bool(one["simulated_seconds"])) for one in csv.DictReader(file)}
+    suite_of(tmp_path, SUITE)
+    command("suite", tmp_path / "suite.toml", "--out", (out := tmp_path / "out"))
+    held = {(row["model"], bool(row["simulated_seconds"])) for row in table(out, "curves")}
     assert {part for part, _ in held} == {"bytes", "seconds"}
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "cost in MB sent up; ratio to FedAvg, uncompressed" in page
     assert "cost in simulated seconds; ratio to FedAvg, deadline" in page
     assert "local.recipe = fedavg, devices.mode = deadline, devices.select = 3" in page
     assert "<li>Step sizes were chosen for the final loss" in page
-    chosen = {row["step_sizes"] for row in csv.DictReader((out / "rows.csv").open())}
+    chosen = {row["step_sizes"] for row in table(out, "rows")}
     assert "as chosen" in page and chosen == {"lr = 100"}
     assert "For 2 of 2 methods, the best step size lies at an end" in page

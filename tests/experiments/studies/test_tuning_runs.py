@@ -24,19 +24,11 @@ kind = "training"
 title = "Tiny"
 data = "synthetic"
 seeds = [0, 1]
-
-[base.data]
-train = 60
-test = 30
-
-[base.federation]
-clients = 2
-per-round = 2
-rounds = 2
-
-[base.local]
-steps = 1
-lr = 0.7
+base.data = { train = 60, test = 30 }
+base.federation = { clients = 2, per-round = 2, rounds = 2 }
+base.local = { steps = 1, lr = 0.7 }
+variants.FedAvg.local.recipe = "fedavg"
+variants.FedMuon.local.recipe = "fedmuon"
 
 [tuning]
 seeds = [100, 101]
@@ -44,12 +36,6 @@ seeds = [100, 101]
 [tuning.grids]
 FedAvg = [0.1, 0.4, 1.6]
 FedMuon = [0.01, 0.04, 0.16]
-
-[variants.FedAvg.local]
-recipe = "fedavg"
-
-[variants.FedMuon.local]
-recipe = "fedmuon"
 
 [claims.loss]
 better = "FedMuon"
@@ -150,17 +136,14 @@ def test_keys_that_follow_keep_their_share(tmp_path: Path) -> None:
                if one.variant.startswith("FedMuon"))  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "words"),
-    [
-        ("[0.01, 0.04, 0.16]", "[0.01, 0.04]", "same number of different values"),
-        ("[0.01, 0.04, 0.16]", "[0.01, 0.04, 0.04]", "same number of different values"),
-        ("FedMuon = [", "Other = [", "no such variant"),
-        ("seeds = [100, 101]", "seeds = [1]", "would be biased"),
-        ("seeds = [100, 101]", "seeds = []", "at least one seed"),
-        ("seeds = [100, 101]", 'stated = "the paper"', "either grids or stated"),
-    ],
-)
+@pytest.mark.parametrize(("before", "after", "words"), [
+    ("[0.01, 0.04, 0.16]", "[0.01, 0.04]", "same number of different values"),
+    ("[0.01, 0.04, 0.16]", "[0.01, 0.04, 0.04]", "same number of different values"),
+    ("FedMuon = [", "Other = [", "no such variant"),
+    ("seeds = [100, 101]", "seeds = [1]", "would be biased"),
+    ("seeds = [100, 101]", "seeds = []", "at least one seed"),
+    ("seeds = [100, 101]", 'stated = "the paper"', "either grids or stated"),
+])  # fmt: skip
 def test_wrong_tables_are_rejected(tmp_path: Path, before: str, after: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         tiny(tmp_path, TINY.replace(before, after, 1))

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chaos.nursery import Nursery
 from conftest import quick
 
 import fedmuon
@@ -72,21 +73,14 @@ def result_files(folder: Path) -> dict[str, bytes]:
 # The grid
 
 
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ("local.lr=0.01,0.1", [0.01, 0.1]),
-        ("local.recipe=fedavg, fedmuon", ["fedavg", "fedmuon"]),
-        ("data.pad=true,false", [True, False]),
-        ("local.lr=0.01:10:log4", [0.01, 0.1, 1.0, 10.0]),
-        ("local.lr=0:1:lin5", [0.0, 0.25, 0.5, 0.75, 1.0]),
-        ("local.lr=1:0:lin3", [1.0, 0.5, 0.0]),
-        ("local.steps=1:16:log5", [1, 2, 4, 8, 16]),
-        ("local.steps=1:16:log3", [1, 4, 16]),
-        ("local.lr=1:10:log3", [1.0, 3.16227766017, 10.0]),
-        ("local.recipe=./mine.py:made,fedavg", ["./mine.py:made", "fedavg"]),
-    ],
-)
+@pytest.mark.parametrize(("text", "values"), [
+    ("local.lr=0.01,0.1", [0.01, 0.1]), ("local.recipe=fedavg, fedmuon", ["fedavg", "fedmuon"]),
+    ("data.pad=true,false", [True, False]), ("local.lr=0.01:10:log4", [0.01, 0.1, 1.0, 10.0]),
+    ("local.lr=0:1:lin5", [0.0, 0.25, 0.5, 0.75, 1.0]), ("local.lr=1:0:lin3", [1.0, 0.5, 0.0]),
+    ("local.steps=1:16:log5", [1, 2, 4, 8, 16]), ("local.steps=1:16:log3", [1, 4, 16]),
+    ("local.lr=1:10:log3", [1.0, 3.16227766017, 10.0]),
+    ("local.recipe=./mine.py:made,fedavg", ["./mine.py:made", "fedavg"]),
+])  # fmt: skip
 def test_a_grid_is_a_list_or_a_range(text: str, values: list[Any]) -> None:
     (found,) = parse_grid([text]).values()
     assert found == values and [*map(type, found)] == [*map(type, values)]
@@ -500,16 +494,16 @@ def rounds_of(run: Path) -> int:
 
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("jobs", quick([1, 2], [1]))
-def test_a_killed_sweep_resumes_to_the_same_bytes(jobs: int, tmp_path: Path) -> None:
+def test_a_killed_sweep_resumes_to_the_same_bytes(
+    jobs: int, forks: Nursery, tmp_path: Path
+) -> None:
     """Finished cells are not computed again, and begun ones continue from their checkpoint."""
     file = written(tmp_path / "long.toml", SMALL)
     words = ["sweep", str(file), "--grid", "federation.rounds=5,400"]
     assert command(*words, "--out", tmp_path / "whole") == 0
     words += ["--jobs", str(jobs)]
     out = tmp_path / "killed"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fedmuon", *words, "--out", str(out)], stdout=subprocess.DEVNULL
-    )
+    process = forks.start([*words, "--out", str(out)])
     limit = time.monotonic() + 120
     while time.monotonic() < limit:
         done = [*out.glob("cells/*.json")]
@@ -517,7 +511,7 @@ def test_a_killed_sweep_resumes_to_the_same_bytes(jobs: int, tmp_path: Path) -> 
         if done and begun:
             break
         time.sleep(0.01)
-    process.kill()
+    process.send(signal.SIGKILL)
     process.wait()
     while any(map(writer, out.glob("runs/*"))):  # workers are dying
         time.sleep(0.01)
