@@ -36,6 +36,7 @@ from fedmuon.experiments.run import execute
 from fedmuon.federated.build import resolve
 from fedmuon.runs.loop import train
 from fedmuon.runs.prepare import prepare
+from fedmuon.server.ray import grid as server_grid
 from fedmuon.server.ray.flower_internals import node_ids
 from fedmuon.server.ray.worker_pool import large
 from fedmuon.server.strategy import FlowerEngine

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,7 @@ def test_the_run_follows_the_formula_of_the_method(decay: Path) -> None:
 
 
 def test_a_run_resumes_only_with_the_same_function(decay: Path, tmp_path: Path) -> None:
-    def stop(record: dict, state: Any) -> None:
+    def stop(record: Mapping[str, Any], state: Any) -> None:
         if record["round"] == 2:
             raise KeyboardInterrupt
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chaos.nursery import Nursery
-from conftest import quick, small
+from conftest import small
 
 from fedmuon.config.load import Config, dump, parse
 from fedmuon.config.user_objects import UserObjects

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import small
+from conftest import quick, small
 
 from fedmuon.config.load import Config, load
 from fedmuon.core.errors import InputError

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from compared import arrays, built, ended, gap, perceptron, problem_of, with_module
-from conftest import small
+from conftest import quick, small
 from reference.gradients import scores
 from reference.methods import ditto, fedavg, fedper, local_steps, plain
 from reference.rounds import Method, Visit, is_personal, run

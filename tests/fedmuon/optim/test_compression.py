@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from conftest import quick
 from reference import compressors
 from torch import Tensor
 

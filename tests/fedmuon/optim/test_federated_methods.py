@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from compared import problem_of
-from conftest import small
+from conftest import quick, small
 from reference import methods, rounds
 
 import fedmuon

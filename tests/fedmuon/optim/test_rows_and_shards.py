@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from compared import image, problem_of
-from conftest import small
+from conftest import quick, small
 from reference import methods, rounds
 from test_federated_methods import LR, POLAR, config, ended
 from torch import Tensor

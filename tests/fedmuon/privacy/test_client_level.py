@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
-from conftest import small
+from conftest import quick, small
 from cut_off import dying
 from safetensors.numpy import load_file
 from test_data import write_idx
