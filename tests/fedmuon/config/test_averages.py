@@ -44,8 +44,9 @@ def average(**changes: dict) -> str:
 
 
 def test_each_method_has_the_average_of_its_paper() -> None:
-    weighted = {"fedavg", "fedavgm", "fedprox", "fedper", "fednova"}
-    assert {*BY_SAMPLES} == weighted <= {*NAMES["local.recipe"]}
+    weighted = {*BY_SAMPLES}
+    assert {"fedavg", "fedavgm", "fedprox", "fedper", "fednova"} <= weighted
+    assert weighted <= {*NAMES["local.recipe"]}
     assert not weighted & {*ORTHOGONALIZED, *PRIVATE, "scaffold", "fedadam", "ditto"}
     for name in NAMES["local.recipe"]:
         local = {"recipe": name} | ({"personal": "head.*"} if name == "fedper" else {})
