@@ -200,6 +200,8 @@ def run(
             adopted = with_personal(method, received, memory, problem.start)
             returned = method.client(visit, adopted, memory)
             returned = encoded(method, without_personal(method, returned, memory))
+            if clipping and clipping.trust == "local":
+                returned = private_reply(problem, clipping, returned, received, version, client)
             base = {} if method.directional else received
             reply = compressed(channel, returned, base, received, memory, version, client)
             if channel.feedback == "ef21":
@@ -212,9 +214,7 @@ def run(
             steps.append(visit.steps)
             sizes.append(len(problem.samples[client][1]) if problem.by_samples else 1)
         if clipping:
-            numbers = [client for client, _ in cohort]
-            of_clients = dict(zip(numbers, replies, strict=True))
-            means = clipped_mean(problem, clipping, server, of_clients, number)
+            means = clipped_mean(problem, clipping, server, replies, number)
         else:
             means = {tree: mean([reply[tree] for reply in replies], sizes) for tree in replies[0]}
         factor = problem.factors[number] if problem.factors else 1.0
@@ -387,22 +387,32 @@ def total(updates: Sequence[Trees]) -> Trees:
     }
 
 
-def clipped_mean(
+def private_reply(
     problem: Problem,
     clipping: Clipping,
-    server: Trees,
-    replies: Mapping[int, Trees],
+    returned: Trees,
+    received: Trees,
     round: int,
+    client: int,
+) -> Trees:
+    """The reply of a client that does not trust the server: a clipped update with noise."""
+    update = {tree: each(np.subtract, returned[tree], received[tree]) for tree in returned}
+    update = shortened(update, clipping.bound)
+    update = noisy(update, clipping.noise * clipping.bound, problem.seed, round, client)
+    return {tree: each(np.add, received[tree], update[tree]) for tree in update}
+
+
+def clipped_mean(
+    problem: Problem, clipping: Clipping, server: Trees, replies: Sequence[Trees], round: int
 ) -> Trees:
     """The server's trees plus (the sum of clipped updates and noise) / K."""
-    spread, updates = clipping.noise * clipping.bound, list[Trees]()
-    for client, reply in replies.items():
-        update = {tree: each(np.subtract, reply[tree], server[tree]) for tree in reply}
-        update = shortened(update, clipping.bound)
-        if clipping.trust == "local":
-            update = noisy(update, spread, problem.seed, round, client)
-        updates.append(update)
-    summed, count = total(updates), problem.per_round
+    updates = [
+        {tree: each(np.subtract, reply[tree], server[tree]) for tree in reply} for reply in replies
+    ]
     if clipping.trust == "central":
-        summed = noisy(summed, spread, problem.seed, round, 0)
+        summed = total([shortened(update, clipping.bound) for update in updates])
+        summed = noisy(summed, clipping.noise * clipping.bound, problem.seed, round, 0)
+    else:
+        summed = total(updates)
+    count = problem.per_round
     return {tree: each(lambda x, t: x + t / count, server[tree], summed[tree]) for tree in summed}

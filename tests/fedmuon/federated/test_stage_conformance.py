@@ -149,6 +149,11 @@ def late(
 TOP = {"uplink": "top-k", "share": 0.3}
 PRIVATE = {"level": "client", "bound": 0.05, "insecure-reproducible-noise": True}
 FEDAVG = {"recipe": "fedavg"}
+DIGITS = {
+    "data": {"name": "digits", "train": 120, "test": 20},
+    "task": {"name": "network", "model": "mlp"},
+    "local": {"recipe": "fedper", "personal": "head.*"},
+}
 STAGES: dict[str, Row] = {
     "top-k": compressing(Channel(top_k(0.3)), Channel(top_k(0.4)), **TOP),
     "top-k with error feedback": compressing(
@@ -193,16 +198,19 @@ STAGES: dict[str, Row] = {
         {"local": {"recipe": "fedper", "personal": "2.*"}},
         lambda case: case._replace(method=methods.fedper(LR, "2.weight")),
         lambda config: methods.fedper(LR, "2.*"), module=perceptron,
-        on_engines={
-            "data": {"name": "digits", "train": 120, "test": 20},
-            "task": {"name": "network", "model": "mlp"},
-            "local": {"recipe": "fedper", "personal": "head.*"},
-        },
+        on_engines=DIGITS,
     ),
     "personal statistics": Row(
         {"local": {"recipe": "fedper", "personal": "1.*"}},
         lambda case: case._replace(method=methods.fedper(LR, "1.weight")),
         lambda config: methods.fedper(LR, "1.*"), module=normalized_perceptron,
+    ),
+    "sparse shared parameters": Row(
+        {"local": {"recipe": "fedper", "personal": "2.*"},
+         "compression": {**TOP, "downlink": "top-k", "feedback": "error"}},
+        lambda case: case._replace(channel=replace(case.channel, feedback="none")),
+        lambda config: methods.fedper(LR, "2.*"),
+        Channel(top_k(0.3), "error", top_k(0.3), SEED), module=perceptron, on_engines=DIGITS,
     ),
     "client privacy": Row(
         {"privacy": {**PRIVATE, "noise": 0.5, "cohorts": "fixed"}},
@@ -213,6 +221,12 @@ STAGES: dict[str, Row] = {
         {"privacy": {**PRIVATE, "noise": 0.5, "cohorts": "fixed", "trust": "local"}},
         lambda case: case._replace(clipping=Clipping(0.05, 0.5)),
         clipping=Clipping(0.05, 0.5, "local"), shapes=False,
+    ),
+    "sparse noise of clients": Row(
+        {"privacy": {**PRIVATE, "noise": 0.5, "cohorts": "fixed", "trust": "local"},
+         "local": FEDAVG, "compression": TOP},
+        lambda case: case._replace(channel=Channel(top_k(0.4), seed=SEED)), fedavg,
+        Channel(top_k(0.3), seed=SEED), Clipping(0.05, 0.5, "local"),
     ),
     "clipping without noise": Row(
         {"privacy": {**PRIVATE, "noise": 0.0, "cohorts": "fixed"}},
