@@ -52,7 +52,9 @@ def means(compressor: Compressor, value: Tensor, count: int = 4000) -> tuple[Ten
     return errors.mean(0) / spread, squares
 
 
-@pytest.mark.parametrize("compressor", quick(UNBIASED[:-1], [UNBIASED[0], UNBIASED[3]]), ids=str)
+@pytest.mark.parametrize(
+    "compressor", quick(UNBIASED[:-1], [UNBIASED[0], UNBIASED[3]]), ids=lambda one: one.name
+)
 def test_means_are_right_and_errors_below_their_bound(compressor: Compressor) -> None:
     value = matrices(1)
     scores, squares = means(compressor, value)
