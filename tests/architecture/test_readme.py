@@ -104,9 +104,12 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
     return Reader(tmp_path_factory.mktemp("readme"))
 
 
+IN_README = typed(block for page, block in blocks("sh") if page.name == "README.md")
+
+
 def layer(command: str) -> list[pytest.MarkDecorator]:
-    known = command in typed(block for page, block in blocks("sh") if page.name == "README.md")
-    return [pytest.mark.slow] if any(one in command for one in LONG) and not known else []
+    long = any(words in command for words in LONG) and command not in IN_README
+    return [pytest.mark.slow] * long
 
 
 @pytest.mark.usefixtures("undrawn")

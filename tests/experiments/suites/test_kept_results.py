@@ -339,9 +339,8 @@ def test_headlines_are_of_suites_and_of_claims() -> None:
 
 
 TUNED = [pytest.param(name, marks=pytest.mark.needs_fashion_mnist)
-         if (results.read(name) or {})["data"] == "fashion-mnist" else name
-         for name in sorted(contents.shipped())
-         if (results.read(name) or {}).get("kind") == "training"]  # fmt: skip
+         if stored["data"] == "fashion-mnist" else name for name in sorted(contents.shipped())
+         if (stored := results.read(name) or {}).get("kind") == "training"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TUNED)

@@ -1,12 +1,15 @@
 """Files of training suites: sweeps, what is refused, and that every shipped one can be run."""
 
+import itertools
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import quick
 from made_training import TINY, read, training
 
 from fedmuon.analysis.report.comparisons import at_seconds, parts, sweep_curves, trend
@@ -194,17 +197,15 @@ def test_what_is_refused(old: str, new: str, why: str, tmp_path: Path) -> None:
         training(tmp_path, text, data="mnist5k")
 
 
+read_once = cache(contents.read)
+
+
 def shipped() -> Iterator[tuple[str, str, str]]:
     """Every suite at both scales; those of runs for all data that their file names."""
     for name in sorted(contents.shipped()):
-        content = contents.read(name)
-        named = set[str]()
-        if content.get("kind") == "training":
-            named = {
-                content.get("data", ""),
-                *content.get("for", {}),
-                *content.get("published", {}),
-            }
+        content = read_once(name)
+        named = {*content.get("for", {}), *content.get("published", {})}
+        named = named | {content.get("data", "")} if content.get("kind") == "training" else set()
         for data in sorted(named - {""}) or [""]:
             yield from ((name, data, scale) for scale in ("small", "full"))
 
@@ -215,7 +216,7 @@ COUNTS = {"A4": {"small": 8, "full": 90}, "attribution": {"small": 9, "full": 9}
 
 def runs_of(name: str, data: str, scale: str) -> tuple[Suite, list[tuple[str, Any, Config]]]:
     """The suite of that name, and variant, value of the sweep and config of its runs."""
-    content = contents.read(name)
+    content = read_once(name)
     held = {key: value for key, value in content.items() if key not in ("kind", "data")}
     found = suite_of(contents.at(held, data, scale))
     base = contents.merged(found.base, {"data": {"name": data}})
@@ -223,10 +224,15 @@ def runs_of(name: str, data: str, scale: str) -> tuple[Suite, list[tuple[str, An
     return found, made
 
 
-@pytest.mark.parametrize(("name", "data", "scale"), list(shipped()))
+# The quick tests have each suite once, at full scale of its first data, and a few at small scale.
+SHIPPED = [*shipped()]
+FIRST = [max(cells) for _, cells in itertools.groupby(SHIPPED[1::2], lambda cell: cell[0])]
+
+
+@pytest.mark.parametrize(("name", "data", "scale"), quick(SHIPPED, FIRST + SHIPPED[::16]))
 def test_every_shipped_suite_can_be_run(name: str, data: str, scale: str) -> None:
     """Its settings are sound configs; no data are read, which not every machine has."""
-    if contents.read(name).get("kind") != "training":
+    if read_once(name).get("kind") != "training":
         cells = kinds.find(name, None, scale, {}).cells
         assert len({one.name for one in cells}) == len(cells) > 0
         assert len(cells) == COUNTS.get(name, {}).get(scale, len(cells))
