@@ -23,6 +23,7 @@ from fedmuon.privacy.accounting.composition import account, loose
 from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 SETTING = ("--lot", "10", "--population", "95", "--steps", "50", "--delta", "1e-5")
 
 

@@ -223,6 +223,7 @@ def test_a_report_of_several_runs_draws_those_that_are_ticked(
     assert 'class="overlay"' not in alone
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_shows_runs_at_any_depth(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     execute(small(), folder / "a")

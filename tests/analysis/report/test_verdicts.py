@@ -94,7 +94,7 @@ def test_one_seed_tests_nothing_and_a_divergence_is_beyond_doubt() -> None:
 
 def test_of_false_claims_few_hold_and_of_true_ones_few_fail() -> None:
     """As the intervals promise, for one place and for several; a narrower interval is seen."""
-    rng, places, trials = np.random.default_rng(0), 3, 300
+    rng, places, trials = np.random.default_rng(0), 3, 150
 
     def share(true: float, verdict: str, width: float = 1.0) -> float:
         found = 0

@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -247,6 +248,7 @@ def test_the_trajectory_is_algorithm_2_in_a_naive_loop(
         assert float(found[seed]) == pytest.approx(total, rel=1e-10)
 
 
+@cache
 def columns() -> Any:
     cells = study.cells(asked(seeds=5), None)  # pyright: ignore[reportArgumentType]
     rows = [row for call in cells for row in call.compute()["rows"]]

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from conftest import quick
 from test_bound import loaded
 from typer.testing import CliRunner
 
@@ -131,7 +132,7 @@ def pareto(rng: np.random.Generator, shape: tuple[int, ...], tail: float) -> np.
     return noise * (1 + rng.pareto(tail, (*shape[:-2], 1, 1)))
 
 
-@pytest.mark.parametrize("sigma", [1.0, 1e-6])
+@pytest.mark.parametrize("sigma", quick([1.0, 1e-6], [1.0]))
 def test_nesterov_muon_keeps_to_its_bound(sigma):
     """f = |X|^2/2 from |X_0| = 3, Pareto noise without a variance; means of 200 runs."""
     alpha, tail, steps, rng = 1.5, 1.8, 400, np.random.default_rng(0)
@@ -151,7 +152,10 @@ def test_nesterov_muon_keeps_to_its_bound(sigma):
         assert min(seen) > wrong.value
 
 
-@pytest.mark.parametrize(("steps", "sigma1"), [(0, 0.03), (1, 0.0), (3, 0.0), (3, 0.03)])
+INEXACT = [(0, 0.03), (1, 0.0), (3, 0.0), (3, 0.03)]
+
+
+@pytest.mark.parametrize(("steps", "sigma1"), quick(INEXACT, INEXACT[:2]))
 def test_inexact_nesterov_muon_keeps_to_its_bound(steps, sigma1):
     """The same with cubic steps, or the polar factor at 0; gamma is the largest that was measured,
     nu is 0. With sigma1 > 0 the noise grows with the gradient."""
@@ -195,7 +199,7 @@ def trajectory(plan: Schedule, step, sigma: float, runs: int = 100) -> float:
     return total / plan.steps
 
 
-@pytest.mark.parametrize("sigma", [0.0, 1.0, pytest.param(5.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sigma", quick([0.0, 1.0, 5.0], [0.0, 1.0]))
 def test_the_optimizers_of_004_keep_to_their_bounds(sigma):
     """L = r from ||.||_op to ||.||_*; the residual of Newton-Schulz is measured where it ran."""
     gap, smooth, steps = ROWS / 2, float(ROWS), 300
@@ -369,10 +373,7 @@ BESIDE |= dict.fromkeys(("--oversample", "--power"), (*SPECTRUM, "--sketch", "1"
 REFUSED = {"003": ("--alpha", "--sigma1", "--beta"), "004": ("--alpha", "--sigma1")}  # as they are
 
 
-@pytest.mark.parametrize(
-    "paper",
-    [pytest.param(one, marks=[pytest.mark.slow] * (one in ("000", "003"))) for one in READ],
-)
+@pytest.mark.parametrize("paper", quick(READ, ("002", "004")))
 def test_each_option_of_a_paper_is_read_and_no_other(paper: str):
     """At the options' own defaults, but for a batch that all papers have room in."""
     assert set(OTHER) == {*ALL, *(one for names in READ.values() for one in names)}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import quick
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedmuon.analysis.theory.system_costs import (
@@ -66,7 +67,7 @@ def together(group: list[bytes], dtype: np.dtype) -> bytes:
 TREES = [(1, 2), (1000, 2), (1000, 10), (12345, 100), (100_000, 32), (10**6, 1000)]
 
 
-@pytest.mark.parametrize(("clients", "fan_out"), TREES)
+@pytest.mark.parametrize(("clients", "fan_out"), quick(TREES, TREES[:4]))
 def test_the_tree_has_the_flat_mean_and_the_formula_s_bytes(clients: int, fan_out: int) -> None:
     counts, models = federation(clients)
     found, crossed = through(counts, models, fan_out)

@@ -174,6 +174,7 @@ def test_show_says_how_to_go_on(runs: Path, tmp_path: Path) -> None:
     assert "resume with" not in said("show", str(out))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_show_as_a_page(runs: Path, tmp_path: Path) -> None:
     said("show", str(runs / "a0"), "--html", str(tmp_path / "new" / "a.html"))
     text = (tmp_path / "new" / "a.html").read_text()

@@ -5,6 +5,8 @@ import re
 import signal
 import subprocess
 import tomllib
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,13 @@ def held(folder: Path, *words: str, **more: Any) -> dict[str, Any]:
     return content
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _papers_are_read_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(papers, "read", cache(papers.read))
+        yield
+
+
 @pytest.fixture
 def ranks(tmp_path: Path) -> Work:
     (tmp_path / "ranks.toml").write_text(STUDY, encoding="utf-8")
@@ -75,6 +84,7 @@ def test_a_stopped_suite_goes_on_and_is_kept(
     assert regenerate.state("ranks", *places).startswith("kept of other sources, ")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_cells_of_several_suites_are_computed_side_by_side(
     ranks: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
