@@ -10,10 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from compared import built, ended, gap, problem_of
+from conftest import small
+from reference.methods import sgd_client
+from reference.rounds import MODEL, Answered, run
+from reference.rounds import Method as Reference
+from reference.trees import Tree, Trees, each, zeros
 from registering import MODULES, NAME, ROW, RULE, install
 from small_suites import TRAINING
-from test_federated_methods import Naive
-from test_federated_methods import config as averaged
 from typer.testing import CliRunner
 
 import fedmuon
@@ -25,8 +29,7 @@ from fedmuon.config.schema import reads, refusal
 from fedmuon.core.errors import InputError, OwnError
 from fedmuon.experiments.cli import app, completion
 from fedmuon.experiments.stability.influence import require_smooth
-from fedmuon.federated.build import build_experiment, resolve
-from fedmuon.federated.rounds import begin, simulate
+from fedmuon.federated.build import resolve
 
 ROUNDS, DECAY, STEP = 4, 0.3, 0.8
 TABLES: dict[str, Any] = {
@@ -105,16 +108,24 @@ def test_only_keys_of_the_row_have_an_effect(decay: Path) -> None:
 
 
 def test_the_run_follows_the_formula_of_the_method(decay: Path) -> None:
-    options = {"decay": DECAY}
-    table = averaged(recipe=NAME, options=options, **{"server-lr": STEP})
-    at = Naive(table)
-    X = at.start
-    for r, cohort in at.rounds():
-        mean = np.mean([at.local(X, r, i) for i in cohort], 0)  # `small` takes the plain mean
-        X = X + STEP / (r + 1) ** DECAY * (mean - X)
-    made = build_experiment(table)
-    end = simulate(made, begin(made.recipe, made.task, table.federation.seed))
-    np.testing.assert_allclose(end.params["weight"][0].numpy(), X, rtol=1e-12)
+    """The reference is FedAvg with the server's rule X <- X + s / r^decay (mean - X)."""
+
+    def rule(server: Trees, means: Trees, answered: Answered) -> Trees:
+        r = each(lambda r: r + 1, server["rounds"])
+        X = each(lambda x, m, r: x + STEP / r**DECAY * (m - x), server[MODEL], means[MODEL], r)
+        return {MODEL: X, "rounds": r}
+
+    def first(model: Tree) -> Trees:
+        return {"rounds": zeros(model)}
+
+    options = {"recipe": NAME, "steps": 2, "batch": 7, "options": {"decay": DECAY}}
+    table = small(local={"lr": 0.4, "server-lr": STEP, **options})
+    state = ended(built(table))
+    expected = run(problem_of(table), Reference(sgd_client(0.4, 0.0), rule, first)).server
+    assert gap(state.params, expected["model"]) < 1e-12
+    assert gap(state.states["rounds"], expected["rounds"]) == 0
+    other = run(problem_of(table), Reference(sgd_client(0.4, 0.0))).server  # the control: FedAvg
+    assert gap(state.params, other["model"]) > 1e-3
 
 
 def test_a_run_resumes_only_with_the_same_function(decay: Path, tmp_path: Path) -> None:
