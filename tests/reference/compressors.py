@@ -66,7 +66,7 @@ def low_rank(rank: int) -> Compressor:
 
     def compress(x: np.ndarray, rng: np.random.Generator, kept: Kept) -> np.ndarray:
         U, s, V = np.linalg.svd(x, full_matrices=False)
-        return sum(s[j] * np.outer(U[:, j], V[j]) for j in range(min(rank, len(s))))
+        return (U[:, :rank] * s[:rank]) @ V[:rank]
 
     return compress
 

@@ -378,7 +378,7 @@ def ef21_muon(
     """Clients return momenta at the server's model, and the server orthogonalizes their mean."""
 
     def client(visit: Visit, received: Trees, own: Trees) -> Trees:
-        M = own.get("momentum", zeros(received[MODEL]))
+        D = M = own.get("momentum", zeros(received[MODEL]))
         for k in range(visit.steps):
             D, M = mixed(M, visit.gradient(received[MODEL], k), momentum, momentum_form)
         own["momentum"] = M

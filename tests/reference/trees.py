@@ -19,11 +19,8 @@ def zeros(tree: Tree) -> Tree:
 
 def mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
     """The weighted mean, entry by entry."""
-    total = sum(weights)
-    return {
-        name: sum(w * tree[name] for w, tree in zip(weights, trees, strict=True)) / total
-        for name in trees[0]
-    }
+    names = trees[0]
+    return {name: np.average([t[name] for t in trees], 0, weights) for name in names}
 
 
 def is_statistic(name: str) -> bool:

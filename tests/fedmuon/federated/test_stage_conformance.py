@@ -163,15 +163,16 @@ STAGES: dict[str, Row] = {
         Channel(top_k(0.3), "ef21"), Channel(top_k(0.3), "error"), **TOP, feedback="ef21"
     ),
     "random-k": compressing(
-        *(Channel(compressors.random_k(share)) for share in (0.3, 0.4)),
+        Channel(compressors.random_k(0.3)), Channel(compressors.random_k(0.4)),
         uplink="random-k", share=0.3,
     ),
     "rows": compressing(
-        *(Channel(compressors.rows(share), "error") for share in (0.4, 0.6)),
+        Channel(compressors.rows(0.4), "error"), Channel(compressors.rows(0.6), "error"),
         uplink="rows", share=0.4, feedback="error",
     ),
     "qsgd in both directions": compressing(
-        *(Channel(compressors.qsgd(s), "none", compressors.qsgd(s)) for s in (7, 8)),
+        Channel(compressors.qsgd(7), "none", compressors.qsgd(7)),
+        Channel(compressors.qsgd(8), "none", compressors.qsgd(8)),
         uplink="qsgd", downlink="qsgd", levels=7,
     ),
     "sign of SCAFFOLD": compressing(
@@ -392,6 +393,38 @@ def of_module(module: Any) -> Experiment:
     return built(config({"local": FEDAVG}, module))
 
 
+@dataclass(frozen=True)
+class Affine(Stage):
+    """Sends factor x + shift, and undoes it. Two of these do not commute."""
+
+    factor: float
+    shift: float
+
+    def _there(self, trees: Any) -> Any:
+        return self._changed(trees, lambda x: self.factor * x + self.shift)
+
+    def _back(self, trees: Any) -> Any:
+        return self._changed(trees, lambda x: (x - self.shift) / self.factor)
+
+    def _changed(self, trees: Any, change: Callable[[Any], Any]) -> Any:
+        return {
+            tree: {name: change(value) for name, value in tensors.items()}
+            for tree, tensors in trees.items()
+        }
+
+    def send(self, message: Any, server: Any) -> Any:
+        return self._there(message)
+
+    def open(self, message: Any, model: Any) -> Any:
+        return self._back(message)
+
+    def reply(self, reply: Any, received: Any, memory: Any) -> Any:
+        return reply.with_trees(self._there(reply.trees))
+
+    def read(self, replies: Any, received: Any, server: Any) -> Any:
+        return [reply.with_trees(self._back(reply.trees)) for reply in replies], {}
+
+
 LATTICE = 1e-11  # client privacy rounds updates to multiples of a small number
 NEUTRAL: dict[str, tuple[str, Callable[[], Experiment], Callable[[], Experiment], float]] = {
     "compression": (
@@ -411,6 +444,10 @@ NEUTRAL: dict[str, tuple[str, Callable[[], Experiment], Callable[[], Experiment]
         "custom stage", lambda: built(config({"local": FEDAVG})),
         lambda: built(config({"local": FEDAVG, "federation": {"stage": "given"}}).with_objects(
             UserObjects(stage=Stage()))), 0.0,
+    ),
+    "two stages that undo themselves": (
+        "custom stage", lambda: built(config({})),
+        lambda: with_stages(built(config({})), Affine(2.0, 0.0), Affine(1.0, 1.0)), 1e-12,
     ),
     "late replies": ("late replies", lambda: built(config({})), equal_devices, 0.0),
     "statistics": (
