@@ -58,7 +58,7 @@ def qsgd(levels: int) -> Compressor:
 
 
 def sign(x: np.ndarray, rng: np.random.Generator, kept: Kept) -> np.ndarray:
-    return np.where(x >= 0, 1.0, -1.0) * np.abs(x).mean()
+    return np.asarray(np.where(x >= 0, 1.0, -1.0) * np.abs(x).mean())
 
 
 def low_rank(rank: int) -> Compressor:
@@ -66,7 +66,7 @@ def low_rank(rank: int) -> Compressor:
 
     def compress(x: np.ndarray, rng: np.random.Generator, kept: Kept) -> np.ndarray:
         U, s, V = np.linalg.svd(x, full_matrices=False)
-        return (U[:, :rank] * s[:rank]) @ V[:rank]
+        return np.asarray((U[:, :rank] * s[:rank]) @ V[:rank])
 
     return compress
 

@@ -382,7 +382,9 @@ def noisy(trees: Trees, spread: float, seed: int, round: int, client: int) -> Tr
 def total(updates: Sequence[Trees]) -> Trees:
     """The sum of the updates."""
     return {
-        tree: each(lambda *parts: np.sum(parts, axis=0), *(update[tree] for update in updates))
+        tree: each(
+            lambda *parts: np.asarray(np.sum(parts, axis=0)), *(update[tree] for update in updates)
+        )
         for tree in updates[0]
     }
 

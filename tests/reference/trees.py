@@ -20,7 +20,7 @@ def zeros(tree: Tree) -> Tree:
 def mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
     """The weighted mean, entry by entry."""
     names = trees[0]
-    return {name: np.average([t[name] for t in trees], 0, weights) for name in names}
+    return {name: np.asarray(np.average([t[name] for t in trees], 0, weights)) for name in names}
 
 
 def is_statistic(name: str) -> bool:

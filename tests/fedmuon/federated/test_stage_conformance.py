@@ -146,7 +146,7 @@ def late(
     return Row(given, newest, method, replace(channel, seed=SEED), shapes=shapes)
 
 
-TOP = {"uplink": "top-k", "share": 0.3}
+TOP: dict[str, Any] = {"uplink": "top-k", "share": 0.3}
 PRIVATE = {"level": "client", "bound": 0.05, "insecure-reproducible-noise": True}
 FEDAVG = {"recipe": "fedavg"}
 DIGITS = {
