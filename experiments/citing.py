@@ -14,8 +14,9 @@ import fedmuon
 from fedmuon.config.load import Config
 from fedmuon.config.methods import ORTHOGONALIZED, PRIVATE
 from fedmuon.config.names import cited
-from fedmuon.config.schema import Privacy, reads, value_of
+from fedmuon.config.schema import Privacy, reads
 from fedmuon.core.errors import InputError
+from fedmuon.core.tables import value_of
 
 BIBLIOGRAPHY = Path(__file__).parent / "references.bib"
 # Config key -> value -> keys of the entries.

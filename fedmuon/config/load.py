@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 from pydantic import PrivateAttr, ValidationInfo, model_validator
 
-from fedmuon.config.incompatible import missing_noise, problems
+from fedmuon.config.demands import problems
+from fedmuon.config.incompatible import missing_noise
 from fedmuon.config.methods import average_of
 from fedmuon.config.schema import (
     Compression,

@@ -26,7 +26,7 @@ from fedmuon.config.names import NAMES
 from fedmuon.core import choices
 from fedmuon.core.choices import TEXTS, is_own, named, using, with_fact
 from fedmuon.core.errors import instead, shown
-from fedmuon.core.tables import Option, Scalar, Table, attribute
+from fedmuon.core.tables import Option, Scalar, Table, value_of
 from fedmuon.orthogonalize.coefficients import COEFFICIENTS, Coefficients, with_safety
 
 Config = Any  # a `fedmuon.config.load.Config`, whose module imports this one
@@ -160,13 +160,6 @@ def key(
     needs = (read_if,) if isinstance(read_if, ReadIf) else read_if
     extra: Any = {"read_if": needs, "values": values, "symbol": symbol}
     return Field(default, description=what, json_schema_extra=extra)
-
-
-def value_of(config: Config, name: str) -> Any:
-    """Return the value of the key with the full name `table.key`."""
-    table, _, spelled = name.partition(".")
-    held = getattr(config, table)
-    return getattr(held, attribute(type(held), spelled))
 
 
 def _listed(names: Iterable[str]) -> str:

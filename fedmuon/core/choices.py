@@ -414,7 +414,7 @@ CHOICES: dict[str, tuple[Choice, ...]] = {
             "(PowerSGD, Vogels et al. 2019)",
             keys=("rank", "iterations"),
             cites=("powersgd",),
-            facts=("contractive", "uplink only"),
+            facts=("contractive", "uplink only", "client states"),
         ),
     ),
 }

@@ -215,6 +215,16 @@ def attribute(model: type[BaseModel], key: str) -> str:
     return next(name for name, field in model.model_fields.items() if key in (field.alias, name))
 
 
+def value_of(tables: Any, key: str) -> Any:
+    """Return the value of the key with the full name `table.key`.
+
+    `tables` is an object whose attributes are tables, such as a config.
+    """
+    table, _, name = key.partition(".")
+    section = getattr(tables, table)
+    return getattr(section, attribute(type(section), name))
+
+
 def _suggestion(model: type[BaseModel], place: list[str]) -> str:
     if where := ELSEWHERE.get(tuple(place)):
         return where

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedmuon.config.incompatible import missing_noise, private_recipe_problems
+from fedmuon.config.demands import private_recipe_problems
+from fedmuon.config.incompatible import missing_noise
 from fedmuon.config.load import Config
 from fedmuon.config.methods import BUILT_IN, METHODS, PRIVATE, average_of, function_of, has
 from fedmuon.config.registered import guard_of, packages_of, unusable

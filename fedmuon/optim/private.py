@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fedmuon.config.incompatible import mechanism_problems
+from fedmuon.config.demands import mechanism_problems
 from fedmuon.config.methods import ORTHOGONALIZED, PRIVATE
 from fedmuon.config.schema import Local, OrthogonalizerTable, Privacy
 from fedmuon.core.errors import WANTED, Guard, InputError, shown

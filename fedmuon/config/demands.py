@@ -1,0 +1,221 @@
+"""Demands of settings in a config: what each setting forbids, and why (`core.demands`).
+
+`problems` yields all errors about combinations of keys. `incompatible.py` has the errors in which
+computed numbers matter.
+"""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from fedmuon.config import incompatible
+from fedmuon.config.facts import FACTS, choice_with, compresses, method_with
+from fedmuon.config.methods import PRIVATE
+from fedmuon.config.schema import OrthogonalizerTable
+from fedmuon.core.choices import is_own
+from fedmuon.core.demands import Demand, Trait, setting, where
+
+Config = Any  # `fedmuon.config.load.Config`, which imports this module
+
+
+def _compressing(config: Config) -> str:
+    """Return the key that compresses messages, or ""."""
+    if not compresses(config):
+        return ""
+    way = "uplink" if config.compression.uplink != "none" else "downlink"
+    return setting(config, f"compression.{way}")
+
+
+def _private(config: Config) -> str:
+    """Return the private recipe. The caller knows that the recipe is private."""
+    own = is_own(config.local.recipe)
+    return "your private recipe" if own else setting(config, "local.recipe")
+
+
+# Demands of any run
+
+CENTRED_DATA = Demand(
+    where("data.center", "none".__ne__), {Trait.TOKENS: "only numeric samples have a mean"}
+)
+MATRIX_TASK = Demand(
+    where("task.name", "matrix".__eq__),
+    {
+        Trait.UNSCALED_SAMPLES: "the constants of the matrix task are proved only for samples of "
+        "norm 1 or less"
+    },
+    instead="set [task] name = 'network'",
+)
+LABELLED_TEXT = Demand(
+    choice_with("data.name", "labelled text"),
+    {Trait.UNTIED_HEAD: "it is a classification task"},
+)
+HEAVY_TAILED = Demand(
+    where("local.schedule", "heavy-tailed".__eq__),
+    {Trait.DIFFERENT_STEPS: "this schedule computes lr from the number of steps"},
+)
+SERVER_STEPS = Demand(
+    method_with("server orthogonalizes"),
+    {Trait.DRAWS_RANDOM_NUMBERS: "the server of this recipe cannot draw random numbers"},
+)
+POLARGRAD = Demand(
+    where("local.adjust", "polargrad".__eq__),
+    {Trait.ROW_MEMORY: "it changes the scale of the rows in each step"},
+    instead="set adjust to another value",
+)
+BIAS_CORRECTED = Demand(
+    method_with("bias-corrected"),
+    {
+        Trait.ROUNDS_PRODUCTS: "these rounding errors hide the small bias that this recipe "
+        "corrects",
+        Trait.ROW_MEMORY: "its bias correction needs an orthogonalizer without state",
+        Trait.SPLITS_MATRICES: "its bias correction needs an orthogonalizer without state",
+        Trait.OTHER_MOMENTUM: "there is no bias correction for this form",
+        Trait.CORRELATES_NOISE: "it corrects for noise that is independent between steps",
+        Trait.ADAPTS_CLIPPING: "it corrects for noise of the same scale at every step",
+    },
+    instead="choose a recipe that ends in -muon",
+)
+COMPRESSION = Demand(
+    _compressing,
+    {Trait.ENCODES_STATES: "messages can be compressed only once"},
+    instead="leave [compression] out",
+)
+EF21 = Demand(
+    where("compression.feedback", "ef21".__eq__, compresses),
+    {Trait.NOT_PLAIN_MEAN: "ef21 adds up the plain mean of all clients' updates"},
+    instead="set feedback = 'error'",
+)
+FEDBUFF = Demand(
+    where("devices.mode", "fedbuff".__eq__),
+    {
+        Trait.RETURNS_DIRECTIONS: "it adds up changes of models",
+        Trait.SERVER_STATE: "weighted updates could make this value negative or fractional",
+        Trait.SUM_OF_ALL_CLIENTS: "late replies then could not have a smaller weight",
+    },
+    instead="set mode = 'deadline'",
+)
+OF_ANY_RUN = (
+    *(CENTRED_DATA, MATRIX_TASK, HEAVY_TAILED, LABELLED_TEXT),
+    *(COMPRESSION, EF21, SERVER_STEPS, POLARGRAD, BIAS_CORRECTED, FEDBUFF),
+)
+
+# Demands of privacy per example
+
+PRIVATE_RECIPE = Demand(
+    _private,
+    {
+        Trait.MEASURES_CLIENTS: "these measurements contain no noise",
+        Trait.REPEATS_REQUESTS: "a client could then release twice in a round, but the ledger "
+        "contains only one release per round",
+        Trait.STORES_CLIENT_STATES: "the privacy guarantee does not cover stored states",
+        Trait.SELECTS_CLIENTS: "the privacy guarantee assumes that clients are sampled uniformly",
+    },
+)
+MECHANISM = Demand(
+    _private,
+    {
+        Trait.PROTECTS_CLIENTS: "its noise protects single examples within a client",
+        Trait.SHUFFLED_BATCHES: "the privacy accountant does not support such batches",
+    },
+)
+ADD_REMOVE = Demand(
+    where("privacy.adjacency", "add-remove".__eq__),
+    {Trait.WEIGHTS_BY_SIZE: "it must hide this number"},
+    instead="set adjacency = 'zero-out'",
+)
+NOISE = Demand(
+    where("privacy.noise", bool),
+    {Trait.UNCLIPPED: "noise protects only clipped gradients"},
+    instead="set noise = 0",
+)
+QUANTILE = Demand(
+    where("privacy.quantile", bool),
+    {
+        Trait.CLIPS_ALL: "it sets the share of unclipped gradients",
+        Trait.UNCLIPPED: "it adapts the clipping bound from a finite start",
+        Trait.CORRELATES_NOISE: "correlated noise needs the same scale in all steps",
+    },
+    instead="set quantile = 0",
+)
+GRID = Demand(
+    where("privacy.arithmetic", "grid".__eq__),
+    {
+        Trait.ADAPTS_CLIPPING: "this needs continuous noise",
+        Trait.CORRELATES_NOISE: "this needs continuous noise",
+    },
+    instead="set arithmetic = 'auto'",
+)
+OF_MECHANISM = (MECHANISM, GRID, QUANTILE, NOISE, BIAS_CORRECTED)
+
+# Demands of privacy per client
+
+CLIENT_LEVEL = Demand(
+    where("privacy.level", "client".__eq__),
+    {
+        Trait.MEASURES_CLIENTS: "these measurements contain no noise",
+        Trait.STORES_CLIENT_STATES: "the privacy guarantee does not cover stored states",
+        Trait.COMPRESSES_MODEL: "releases are added to the exact model and not to a compressed "
+        "model",
+        Trait.NOISE_PER_STEP: "it protects whole clients",
+        Trait.SERVER_STATE: "noise can make this value negative or useless",
+        Trait.NOT_PLAIN_MEAN: "only the plain mean bounds the influence of each client",
+        Trait.PUBLISHES_TIMES: "it must hide these numbers",
+        Trait.UNCLIPPED: "it needs clipped updates",
+    },
+)
+TRUSTED_SERVER = Demand(
+    where("privacy.trust", "local".__ne__),
+    {
+        Trait.COMPRESSES_REPLIES: "only messages that already contain noise can be compressed, and "
+        "the noise is added later"
+    },
+    instead="set trust = 'local'",
+)
+UNTRUSTED_SERVER = Demand(
+    where("privacy.trust", "central".__ne__),
+    {
+        Trait.SECRET_COHORTS: "the server knows which clients answer",
+        Trait.REPEATS_REQUESTS: "a client could then release twice in a round, but the ledger "
+        "contains only one release per round",
+    },
+)
+MASKED_REPLIES = Demand(
+    where("privacy.trust", "distributed".__eq__),
+    {
+        Trait.FLOATING_POINT_NOISE: "it adds masks to integers",
+        Trait.LEAVES_OUT_CLIENTS: "the masks of a failed client would stay in the sum",
+    },
+)
+OF_CLIENT_LEVEL = (CLIENT_LEVEL, TRUSTED_SERVER, UNTRUSTED_SERVER, MASKED_REPLIES)
+
+DEMANDS = (*OF_ANY_RUN, PRIVATE_RECIPE, ADD_REMOVE, *OF_MECHANISM, *OF_CLIENT_LEVEL)
+
+
+def problems(config: Config) -> Iterator[str]:
+    """Yield an error for each combination of keys that makes a config invalid."""
+    yield from incompatible.problems(config)
+    yield from _forbidden(config, OF_ANY_RUN)
+    if config.privacy.level == "client":
+        yield from _forbidden(config, OF_CLIENT_LEVEL)
+        yield from incompatible.client_level_problems(config)
+    elif config.local.recipe in PRIVATE:
+        yield from private_recipe_problems(config)
+
+
+def private_recipe_problems(config: Config) -> Iterator[str]:
+    """Yield errors for settings that no private recipe supports."""
+    yield from _forbidden(config, (PRIVATE_RECIPE, ADD_REMOVE))
+    yield from mechanism_problems(config.privacy, config.local)
+    yield from incompatible.correlated_noise_problems(config)
+
+
+def mechanism_problems(privacy: Any, local: Any) -> Iterator[str]:
+    """Yield errors for keys of [privacy] and [local] that no private recipe supports."""
+    tables = SimpleNamespace(privacy=privacy, local=local, orthogonalizer=OrthogonalizerTable())
+    yield from _forbidden(tables, OF_MECHANISM)
+    yield from incompatible.mechanism_problems(privacy, local)
+
+
+def _forbidden(config: Config, demands: tuple[Demand[Config], ...]) -> Iterator[str]:
+    for demand in demands:
+        yield from demand.problems(config, FACTS)
