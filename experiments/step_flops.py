@@ -30,7 +30,7 @@ from rich.table import Table
 
 from fedmuon.core.errors import InputError, instead
 from fedmuon.experiments.tables import columns
-from fedmuon.federated.build_recipe import routes
+from fedmuon.federated.model_routes import routes
 from fedmuon.optim.flops import Part, Rule, Sketch, costs, parts, total
 from fedmuon.tasks.models import MODELS, network
 

@@ -8,6 +8,7 @@ fault never changes the schedule of clients silently.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +19,15 @@ from flwr.serverapp.strategy import Strategy
 
 from fedmuon.clients.messages import MEASURED
 from fedmuon.clients.stored_states import MEMORY, state_record, states_of
+from fedmuon.config.facts import FACTS
 from fedmuon.config.load import Config, flatten
+from fedmuon.core.demands import Demand, Trait, require_allowed
 from fedmuon.core.errors import SAME_VERSION, InputError, plain
 from fedmuon.core.files import Record
 from fedmuon.federated.experiment import Experiment, Fault, Round, mean_loss
 from fedmuon.federated.personal import tests_personal_models
+from fedmuon.federated.recipe_facts import FACTS as RECIPE_FACTS
+from fedmuon.federated.recipe_facts import BuiltRecipe
 from fedmuon.federated.rounds import broadcast, next_state, starts
 from fedmuon.federated.traffic import returned_like, traffic
 from fedmuon.federated.wire import distrusted, pack, received
@@ -34,6 +39,17 @@ from fedmuon.server.messaging import OWN, Numbered, Stateful, exchange, meet, pu
 
 MOST_METRICS, LONGEST_NAME = 100, 100  # limits for the measurements of a client
 PAUSE = 2.0  # added seconds before each further attempt, so that a killed worker can restart
+
+
+FLOWERS_LOOP: Demand[Any] = Demand(
+    lambda subject: "the round loop of Flower's own strategies",
+    {
+        Trait.STORES_CLIENT_STATES: "it passes only messages of the current round",
+        Trait.MEASURES_CLIENTS: "it writes no records of clients",
+        Trait.LATE_REPLIES: "it sends only the current model",
+    },
+    instead="use `fedmuon run` or the ServerApp of fedmuon",
+)
 
 
 class RoundFailed(InputError):
@@ -87,24 +103,9 @@ class FedMuonStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Return the messages of a round. Flower counts rounds from 1."""
-        if self.experiment.recipe.keeps_states:
-            raise InputError(
-                "this recipe stores states of clients, but the round loop of Flower's own "
-                "strategies does not support this. Use `fedmuon run`, or the ServerApp of "
-                "fedmuon."
-            )
-        if self.experiment.measured:
-            raise InputError(
-                "[output] clients = true writes records of clients, but the round loop of "
-                "Flower's own strategies does not support this. Use `fedmuon run`, or the "
-                "ServerApp of fedmuon."
-            )
-        if self.config.devices.mode == "fedbuff":
-            raise InputError(
-                "[devices] mode = 'fedbuff' sends older models, but the round loop of Flower's "
-                "own strategies does not support this. Use `fedmuon run`, or the ServerApp of "
-                "fedmuon."
-            )
+        built = BuiltRecipe(self.config, self.experiment.recipe)
+        require_allowed(self.config, (FLOWERS_LOOP,), FACTS)
+        require_allowed(built, (FLOWERS_LOOP,), RECIPE_FACTS)
         participants = [int(i) for i in self.experiment.plan.participants(server_round - 1)]
         self._meet(grid, participants)
         return self.messages(MessageType.TRAIN, participants)

@@ -20,11 +20,13 @@ import numpy as np
 from rich.table import Table
 
 from fedmuon.analysis.report.numbers import number
+from fedmuon.config.facts import FACTS
 from fedmuon.config.load import Config
 from fedmuon.config.methods import PRIVATE
 from fedmuon.core import files
 from fedmuon.core.arrays import array_bytes, read_tensors
 from fedmuon.core.choices import is_own
+from fedmuon.core.demands import Demand, Fact, Trait, require_allowed
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import finite
 from fedmuon.core.locks import held
@@ -61,6 +63,34 @@ LEAST = 10  # minimum number of canaries
 # Maximum number of rehearsed canaries, and maximum number of normal variates for the rehearsal.
 REHEARSALS, NUMBERS = 10_000, 2**23
 SEES = ("releases", "model")
+BY_ONE_RUN = Demand(
+    lambda subject: "an audit by one run",
+    {
+        Trait.OTHER_PROCESSES: "it must see the releases",
+        Trait.FIXED_ORDER: "it supports only Poisson lots",
+        Trait.ADAPTS_CLIPPING: "it supports only a fixed clipping bound",
+    },
+)
+OF_EXAMPLES = Demand(
+    lambda config: "" if config.privacy.level == "client" else "an audit by one run",
+    {Trait.HOLDS_OUT_SAMPLES: "it draws its canaries from all training samples"},
+)
+
+
+def _fixed_order(mechanism: Mechanism) -> str:
+    order = mechanism.fixed_order
+    return f"[privacy] sampling = '{order.sampling}'" if order else ""
+
+
+def _quantile(mechanism: Mechanism) -> str:
+    quantile = mechanism.quantile
+    return f"[privacy] quantile = {quantile.wanted:g}" if quantile else ""
+
+
+LAW_FACTS = (  # facts of a mechanism that change the law of its releases
+    Fact(Trait.FIXED_ORDER, _fixed_order, "Set [privacy] sampling = 'poisson'"),
+    Fact(Trait.ADAPTS_CLIPPING, _quantile, "Leave [privacy] quantile out of the config"),
+)
 
 
 def execute(
@@ -150,17 +180,7 @@ def _require_auditable(config: Config, canaries: int, sees: str) -> None:
             f"[local] recipe = '{recipe}' makes no privacy claim, so there is nothing to audit. "
             "Choose a recipe dp-... or disk-..., or set [privacy] level = 'client'."
         )
-    if config.engine.name != "inline":
-        raise InputError(
-            f"[engine] name is '{config.engine.name}', which computes releases in other "
-            "processes, but the audit must see the releases. Set [engine] name = 'inline'."
-        )
-    if config.data.client_test and config.privacy.level != "client":
-        raise InputError(
-            f"[data] client-test is {config.data.client_test}, but an audit draws its canaries "
-            "from all training samples, and client-test removes some of them. Set [data] "
-            "client-test = 0."
-        )
+    require_allowed(config, (BY_ONE_RUN, OF_EXAMPLES), FACTS)
     limit, whose = _most_canaries(config)
     if canaries < LEAST:
         raise InputError(
@@ -185,17 +205,8 @@ def _require_known_law(experiment: Experiment) -> None:
         raise InputError(
             "the run adds no noise, so there is no privacy to audit. Set [privacy] noise above 0."
         )
-    if isinstance(released, Mechanism) and released.fixed_order:
-        raise InputError(
-            f"[privacy] sampling is '{released.fixed_order.sampling}', but the one-run audit "
-            "supports only Poisson lots. Set [privacy] sampling = 'poisson'."
-        )
-    if isinstance(released, Mechanism) and released.quantile:
-        raise InputError(
-            f"[privacy] quantile is {released.quantile.wanted:g}, but the one-run audit supports "
-            "only a fixed clipping bound. Leave [privacy] quantile out of the config."
-        )
     if isinstance(released, Mechanism):
+        require_allowed(released, (BY_ONE_RUN,), LAW_FACTS)
         require_classes(experiment.shards)
 
 

@@ -32,10 +32,12 @@ from fedmuon.analysis.theory.generalization import (
 )
 from fedmuon.analysis.theory.recursion import OVERFLOW, Method, by_samples
 from fedmuon.analysis.theory.trajectories import Reach, Start, reach
+from fedmuon.config.facts import FACTS
 from fedmuon.config.load import Config
 from fedmuon.config.methods import METHODS, PRIVATE, UNCERTIFIED, certified
-from fedmuon.config.schema import OrthogonalizerTable, biased_participation, reads
-from fedmuon.core.choices import is_own, with_fact
+from fedmuon.config.schema import OrthogonalizerTable, biased_participation
+from fedmuon.core.choices import is_own
+from fedmuon.core.demands import Demand, Trait
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import finite
 from fedmuon.data.partition import weights
@@ -49,9 +51,9 @@ from fedmuon.tasks.constants import Constants, constants
 
 MUON = certified("averaged", "reset", "aligned")
 MAPLESS = certified("gradients")
-AVERAGES = with_fact("federation.aggregate", "weighted mean")
 HEAVY = "heavy-tailed"  # during a run, constant steps replace this schedule
 OTHERS = "no theorem limits how far apart this recipe can move two models"
+RECURSION = "the recursion of the Stability note does not cover"
 PRIVATELY = "the recursion of the Stability note does not cover clipping and Poisson lots"
 SCHULZ = {"steps", "coefficients", "eps", "normalization"}  # keys of Newton–Schulz
 
@@ -102,6 +104,27 @@ AUTHOR = (
 )
 
 
+CERTIFICATE = Demand(
+    lambda config: "a certificate",
+    {
+        Trait.PROTECTS_CLIENTS: f"{RECURSION} clipped updates and noise",
+        Trait.COMPRESSES_REPLIES: f"{RECURSION} compression",
+        Trait.COMPRESSES_MODEL: f"{RECURSION} compression",
+        Trait.CUSTOM_STAGE: f"{RECURSION} other messages than those of Algorithm 1",
+        Trait.SCALES_BY_MOMENTUM: "such a step has no Lipschitz constant",
+        Trait.ROW_MEMORY: f"{RECURSION} the second moment of NorMuon",
+        Trait.SCALES_WEIGHTS: f"{RECURSION} this scaling",
+        Trait.SPLITS_MATRICES: f"{RECURSION} the steps of MuonBP, only steps along whole matrices",
+        Trait.ROUNDS_NEWTON_SCHULZ: "this changes the result by more than the Lipschitz constant "
+        "allows",
+        Trait.STEP_SIZE_OF_RUN: "the bound needs the step sizes in advance",
+        Trait.DIFFERENT_STEPS: "the bound needs the same number of steps for all clients",
+        Trait.NO_WEIGHTED_MEAN: "the bound covers only weighted means of the participants' replies",
+        Trait.SHRINKS_NETWORK: "the bound covers weight decay with a single step size",
+    },
+)
+
+
 def has_map(config: Config) -> bool:
     """Return whether the config's recipe uses an orthogonalizer."""
     return config.local.recipe in MUON
@@ -121,47 +144,8 @@ def method_of(config: Config) -> Method:
             f"Recipe {local.recipe} has no certificate: {reason}. Use one of "
             f"{', '.join(MUON + MAPLESS)}."
         )
-    if config.privacy.level == "client":
-        raise Uncertified(
-            "A run with [privacy] level = 'client' has no certificate, because the recursion of "
-            "the Stability note does not cover clipped updates and noise. Set [privacy] level = "
-            "'example'."
-        )
-    if config.compression.uplink != "none" or config.compression.downlink != "none":
-        raise Uncertified(
-            "A run with compressed messages has no certificate, because the recursion of the "
-            "Stability note does not cover compression. Remove [compression] from the "
-            "config."
-        )
-    if config.federation.stage != "none":
-        raise Uncertified(
-            "A run with a stage of your own has no certificate, because the recursion of the "
-            "Stability note covers only the messages of Algorithm 1. Remove [federation] stage "
-            "from the config."
-        )
-    if has_map(config):
-        _require_plain_steps(config)
-    if local.schedule == HEAVY:
-        raise Uncertified(
-            "[local] schedule is 'heavy-tailed', whose step size is known only in a run. Run the "
-            "experiment and pass its run folder, or set schedule to another value."
-        )
-    if local.epochs and reads(config, "local.epochs"):
-        raise Uncertified(
-            f"[local] epochs is {local.epochs}, but the bound needs the same number of local "
-            "steps for all clients. Set [local] steps, and leave epochs out."
-        )
-    if config.federation.aggregate not in AVERAGES:
-        raise Uncertified(
-            f"[federation] aggregate is '{config.federation.aggregate}', but the bound covers "
-            "only weighted means of the participants' replies. Set aggregate = 'mean' or "
-            "'by-samples'."
-        )
-    if config.task.name != "matrix" and local.weight_decay and has_map(config):
-        raise Uncertified(
-            f"[local] weight-decay is {local.weight_decay:g}, but the bound does not cover weight "
-            "decay in a network, whose parameters have two step sizes. Set weight-decay = 0."
-        )
+    for problem in CERTIFICATE.problems(config, FACTS):
+        raise Uncertified(problem)
     row = METHODS[local.recipe]
     if "momentum" not in row.keys:
         server = local.server_momentum if "server-momentum" in row.keys else 0.0
@@ -173,34 +157,6 @@ def method_of(config: Config) -> Method:
         afresh=row.certificate == "reset",
         alignment=local.alignment if row.certificate == "aligned" else 0.0,
     )
-
-
-def _require_plain_steps(config: Config) -> None:
-    """Raise Uncertified if no certificate covers a setting of the orthogonalized step."""
-    table = config.orthogonalizer
-    rejected = {
-        "[local] adjust = 'polargrad' has no certificate. Its scale grows with the momentum, so "
-        "the step has no Lipschitz constant. Set adjust to another scale.": (
-            config.local.adjust == "polargrad"
-        ),
-        "[orthogonalizer] row-memory (NorMuon) has no certificate. NorMuon divides rows by the "
-        "root of a second moment, which the recursion does not have. Set row-memory = 0.": (
-            table.row_memory > 0
-        ),
-        "[local] renormalize has no certificate. The recursion does not contain the scaling of "
-        "weights after each step. Set renormalize = false.": (
-            config.local.renormalize and reads(config, "local.renormalize")
-        ),
-        "[orthogonalizer] shards (MuonBP) has no certificate. The recursion orthogonalizes whole "
-        "matrices in every step. Set shards = 1.": table.shards > 1,
-        "[orthogonalizer] products = 'bfloat16' has no certificate. Rounding to 8 bits changes "
-        "the result by more than the Lipschitz constant allows. Set products = 'full'.": (
-            table.products != "full" and table.name == "newton-schulz"
-        ),
-    }
-    for reason, applies in rejected.items():
-        if applies:
-            raise Uncertified(reason)
 
 
 def size_of(table: OrthogonalizerTable) -> Growth | None:

@@ -36,10 +36,11 @@ from fedmuon.experiments.stability.certificates import (
     map_constant,
     start_of,
 )
-from fedmuon.federated import build_recipe
 from fedmuon.federated.build import build_experiment, build_plan, resolve
 from fedmuon.federated.client_data import build_data, read_source
+from fedmuon.federated.custom_recipe import user_map
 from fedmuon.federated.experiment import Experiment
+from fedmuon.federated.model_routes import routes, routing_of
 from fedmuon.federated.rounds import begin, simulate
 from fedmuon.federated.shards import partition_digest
 from fedmuon.optim.chain import Chain, Context, Link, State
@@ -149,7 +150,7 @@ def from_directory(
     if CENSUS in files.sums_of(folder):  # the checksum is written after all neighbours have run
         files.require_sound(folder, [CENSUS])
         moved = largest_moves(folder / CENSUS, plan.clients)
-    own_map = build_recipe.user_map(config)
+    own_map = user_map(config)
     case = CertifiedSetting(
         config,
         sizes,
@@ -457,7 +458,7 @@ def _constant_of_step(case: CertifiedSetting, task: Task) -> dict[str, Any]:
         return {"l_orth": 1.0}
     assert isinstance(task, NetworkTask)
     local = case.config.local
-    table = build_recipe.routes(task.module, *build_recipe.routing_of(case.config))
+    table = routes(task.module, *routing_of(case.config))
     scales = [ADJUSTMENTS[local.adjust](*route.matrices[1:]) for route in table if route.matrices]
     if local.aux == "adamw" and len(scales) < len(table):
         return {

@@ -15,7 +15,7 @@ gradients, both of rank one, at the mean of the initial and the final model.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -23,12 +23,11 @@ import torch
 from torch import Tensor
 
 from fedmuon.analysis.report.claims import spearman
+from fedmuon.config.facts import FACTS, METHOD_FACTS
 from fedmuon.config.load import Config
-from fedmuon.config.methods import PRIVATE, has
-from fedmuon.config.schema import reads
 from fedmuon.core import files
 from fedmuon.core.arrays import read_tensors
-from fedmuon.core.choices import with_fact
+from fedmuon.core.demands import Demand, Fact, Trait, require_allowed
 from fedmuon.core.errors import InputError, plain
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.neighbours import held_out
@@ -36,11 +35,12 @@ from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.federated.adjoint import Pulled, pulled_back
 from fedmuon.federated.build import build_experiment
 from fedmuon.federated.experiment import Experiment
+from fedmuon.federated.recipe_facts import FACTS as RECIPE_FACTS
+from fedmuon.federated.recipe_facts import BuiltRecipe
 from fedmuon.federated.rounds import begin
 from fedmuon.federated.shards import targets_on
-from fedmuon.optim.low_rank import EncodedStates
+from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.stage import ServerState
-from fedmuon.optim.user_stage import has_custom_stage
 from fedmuon.runs.directory import Record, RunDirectory
 from fedmuon.runs.loop import OnRoundEnd, OnStart
 from fedmuon.tasks.base import Batch, Params
@@ -50,8 +50,6 @@ POOL = 2048  # maximum number of held-out samples that are tried
 DIRECTIONS = 64  # k
 MEMORY = 1 << 30  # bytes of adjoints
 KEPT = 1 << 30  # bytes for the candidates: k numbers for each client or mini-batch
-JUMPS = with_fact("orthogonalizer.name", "no derivative")
-AVERAGES = with_fact("federation.aggregate", "weighted mean")
 RANKING = ".neighbours.ranking"  # exists until all replacements in it have been run
 PREDICTED = "predicted.csv"
 LEAST = 1e-6  # share of the largest perturbation; smaller perturbations are rounding errors
@@ -59,6 +57,36 @@ CALIBRATION = {"pairs": "replacements ranked by derivatives (first order, estima
                "largest_predicted": "largest predicted", "largest_drawn": "largest of drawn ones",
                "spearman": "Spearman's rho of predicted and exact perturbations",
                "largest_error": "largest relative error of a prediction"}  # fmt: skip
+
+NO_SELECTION = "a choice of entries or a rounded number has no derivative"
+DERIVATIVES = Demand(
+    lambda subject: "[stability] neighbours = 'worst'",
+    {
+        Trait.PRIVATE: "a private run clips its gradients, and its noise hides single samples",
+        Trait.NOISE_PER_STEP: "clipping and noise hide single samples",
+        Trait.PROTECTS_CLIENTS: "clipping and noise hide single samples",
+        Trait.UNSMOOTH_MAP: "it ranks replacements by derivatives",
+        Trait.ROUNDS_PRODUCTS: "this rounding is larger than the effect of one sample",
+        Trait.NO_WEIGHTED_MEAN: "a selection among replies has no derivative",
+        Trait.NO_DERIVATIVE: "it ranks replacements by derivatives",
+        Trait.STORES_CLIENT_STATES: "client states carry derivatives into rounds that the ranking "
+        "does not repeat",
+        Trait.ENCODES_STATES: "a low-rank momentum has no derivative where singular values are "
+        "equal",
+        Trait.COMPRESSES_REPLIES: NO_SELECTION,
+        Trait.COMPRESSES_MODEL: NO_SELECTION,
+        Trait.CUSTOM_STAGE: "it is unknown whether the messages of your stage have a derivative",
+    },
+    instead="set [stability] neighbours to 'own', 'any' or 'all'",
+)
+
+
+def _adamw_link(built: BuiltRecipe) -> str:
+    names = [link.name for link in built.recipe.chain.links if "adamw" in link.name]
+    return f"the link {names[0]}" if names else ""
+
+
+ADAMW_LINK = Fact(Trait.NO_DERIVATIVE, _adamw_link, "Choose another recipe, such as fedavg")
 
 
 @dataclass(frozen=True)
@@ -276,12 +304,8 @@ def smooth(run: FinishedRun) -> Experiment:
 
     Raise InputError if the final model has no derivative with respect to the sample weights.
     """
-    config, recipe = run.config, run.experiment.recipe
-    links = [link.name for link in recipe.chain.links]
-    compressed = any(isinstance(stage, EncodedStates) for stage in recipe.stages)
-    require_smooth(
-        *(config, recipe.private, links, recipe.keeps_states, compressed, has_custom_stage(recipe))
-    )
+    config = run.config
+    require_smooth(config, run.experiment.recipe)
     if run.experiment.task.dtype == torch.float64:
         return run.experiment
     engine = config.engine.model_copy(update={"dtype": "float64"})
@@ -290,51 +314,15 @@ def smooth(run: FinishedRun) -> Experiment:
     return replace(experiment, plan=run.experiment.plan)
 
 
-def require_smooth(
-    config: Config,
-    private: bool = False,
-    links: Sequence[str] = (),
-    keeping: bool = False,
-    compressed: bool = False,
-    staged: bool = False,
-) -> None:
-    """Raise InputError if the config shows that the final model cannot be differentiated.
+def require_smooth(config: Config, recipe: Recipe | None = None) -> None:
+    """Raise InputError if the final model cannot be differentiated.
 
-    The other arguments describe a custom recipe: whether it is private, the names of its gradient
-    transformations (`links`), whether clients store states (`keeping`), whether messages are
-    compressed (`compressed`), and whether it has a custom stage (`staged`).
+    A built recipe also shows facts of a custom recipe, which the config does not show.
     """
-    orthogonalizer, aggregate = config.orthogonalizer.name, config.federation.aggregate
-    recipe = config.local.recipe
-    if private or recipe in PRIVATE or config.privacy.level == "client":
-        reason = "a private run clips its gradients, and its noise hides single samples"
-    elif reads(config, "orthogonalizer.name") and orthogonalizer in JUMPS:
-        reason = f"{orthogonalizer} jumps where a singular value is 0, or uses a random sketch"
-    elif reads(config, "orthogonalizer.products") and config.orthogonalizer.products != "full":
-        reason = "rounding of products in bfloat16 is larger than the effect of one sample"
-    elif aggregate not in AVERAGES:
-        reason = (
-            f"[federation] aggregate = '{aggregate}' selects among replies, so its result has no "
-            "derivative"
-        )
-    elif has(recipe, "no derivative") or any("adamw" in name for name in (recipe, *links)):
-        reason = "the steps of AdamW and Yogi have no derivative where a gradient is 0"
-    elif keeping or has(recipe, "client states"):
-        reason = "client states carry derivatives into rounds that the ranking does not repeat"
-    elif compressed or has(recipe, "low-rank messages"):
-        reason = "a low-rank momentum has no derivative where singular values are equal"
-    elif config.compression.uplink != "none" or config.compression.downlink != "none":
-        reason = (
-            "compressed messages have no derivative, because they select entries or round numbers"
-        )
-    elif staged or config.federation.stage != "none":
-        reason = "it is unknown whether the messages of your own stage have a derivative"
-    else:
-        return
-    raise InputError(
-        f"[stability] neighbours = 'worst' ranks replacements by derivatives, but {reason}. Set "
-        "[stability] neighbours to 'own', 'any' or 'all'."
-    )
+    require_allowed(config, (DERIVATIVES,), (*FACTS, *METHOD_FACTS))
+    if recipe is not None:
+        built = BuiltRecipe(config, recipe)
+        require_allowed(built, (DERIVATIVES,), (*RECIPE_FACTS, ADAMW_LINK))
 
 
 def _directions(run: FinishedRun, params: Params) -> Params:

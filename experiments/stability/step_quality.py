@@ -20,7 +20,8 @@ from fedmuon.config.schema import reads
 from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.stability.finished_run import FinishedRun, observe_orthogonalizations
-from fedmuon.federated import build_recipe
+from fedmuon.federated.build_recipe import is_centred
+from fedmuon.federated.model_routes import matrix_counts
 from fedmuon.optim.chain import Context
 from fedmuon.optim.links import ADJUSTMENTS, POLARGRAD, cut
 from fedmuon.tasks.base import Params
@@ -106,8 +107,8 @@ def of_run(folder: Path, given: UserObjects = NOTHING) -> StepFacts:
         )
     counts = None
     if isinstance(task, NetworkTask):
-        counts = build_recipe.matrix_counts(task.module, config.local.route, config.local.qkv)
-    centred = build_recipe.is_centred(config, task)
+        counts = matrix_counts(task.module, config.local.route, config.local.qkv)
+    centred = is_centred(config, task)
     quality, shapes = Quality(), set()
 
     def look(context: Context, momenta: Params, images: Params) -> None:

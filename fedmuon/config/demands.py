@@ -18,7 +18,7 @@ from fedmuon.core.demands import Demand, Trait, setting, where
 Config = Any  # `fedmuon.config.load.Config`, which imports this module
 
 
-def _compressing(config: Config) -> str:
+def compressing_key(config: Config) -> str:
     """Return the key that compresses messages, or ""."""
     if not compresses(config):
         return ""
@@ -76,7 +76,7 @@ BIAS_CORRECTED = Demand(
     instead="choose a recipe that ends in -muon",
 )
 COMPRESSION = Demand(
-    _compressing,
+    compressing_key,
     {Trait.ENCODES_STATES: "messages can be compressed only once"},
     instead="leave [compression] out",
 )

@@ -240,7 +240,7 @@ FACTS: tuple[Fact[Config], ...] = (
     Fact(
         Trait.LATE_REPLIES,
         where("devices.mode", "fedbuff".__eq__),
-        "Use `fedmuon run`, or the ServerApp of fedmuon",
+        "Set mode = 'none'",
     ),
     Fact(
         Trait.COMPRESSES_REPLIES,

@@ -25,7 +25,7 @@ from fedmuon.data.federated import FederatedData
 from fedmuon.data.glue import FORMS
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.data.source import Source
-from fedmuon.federated.build_recipe import build_recipe, require_memoryless
+from fedmuon.federated.build_recipe import build_recipe
 from fedmuon.federated.client_data import build_data, deal, read_source, with_user_sizes
 from fedmuon.federated.clock import Timetable, timetable
 from fedmuon.federated.experiment import Experiment
@@ -35,6 +35,7 @@ from fedmuon.federated.schedule import schedule_of
 from fedmuon.federated.shards import Shard, Shards, partition_digest, targets_on
 from fedmuon.federated.size_limits import require_room_for_model, require_room_for_parameters
 from fedmuon.federated.traffic import payload_bytes, returned_like, sent_like
+from fedmuon.federated.trial_recipe import require_memoryless
 from fedmuon.optim.chain import Number, States
 from fedmuon.optim.recipe import Recipe, initial_states
 from fedmuon.optim.recipes import aux_rate

@@ -2,11 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
 import numpy as np
 
 from fedmuon.config.load import Config
+from fedmuon.config.methods import has
 from fedmuon.config.schema import reads
+from fedmuon.config.user_objects import user_objects
+from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw, generator
 from fedmuon.federated.evaluation import risk
 from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.rounds import client_updates, first_model, received_message
@@ -14,7 +19,8 @@ from fedmuon.optim.chain import PERSONAL
 from fedmuon.optim.personal_parameters import PersonalParameters
 from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.stage import ServerState
-from fedmuon.tasks.base import Params
+from fedmuon.tasks.base import Params, Task
+from fedmuon.tasks.matrix import MatrixTask
 
 
 def tuning_steps(config: Config) -> int:
@@ -94,3 +100,42 @@ def personal_means(
         for name, values in {"loss": measured.loss, **measured.scores}.items():
             results.setdefault(name, []).append(float(values[0]))
     return {name: np.array(values) for name, values in results.items()}
+
+
+def require_personal(config: Config, recipe: Recipe, task: Task) -> None:
+    """Raise an error if a pattern in [local] personal matches no parameter, or if all match."""
+    built_in = user_objects(config).recipe is None
+    of_stages = [stage.patterns for stage in recipe.stages if isinstance(stage, PersonalParameters)]
+    patterns = [pattern for stage_patterns in of_stages for pattern in stage_patterns]
+    name = config.local.recipe
+    if built_in and has(name, "personal parameters") and not patterns:
+        raise InputError(
+            f"[local] recipe = '{name}' needs to know which part of the model stays with each "
+            "client. Set [local] personal, for example personal = 'head.*'."
+            + (
+                " Also set [task] name = 'network', because the model of the task 'matrix' has "
+                "only one parameter."
+            )
+            * isinstance(task, MatrixTask)
+        )
+    if not patterns:
+        return
+    names = list(task.initial(generator(0, Draw.INITIAL)))
+    examples = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+    if len(names) == 1:
+        raise InputError(
+            "[local] personal splits the model, but this model has only one parameter, "
+            f"{examples}. Set [task] name = 'network', or leave personal out."
+        )
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise InputError(
+                f"the pattern {pattern!r} in [local] personal matches no parameter of the model. "
+                f"The parameters are {examples}. Use patterns that match some of these names."
+            )
+    if all(map(recipe.is_personal, names)):
+        raise InputError(
+            f"[local] personal = {', '.join(patterns)} matches every parameter of the "
+            f"model ({examples}), so clients would share nothing. Use patterns that leave out at "
+            "least one parameter."
+        )

@@ -7,11 +7,12 @@ engines compute with the same values.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from fedmuon.core.demands import Trait
 from fedmuon.core.errors import InputError, shown
 from fedmuon.core.threads import one_thread
 from fedmuon.optim.chain import States
@@ -115,6 +116,7 @@ class EncodedStates(Stage):
     """
 
     codecs: Mapping[str, Codec] = field(hash=False)
+    facts: ClassVar[tuple[str, ...]] = (Trait.ENCODES_STATES,)
 
     def require(self, recipe: Any) -> None:
         """Raise an error if a codec is not a `Codec`, or belongs to no state in a message."""

@@ -103,6 +103,8 @@ class Stage:
     the server stores the states that `initial` returns, and a client stores the states in `stores`.
 
     Attributes:
+        facts: What other settings must know about this stage, as values of
+            `fedmuon.core.demands.Trait`. A setting whose demands forbid a fact rejects the stage.
         stores: Names of the states that a client stores for this stage between its rounds.
         exact: Whether clients receive exactly the tensors that the server has.
         isolates: Whether a client's reply must not depend on other clients. Each client then trains
@@ -123,6 +125,7 @@ class Stage:
         ()
     """
 
+    facts: tuple[str, ...] = ()
     stores: tuple[str, ...] = ()
     exact: bool = True
     isolates: bool = False

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedmuon.core.demands import Trait
 from fedmuon.core.errors import Guard, InputError, mapping, plain
 from fedmuon.core.registry import unfit
 from fedmuon.core.trial import trial
@@ -29,7 +30,7 @@ class GuardedStage(Stage):
     def __init__(self, stage: Stage, guard: Guard) -> None:
         self.stage, self.guard = stage, guard
         with guard:
-            self.stores = tuple(stage.stores)
+            self.facts, self.stores = _known_facts(stage.facts), tuple(stage.stores)
             self.exact, self.isolates = bool(stage.exact), bool(stage.isolates)
 
     def __eq__(self, other: object) -> bool:
@@ -104,6 +105,17 @@ class GuardedStage(Stage):
         with self.guard:
             states = mapping(self.stage.initial(dict(model), tuple(returned)))
             return {name: mapping(tree) for name, tree in states.items()}
+
+
+def _known_facts(facts: Sequence[str]) -> tuple[str, ...]:
+    """Return the facts of a custom stage. Raise an error if no demand can know them."""
+    for fact in facts:
+        if fact not in {*Trait}:
+            raise InputError(
+                f"a stage has the fact {plain(fact)}, which is unknown. Use facts of "
+                "fedmuon.core.demands.Trait, such as Trait.STORES_CLIENT_STATES."
+            )
+    return tuple(facts)
 
 
 def _copied(trees: Trees) -> Trees:

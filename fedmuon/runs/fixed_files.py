@@ -13,8 +13,8 @@ from fedmuon.core.arrays import array_bytes, npy_bytes, tensor_bytes
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import read_bytes
 from fedmuon.data.federated import FederatedData
-from fedmuon.federated.build_recipe import routes, routing_of
 from fedmuon.federated.experiment import Experiment
+from fedmuon.federated.model_routes import routes, routing_of
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.optim.routing import RoutingTable
 from fedmuon.optim.stage import ServerState

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import fedmuon
 from fedmuon.core.errors import InputError
-from fedmuon.federated.build_recipe import matrix_counts
+from fedmuon.federated.model_routes import matrix_counts
 from fedmuon.optim import routing_table
 
 

@@ -22,8 +22,8 @@ from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies.find import find
 from fedmuon.experiments.suites import contents
 from fedmuon.federated.build import build_task, build_worker
-from fedmuon.federated.build_recipe import matrix_counts, routes
 from fedmuon.federated.client_data import build_data, read_source
+from fedmuon.federated.model_routes import matrix_counts, routes
 from fedmuon.orthogonalize import smoothed_polar
 from fedmuon.tasks.base import IGNORED, Batch, Params
 from fedmuon.tasks.decoder import (

@@ -22,8 +22,9 @@ from fedmuon.data.text import make_text, tokens_of
 from fedmuon.experiments.studies.dp_text import TextCell
 from fedmuon.experiments.studies.find import find
 from fedmuon.federated.build import build_task
-from fedmuon.federated.build_recipe import build_recipe, matrix_counts
+from fedmuon.federated.build_recipe import build_recipe
 from fedmuon.federated.client_data import read_source
+from fedmuon.federated.model_routes import matrix_counts
 from fedmuon.orthogonalize import smoothed_polar
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.decoder import Form, decoder, generate, matching_weights, read_weights

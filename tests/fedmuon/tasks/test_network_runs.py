@@ -25,8 +25,8 @@ from fedmuon.experiments.stability import certificates
 from fedmuon.experiments.stability.neighbours import execute as stability
 from fedmuon.federated import build
 from fedmuon.federated.build import _network, resolve
-from fedmuon.federated.build_recipe import matrix_counts
 from fedmuon.federated.client_data import build_data, read_source
+from fedmuon.federated.model_routes import matrix_counts
 from fedmuon.orthogonalize import newton_schulz, smoothed_polar
 from fedmuon.tasks.base import Params
 from fedmuon.tasks.models import MODELS

@@ -26,7 +26,7 @@ import fedmuon
 from fedmuon.config.names import NAMES
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
-from fedmuon.federated.build_recipe import matrix_counts, routes
+from fedmuon.federated.model_routes import matrix_counts, routes
 from fedmuon.optim.links import map_matrices
 from fedmuon.orthogonalize import smoothed_polar
 from fedmuon.tasks import work_split

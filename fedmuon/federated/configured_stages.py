@@ -1,0 +1,70 @@
+"""The stages that a config adds to a recipe: your own, compression, and privacy per client."""
+
+from dataclasses import replace
+
+from fedmuon.config.load import Config
+from fedmuon.config.schema import reads
+from fedmuon.config.user_objects import guard, make_named
+from fedmuon.core.rng import Draw, generator
+from fedmuon.federated.recipe_demands import require_demands
+from fedmuon.federated.recipe_facts import BuiltRecipe
+from fedmuon.optim.client_privacy import ClientPrivacy
+from fedmuon.optim.compression import Compression, compressor
+from fedmuon.optim.recipe import Recipe
+from fedmuon.optim.stage import Stage
+from fedmuon.optim.user_stage import as_stages, has_custom_stage, require_stages, with_custom_stages
+from fedmuon.privacy.mechanisms.client_level import ClientLevel
+from fedmuon.tasks.base import Task
+
+
+def with_configured_stages(config: Config, recipe: Recipe, task: Task) -> Recipe:
+    """Return the recipe with all stages of the config.
+
+    Raise an error if a setting of the config forbids a fact of the recipe or of its stages, or if a
+    custom stage fails in its trial round.
+    """
+    custom = make_named(config, "stage", values=(Stage, tuple, list))
+    if custom is not None:
+        recipe = with_custom_stages(recipe, as_stages(custom, guard(config, "stage")))
+    require_demands(BuiltRecipe(config, recipe, task))
+    if has_custom_stage(recipe):
+        require_stages(recipe, task.initial(generator(0, Draw.INITIAL)))
+    recipe = _with_compression(config, recipe)
+    require_demands(BuiltRecipe(config, recipe, task))
+    return _with_client_privacy(config, recipe)
+
+
+def _with_compression(config: Config, recipe: Recipe) -> Recipe:
+    """Return the recipe with the compressors of [compression]."""
+    table = config.compression
+    if table.uplink == table.downlink == "none":
+        return recipe
+    feedback = table.feedback if reads(config, "compression.feedback") else "none"
+    uplink, downlink = (
+        compressor(name, table.share, table.levels, table.rank, table.iterations)
+        for name in (table.uplink, table.downlink)
+    )
+    seed, clients = config.federation.seed, config.federation.clients
+    compression = Compression(uplink, downlink, feedback, seed, clients, recipe.direction)
+    return replace(recipe, stages=(*recipe.stages, compression))
+
+
+def _with_client_privacy(config: Config, recipe: Recipe) -> Recipe:
+    """Return the recipe with the mechanism of [privacy] level = 'client'."""
+    privacy, federation = config.privacy, config.federation
+    if privacy.level != "client":
+        return recipe
+    level = ClientLevel(
+        privacy.bound,
+        privacy.noise,
+        federation.per_round,
+        federation.clients,
+        privacy.trust,
+        privacy.cohorts == "poisson",
+        federation.seed if privacy.insecure_reproducible_noise else None,
+        privacy.state_weight,
+        privacy.noise_source,
+        privacy.arithmetic,
+        privacy.honest,
+    )
+    return replace(recipe, stages=(ClientPrivacy(level, recipe.returned), *recipe.stages))
