@@ -157,7 +157,7 @@ CLIENT_LEVEL = Demand(
         Trait.COMPRESSES_MODEL: "releases are added to the exact model and not to a compressed "
         "model",
         Trait.NOISE_PER_STEP: "it protects whole clients",
-        Trait.SERVER_STATE: "noise can make this value negative or useless",
+        Trait.SERVER_STATE: "noise can make an averaged second moment negative, and a counter useless",
         Trait.NOT_PLAIN_MEAN: "only the plain mean bounds the influence of each client",
         Trait.PUBLISHES_TIMES: "it must hide these numbers",
         Trait.UNCLIPPED: "it needs clipped updates",
@@ -204,9 +204,9 @@ def problems(config: Config) -> Iterator[str]:
 
 def private_recipe_problems(config: Config) -> Iterator[str]:
     """Yield errors for settings that no private recipe supports."""
+    yield from incompatible.correlated_noise_problems(config)
     yield from _forbidden(config, (PRIVATE_RECIPE, ADD_REMOVE))
     yield from mechanism_problems(config.privacy, config.local)
-    yield from incompatible.correlated_noise_problems(config)
 
 
 def mechanism_problems(privacy: Any, local: Any) -> Iterator[str]:

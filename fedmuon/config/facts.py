@@ -214,12 +214,12 @@ FACTS: tuple[Fact[Config], ...] = (
     Fact(
         Trait.REPEATS_REQUESTS,
         where("faults.retries", bool, _has_client_processes),
-        "If the run stops, you can resume it, so set retries = 0",
+        "Set retries = 0. If the run stops, you can resume it",
     ),
     Fact(
         Trait.LEAVES_OUT_CLIENTS,
         where("faults.policy", "strict".__ne__, _has_client_processes),
-        "If the run stops, you can resume it, so set policy = 'strict'",
+        "Set policy = 'strict'. If the run stops, you can resume it",
     ),
     Fact(
         Trait.SELECTS_CLIENTS,

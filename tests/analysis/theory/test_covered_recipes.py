@@ -235,7 +235,7 @@ def test_how_far_a_recipe_gets(name: str) -> None:
 @pytest.mark.parametrize(("tables", "why"), [
     ({"local": {"recipe": "dp-sgd"}, "privacy": {"noise": 1.0}}, "Poisson lots"),
     ({"federation": {"aggregate": "krum"}}, "weighted means"),
-    ({"local": {"schedule": "heavy-tailed"}}, "known only in a run"),
+    ({"local": {"schedule": "heavy-tailed"}}, "step size during the run"),
 ])  # fmt: skip
 def test_what_stays_refused_says_why(tables: dict[str, Any], why: str) -> None:
     case = certificates.CertifiedSetting(small(**tables), np.full(6, 15), analysis.Uniform(3, 0.01))

@@ -164,9 +164,9 @@ SKETCHED = {"name": "randomized-polar", "rank": 1, "oversample": 1}
 
 
 @pytest.mark.parametrize(("said", "tables"), [
-    ("exact-sign jumps", {"orthogonalizer": {"name": "exact-sign"}}),
-    ("randomized-polar jumps", {"orthogonalizer": SKETCHED}),
-    ("the steps of AdamW", {"local": {"recipe": "adamw"}}),
+    ("exact-sign' jumps", {"orthogonalizer": {"name": "exact-sign"}}),
+    ("randomized-polar' jumps", {"orthogonalizer": SKETCHED}),
+    ("makes steps that have no derivative", {"local": {"recipe": "adamw"}}),
 ])  # fmt: skip
 def test_what_has_no_derivative_is_refused(said: str, tables: dict, tmp_path: Path) -> None:
     there = opened(tmp_path / "a", **tables)

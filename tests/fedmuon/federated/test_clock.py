@@ -226,16 +226,19 @@ def test_records_of_fedbuff_have_its_times_and_count_lost_messages(tmp_path: Pat
 
 
 UNFIT = {
-    "adamw": ({"local": {"recipe": "adamw"}}, "stores a second moment"),
+    "adamw": ({"local": {"recipe": "adamw"}}, "average a second moment"),
     "rows": (
         {"local": {"recipe": "muon"}, "orthogonalizer": {"row-memory": 0.9}},
-        "row-memory = 0.9 with recipe = 'muon' stores averages of squares",
+        "row-memory = 0.9 lets the server average",
     ),
     "ef21": (
         {"compression": {"uplink": "top-k", "feedback": "ef21"}},
-        "\\[devices\\] mode = 'fedbuff' cannot give late replies",
+        "\\[devices\\] mode = 'fedbuff' does not allow this, because late replies",
     ),
-    "ef21-muon": ({"local": {"recipe": "ef21-muon"}}, "recipe = 'ef21-muon' return directions"),
+    "ef21-muon": (
+        {"local": {"recipe": "ef21-muon"}},
+        "recipe = 'ef21-muon' lets clients return directions",
+    ),
 }
 
 
@@ -253,7 +256,7 @@ OWN_UNFIT = {
         dict.fromkeys(("sent", "returned", "kept"), ("moments",)),
         "can make the state 'moments' of this recipe invalid",
     ),
-    "directions": ({"direction": True}, "the clients of this recipe return directions"),
+    "directions": ({"direction": True}, "lets clients return directions"),
 }
 
 
@@ -603,7 +606,7 @@ def test_bounds_and_private_runs_are_rejected(tmp_path: Path) -> None:
     ):
         with pytest.raises(InputError, match="the privacy guarantee assumes"):
             small(devices=table, **secret)
-    with pytest.raises(InputError, match="reveal how many samples"):
+    with pytest.raises(InputError, match="times that depend on the numbers of samples"):
         small(devices={"mode": "synchronous"}, local={"recipe": "fedavg"},
               privacy={"level": "client", "noise": 1.0, "bound": 1.0})  # fmt: skip
     ends = [

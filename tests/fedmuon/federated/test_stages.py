@@ -149,7 +149,7 @@ def test_what_a_custom_stage_excludes() -> None:
     privacy = {"level": "client", "noise": 1.0}
     with pytest.raises(InputError, match="the ledger does not know what your stage sends"):
         with_stage(Stage(), privacy=privacy, local={"recipe": "fedavg", "lr": 0.1})
-    with pytest.raises(InputError, match="it is unknown what a stage of your own does"):
+    with pytest.raises(InputError, match="it is unknown what your stage does"):
         with_stage(Stage(), devices={"mode": "fedbuff"})
     named = small(TABLES, federation={"stage": f"{EXAMPLES / 'stage.py'}:LargerHalf"})
     with pytest.raises(Uncertified, match="a stage of your own has no certificate"):

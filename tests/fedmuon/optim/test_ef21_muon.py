@@ -72,7 +72,7 @@ def test_what_does_not_fit_is_rejected() -> None:
         ({"orthogonalizer": {"name": "randomized-polar", "rank": 2}}, "draws random numbers"),
         ({"devices": {"mode": "fedbuff", "buffer": 2, "speeds": "log-normal"}}, "fedbuff"),
         ({"privacy": {"level": "client", "noise": 0.5, "bound": 0.3,
-                      "insecure-reproducible-noise": True}}, "also stores or sends other data"),
+                      "insecure-reproducible-noise": True}}, "stored states"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=said) as caught:
             made_of(**tables)

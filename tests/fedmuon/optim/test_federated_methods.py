@@ -259,16 +259,16 @@ def test_fedmuon_corrected_trains_networks_with_both_auxiliary_steps() -> None:
     ("recipe", "tables", "words"),
     [
         ("scaffold", {"federation": {"aggregate": "by-samples"}}, "plain mean"),
-        ("fednova", {"federation": {"aggregate": "median"}}, "needs a weight for each reply"),
+        ("fednova", {"federation": {"aggregate": "median"}}, "needs the weight of each reply"),
         (
             "fednova",
             {"privacy": {"level": "client", "noise": 1.0}},
-            "recipe = 'fednova' also stores or sends other data",
+            "recipe = 'fednova' needs the weight",
         ),
         (
             "scaffold",
             {"privacy": {"level": "client", "noise": 1.0}},
-            "also stores or sends other data",
+            "recipe = 'scaffold' stores a state of each client",
         ),
         ("fedavg", {"local": {"epochs": 2.0, "steps": 3}}, "no effect, because epochs"),
         (
