@@ -157,7 +157,8 @@ CLIENT_LEVEL = Demand(
         Trait.COMPRESSES_MODEL: "releases are added to the exact model and not to a compressed "
         "model",
         Trait.NOISE_PER_STEP: "it protects whole clients",
-        Trait.SERVER_STATE: "noise can make an averaged second moment negative, and a counter useless",
+        Trait.SERVER_STATE: "noise can make an averaged second moment negative, and a counter "
+        "useless",
         Trait.NOT_PLAIN_MEAN: "only the plain mean bounds the influence of each client",
         Trait.PUBLISHES_TIMES: "it must hide these numbers",
         Trait.UNCLIPPED: "it needs clipped updates",

@@ -239,7 +239,7 @@ def test_flowers_own_rounds_record_no_clients(measuring: FedMuonStrategy) -> Non
     grid: Any = None
     with pytest.raises(
         InputError,
-        match="clients = true .*, but the round loop of Flower's own strategies does not allow",
+        match=r"clients = true .*, but the round loop of Flower's own strategies does not allow",
     ):
         list(measuring.configure_train(1, measuring.arrays(), ConfigRecord(), grid))
 

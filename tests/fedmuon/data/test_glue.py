@@ -196,6 +196,6 @@ def test_private_runs_learn_adapters_and_the_last_layer_alone(recipe: str, tmp_p
     found = read_weights(tmp_path / "run" / "model.safetensors")
     assert sum(value.size for value in found.values()) == 2 * 2 * 4 * WIDTH + 2 * WIDTH
     with pytest.raises(
-        InputError, match="needs a decoder that predicts tokens, but .* classification task"
+        InputError, match=r"needs a decoder that predicts tokens, but .* classification task"
     ):
         config_of("sst-2", tmp_path / "sst", task={"head": "untied"})

@@ -120,7 +120,7 @@ def test_the_link_scales_each_replica_and_leaves_zeros() -> None:
 
 def test_where_the_keys_have_no_effect() -> None:
     with pytest.raises(
-        Uncertified, match="renormalize = true scales the weights .* does not cover"
+        Uncertified, match=r"renormalize = true scales the weights .* does not cover"
     ):
         momentum: dict[str, Any] = {"momentum-form": "ema"}
         method_of(config(renormalize=True, recipe="fedmuon", **momentum))

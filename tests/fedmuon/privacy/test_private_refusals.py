@@ -99,7 +99,7 @@ IMPOSSIBLE = [
     ("order", {"privacy": {"sampling": "poisson", **CORRELATED}, "federation": {"clients": 2}},
      "Set .privacy. sampling = 'cyclic'"),
     ("order", {"privacy": {"arithmetic": "grid", **CORRELATED}}, "noise-correlation = 'sqrt"),
-    ("quantile", {"privacy": {"arithmetic": "grid"}}, "quantile = 0.5 .*grid.* Set quantile = 0, or set"),
+    ("quantile", {"privacy": {"arithmetic": "grid"}}, "quantile = 0.5 .*grid.* quantile = 0, or"),
     ("quantile", {"output": {"clients": True}}, "clients = false, or leave --clients out"),
     ("quantile", {"output": {"checkpoint-every": 3}},
      "A private run saves every round. Choose an optimizer that is not private and leave the keys"),
