@@ -104,7 +104,9 @@ class FedMuonStrategy(Strategy):
     ) -> Iterable[Message]:
         """Return the messages of a round. Flower counts rounds from 1."""
         built = BuiltRecipe(self.config, self.experiment.recipe)
-        require_allowed(self.config, (FLOWERS_LOOP,), FACTS)
+        unmeasured = set() if self.experiment.measured else {Trait.MEASURES_CLIENTS}
+        facts = [fact for fact in FACTS if fact.trait not in unmeasured]
+        require_allowed(self.config, (FLOWERS_LOOP,), facts)
         require_allowed(built, (FLOWERS_LOOP,), RECIPE_FACTS)
         participants = [int(i) for i in self.experiment.plan.participants(server_round - 1)]
         self._meet(grid, participants)

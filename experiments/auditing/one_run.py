@@ -65,8 +65,11 @@ REHEARSALS, NUMBERS = 10_000, 2**23
 SEES = ("releases", "model")
 BY_ONE_RUN = Demand(
     lambda subject: "an audit by one run",
+    {Trait.OTHER_PROCESSES: "it must see the releases"},
+)
+KNOWN_LAW = Demand(  # of the releases of a mechanism
+    lambda mechanism: "an audit by one run",
     {
-        Trait.OTHER_PROCESSES: "it must see the releases",
         Trait.FIXED_ORDER: "it supports only Poisson lots",
         Trait.ADAPTS_CLIPPING: "it supports only a fixed clipping bound",
     },
@@ -206,7 +209,7 @@ def _require_known_law(experiment: Experiment) -> None:
             "the run adds no noise, so there is no privacy to audit. Set [privacy] noise above 0."
         )
     if isinstance(released, Mechanism):
-        require_allowed(released, (BY_ONE_RUN,), LAW_FACTS)
+        require_allowed(released, (KNOWN_LAW,), LAW_FACTS)
         require_classes(experiment.shards)
 
 

@@ -108,8 +108,11 @@ PRIVATE_RECIPE = Demand(
         Trait.REPEATS_REQUESTS: "a client could then release twice in a round, but the ledger "
         "contains only one release per round",
         Trait.STORES_CLIENT_STATES: "the privacy guarantee does not cover stored states",
-        Trait.SELECTS_CLIENTS: "the privacy guarantee assumes that clients are sampled uniformly",
     },
+)
+UNIFORM_COHORTS = Demand(
+    where("local.recipe", PRIVATE.__contains__),
+    {Trait.SELECTS_CLIENTS: "the privacy guarantee assumes that clients are sampled uniformly"},
 )
 MECHANISM = Demand(
     _private,
@@ -189,8 +192,6 @@ MASKED_REPLIES = Demand(
 )
 OF_CLIENT_LEVEL = (CLIENT_LEVEL, TRUSTED_SERVER, UNTRUSTED_SERVER, MASKED_REPLIES)
 
-DEMANDS = (*OF_ANY_RUN, PRIVATE_RECIPE, ADD_REMOVE, *OF_MECHANISM, *OF_CLIENT_LEVEL)
-
 
 def problems(config: Config) -> Iterator[str]:
     """Yield an error for each combination of keys that makes a config invalid."""
@@ -200,6 +201,7 @@ def problems(config: Config) -> Iterator[str]:
         yield from _forbidden(config, OF_CLIENT_LEVEL)
         yield from incompatible.client_level_problems(config)
     elif config.local.recipe in PRIVATE:
+        yield from _forbidden(config, (UNIFORM_COHORTS,))
         yield from private_recipe_problems(config)
 
 

@@ -272,7 +272,7 @@ def test_a_network_measures_what_its_task_does(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_private_runs_release_nothing_of_single_clients(tables: dict) -> None:
     small(**tables)
-    with pytest.raises(InputError, match=r"\[output\] clients = true .* without noise. Set cli"):
+    with pytest.raises(InputError, match=r"\[output\] clients = true .* contain no noise. Set cli"):
         small(**tables, output=ON)
 
 

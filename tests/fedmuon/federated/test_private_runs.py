@@ -414,7 +414,7 @@ def test_a_loaded_account_keeps_the_noise_it_was_drawn_at() -> None:
     ({"noise": 1.0, "noise-correlation": "sqrt-toeplitz", "band": 4}, "out"),
     ({"noise": 1.0, "trust": "local"}, "out"),
     ({"sampling": "shuffle"}, "not supported in a custom loop"),
-    ({"noise": 1.0, "bound": math.inf}, "finite clipping bound"),
+    ({"noise": 1.0, "bound": math.inf}, "bound to a finite number"),
     ({"noise": 1.0, "lot": 201.0}, "exceeds population = 200"),
     ({"noise": 1.0, "delta": 1e-15}, "below 1e-12"),
 ])  # fmt: skip

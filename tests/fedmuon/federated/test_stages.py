@@ -152,5 +152,5 @@ def test_what_a_custom_stage_excludes() -> None:
     with pytest.raises(InputError, match="it is unknown what your stage does"):
         with_stage(Stage(), devices={"mode": "fedbuff"})
     named = small(TABLES, federation={"stage": f"{EXAMPLES / 'stage.py'}:LargerHalf"})
-    with pytest.raises(Uncertified, match="a stage of your own has no certificate"):
+    with pytest.raises(Uncertified, match="your own code, but a certificate does not allow"):
         method_of(named)

@@ -263,7 +263,7 @@ def test_fedmuon_corrected_trains_networks_with_both_auxiliary_steps() -> None:
         (
             "fednova",
             {"privacy": {"level": "client", "noise": 1.0}},
-            "recipe = 'fednova' needs the weight",
+            "recipe = 'fednova' changes replies",
         ),
         (
             "scaffold",

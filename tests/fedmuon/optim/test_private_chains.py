@@ -223,7 +223,7 @@ def test_every_private_recipe_runs_with_several_clients(recipe: str) -> None:
     [
         ({"privacy": {"level": "client"}}, "adds noise to each step to protect single examples"),
         ({"local": {"batch": 8}}, "shuffled batches of fixed size"),
-        ({"privacy": {"bound": math.inf, "noise": 1.0}}, "finite clipping bound"),
+        ({"privacy": {"bound": math.inf, "noise": 1.0}}, "bound to a finite number"),
         ({"local": {"momentum-form": "nesterov"}}, "no bias correction"),
     ],
 )

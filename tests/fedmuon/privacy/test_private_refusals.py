@@ -214,7 +214,7 @@ def test_a_followed_bound_stays_a_bound() -> None:
                 local={"recipe": "dp-sgd"},
                 privacy={"noise": 1.0, "lot": 4.0},
             ),
-            "its noise hides single",
+            "noise hide single",
         ),
         (small(engine={"name": "deployment"}), "a deployment runs only one model"),
     ],
