@@ -41,6 +41,7 @@ from fedmuon.experiments.engines.deployment import Deployment
 from fedmuon.experiments.run import execute
 from fedmuon.federated.build import resolve
 from fedmuon.federated.experiment import Experiment
+from fedmuon.federated.oracles import LARGE, Bounded, Statistics
 from fedmuon.federated.rounds import (
     begin,
     broadcast,
@@ -467,6 +468,26 @@ def test_neutral_stage_changes_nothing_to_the_bit(name: str) -> None:
             assert float((found[key] - value).abs().max()) <= tolerance
     moved = [float((other[key] - value).abs().max()) for key, value in expected.items()]
     assert max(moved) > 1e-4  # the negative control
+
+
+# Oracles
+
+
+def test_first_gradient_of_a_step_moves_statistics() -> None:
+    first, second = {"mean": torch.ones(1)}, {"mean": torch.zeros(1)}
+    statistics = Statistics({})
+    statistics.move(first)
+    statistics.move(second)
+    statistics.step()
+    assert statistics.now is first
+
+
+def test_bounded_gradients_are_finite_and_can_be_squared() -> None:
+    oracle: Any = Bounded(*([None] * 4))  # type: ignore[arg-type]
+    odd = torch.tensor([math.nan, math.inf, -math.inf, 1e30, 2.0])
+    bounded = oracle._sound(odd, {"w": odd}, 0)["w"]
+    assert bounded.tolist() == [0.0, 0.0, 0.0, pytest.approx(LARGE), 2.0]
+    assert bounded.square().sum().isfinite() and not odd.square().sum().isfinite()
 
 
 # Engines
