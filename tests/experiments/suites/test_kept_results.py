@@ -6,11 +6,13 @@ import signal
 import subprocess
 import tomllib
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import quick
 from small_suites import STUDY
 
 from docs.making import kept, papers, regenerate, results
@@ -26,7 +28,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli.show import Progress
 from fedmuon.experiments.studies.find import find
 from fedmuon.experiments.suites import contents
-from fedmuon.experiments.suites.suite import Work, execute
+from fedmuon.experiments.suites.suite import Work, execute, here
 from fedmuon.runs import provenance
 
 GAIN = {"name": "gain", "value": 2.0, "low": 1.5, "high": 2.5, "at": "here"}
@@ -85,10 +87,14 @@ def test_a_stopped_suite_goes_on_and_is_kept(
 
 
 @pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("processes", quick([True, False], [False]))
 def test_cells_of_several_suites_are_computed_side_by_side(
-    ranks: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    processes: bool, ranks: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     """Each cell once, the longest first, and the tables are those of one process."""
+    if not processes:  # which take seconds to start
+        monkeypatch.setattr(regenerate, "Workers", lambda jobs: nullcontext(here))
     runs, alone, kept_in = tmp_path / "runs", tmp_path / "alone", tmp_path / "kept"
     (tmp_path / "more.toml").write_text(STUDY.replace("seeds = 2", "seeds = 3"), encoding="utf-8")
     works = {"ranks": ranks, "more": find(str(tmp_path / "more.toml"), None, "full", {})}
