@@ -201,13 +201,13 @@ def test_a_verdict_on_a_paper_names_what_it_stands_on(tmp_path: Path) -> None:
         (HOLDS, papers.DERIVED, papers.HOLDS_IN_OURS), (REFUTED, REFUTED, papers.REFUTED_IN_OURS),
         (INCONCLUSIVE, INCONCLUSIVE, INCONCLUSIVE), (UNTESTED, INCONCLUSIVE, INCONCLUSIVE),
     ]  # fmt: skip
-    for word, own, here in rows:
+    for word, by_paper, by_us in rows:
         held(tmp_path, word)
         for basis in papers.BASES:
-            mine = own if basis in (papers.MATHEMATICS, papers.OWN) else here
-            mine = word if basis == papers.OWN and word == HOLDS else mine
+            wanted = by_paper if basis in (papers.MATHEMATICS, papers.OWN) else by_us
+            wanted = word if basis == papers.OWN and word == HOLDS else wanted
             asked = claim | {"basis": basis, "by": papers.PROOF}
-            assert papers.verdict(asked, tmp_path) == mine
+            assert papers.verdict(asked, tmp_path) == wanted
     held(tmp_path, INCONCLUSIVE)  # a test that passes then decides nothing
     tested = claim | {"test": "a::b", "by": papers.PROOF}
     for basis in papers.BASES:
