@@ -22,7 +22,7 @@ from fedmuon.config.load import Config
 from fedmuon.config.methods import BUILT_IN, BY_SAMPLES, ORTHOGONALIZED, PRIVATE
 from fedmuon.experiments.run import execute
 from fedmuon.federated.build import build_experiment
-from fedmuon.federated.rounds import begin, client_update, received_message, simulate
+from fedmuon.federated.rounds import begin, client_update, received_message, run_round, simulate
 from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.stage import ServerState
 
@@ -172,6 +172,17 @@ def test_private_clients_equal_the_reference(name: str, trust: str) -> None:
     assert distance(state, rounds.run(problem, method, clipping=clipping).server) < 1e-12
     wider = replace(clipping, bound=0.11)  # the negative control
     assert distance(state, rounds.run(problem, method, clipping=wider).server) > 1e-3
+
+
+@pytest.mark.parametrize("trust", ["local", "distributed"])
+def test_clients_without_a_trusted_server_send_noisy_updates(trust: str) -> None:
+    """With distributed trust, as integers."""
+    privacy = {"level": "client", "noise": 0.5, "bound": 0.1, "cohorts": "fixed", "trust": trust}
+    made = built(config("fedavg", privacy={**privacy, "insecure-reproducible-noise": True}))
+    state = begin(made.recipe, made.task, made.plan.seed)
+    _, replies, _ = run_round(made, state, [made.client(client) for client in range(3)])
+    integers = [reply.params["weight"].dtype == torch.int64 for reply in replies]
+    assert integers == [trust == "distributed"] * 3
 
 
 @every_method
