@@ -1571,6 +1571,7 @@ LATER = tuple(
         "local": ("epochs", "proximal", "server-lr", "server-memory", "tau", "personal",
                   "personal-weight", "rank", "qkv", "muon", "renormalize"),
         "task": ("head", "positions", "label-smoothing"),
+        "federation": ("stage",),
         "privacy": ("blocks", "buffers", "max-lot"),
         "output": ("fine-tune", "clients"),
         "compression": ("uplink", "downlink", "share", "levels", "rank", "iterations",
