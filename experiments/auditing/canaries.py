@@ -32,7 +32,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from typing import Any
 
 import numpy as np
@@ -465,10 +465,11 @@ class ClientAuditor:
     def _watched(self, rule: ServerRule, rates: np.ndarray) -> ServerRule:
         """Return the server's rule, changed so that the auditor sees the mean first."""
 
-        def server(old: Params, mean: Params, *states: Any, **factor: Any) -> Any:
+        @wraps(rule)  # so that it asks for the same facts of a round
+        def server(old: Params, mean: Params, *states: Any, **facts: Any) -> Any:
             if self.level.trust == "central":
                 self._look(self.level.cohort * _apart(old, mean), rates)
-            return rule(old, mean, *states, **factor)
+            return rule(old, mean, *states, **facts)
 
         return server
 

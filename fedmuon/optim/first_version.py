@@ -70,13 +70,19 @@ def with_arguments(
     return tuple(stages)
 
 
-def require_flags(flags: Mapping[str, Any]) -> None:
+def require_flags(recipe: Any, flags: Mapping[str, Any]) -> None:
     """Warn about the arguments `scaled` and `counted`, which have no effect.
 
     Raises:
-        InputError: If a value is not a boolean.
+        InputError: If a value is not a boolean, or is True although no rule has the parameter.
     """
     for name, value in flags.items():
+        if value is True and not getattr(recipe, name):
+            parameter = {"scaled": "factor", "counted": "answered"}[name]
+            raise InputError(
+                f"{name} of a Recipe is True, but no rule of the recipe has a parameter "
+                f"`{parameter}`. Add this parameter to the rule, and leave {name} out."
+            )
         if not isinstance(value, bool):
             raise InputError(
                 f"{name} of a Recipe is {shown(value)}, but it must be True or False. Leave it out."

@@ -271,8 +271,12 @@ class Recipe:
 
 def parameters_of(rule: Callable[..., Any] | None) -> frozenset[str]:
     """Return the names of a rule's parameters, or no names if they are unknown."""
+    if rule is None:
+        return frozenset()
     with contextlib.suppress(TypeError, ValueError):
-        return frozenset(inspect.signature(rule).parameters) if rule is not None else frozenset()
+        parameters = inspect.signature(rule).parameters.values()
+        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        return frozenset(one.name for one in parameters if one.kind in named)
     return frozenset()
 
 
@@ -312,10 +316,6 @@ def _with_older_arguments(create: Callable[..., None]) -> Callable[..., None]:
     @wraps(create)
     def create_from(self: Recipe, *args: Any, **arguments: Any) -> None:
         flags = {name: arguments.pop(name) for name in [*arguments] if name in FLAGS}
-        if flags:
-            from fedmuon.optim.first_version import require_flags
-
-            require_flags(flags)
         older = {name: arguments.pop(name) for name in [*arguments] if name in REPLACED}
         if older:
             from fedmuon.optim.first_version import with_arguments
@@ -324,6 +324,10 @@ def _with_older_arguments(create: Callable[..., None]) -> Callable[..., None]:
             returned = arguments.get("returned", args[3] if len(args) > 3 else ())
             arguments["stages"] = with_arguments(stages, returned, older)
         create(self, *args, **arguments)
+        if flags:
+            from fedmuon.optim.first_version import require_flags
+
+            require_flags(self, flags)
 
     return create_from
 

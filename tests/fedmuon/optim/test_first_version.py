@@ -81,3 +81,5 @@ def test_a_rule_receives_the_facts_that_it_names() -> None:
             assert dataclasses.replace(asking, **{name: True}).scaled
         with pytest.raises(InputError, match=f"{name} of a Recipe is 3"):
             dataclasses.replace(asking, **{name: 3})
+        with pytest.raises(InputError, match=f"{name} of a Recipe is True, but no rule"):
+            dataclasses.replace(plain, **{name: True})
