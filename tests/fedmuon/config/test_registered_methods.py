@@ -84,7 +84,7 @@ def test_a_method_is_listed_after_those_of_fedmuon(decay: Path) -> None:
 
 
 def test_names_are_known_before_the_package_is_imported(decay: Path) -> None:
-    assert completion.settings("local.recipe=fedavg-") == [f"local.recipe={NAME}"]
+    assert completion.settings("local.recipe=fedavg-dec") == [f"local.recipe={NAME}"]
     assert describe.find("local.recipe").values.endswith(f"{NAME}, or your own")
     assert NAME in NAMES["local.recipe"] and parse({}).local.recipe == "fedmuon"
     assert not [name for name in sys.modules if name.startswith("decaying")]
