@@ -46,8 +46,7 @@ MATRIX_TASK = Demand(
     instead="set [task] name = 'network'",
 )
 LABELLED_TEXT = Demand(
-    choice_with("data.name", "labelled text"),
-    {Trait.UNTIED_HEAD: "it is a classification task"},
+    choice_with("data.name", "labelled text"), {Trait.UNTIED_HEAD: "it is a classification task"}
 )
 HEAVY_TAILED = Demand(
     where("local.schedule", "heavy-tailed".__eq__),

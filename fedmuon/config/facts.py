@@ -237,15 +237,9 @@ FACTS: tuple[Fact[Config], ...] = (
         ALL_TAKE_PART,
     ),
     Fact(Trait.PUBLISHES_TIMES, where("devices.mode", "none".__ne__), "Set mode = 'none'"),
+    Fact(Trait.LATE_REPLIES, where("devices.mode", "fedbuff".__eq__), "Set mode = 'none'"),
     Fact(
-        Trait.LATE_REPLIES,
-        where("devices.mode", "fedbuff".__eq__),
-        "Set mode = 'none'",
-    ),
-    Fact(
-        Trait.COMPRESSES_REPLIES,
-        where("compression.uplink", "none".__ne__),
-        "Set uplink = 'none'",
+        Trait.COMPRESSES_REPLIES, where("compression.uplink", "none".__ne__), "Set uplink = 'none'"
     ),
     Fact(
         Trait.COMPRESSES_MODEL,

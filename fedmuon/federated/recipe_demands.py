@@ -86,9 +86,7 @@ COMPRESSION = Demand(
     instead="leave [compression] out",
 )
 EF21 = Demand(
-    _ef21,
-    {Trait.NOT_PLAIN_MEAN: EF21_KEY.forbids[Trait.NOT_PLAIN_MEAN]},
-    instead=EF21_KEY.instead,
+    _ef21, {Trait.NOT_PLAIN_MEAN: EF21_KEY.forbids[Trait.NOT_PLAIN_MEAN]}, instead=EF21_KEY.instead
 )
 FEDBUFF = Demand(
     of_config(where("devices.mode", "fedbuff".__eq__)),

@@ -148,11 +148,7 @@ FACTS: tuple[Fact[BuiltRecipe], ...] = (
         _if_aggregate(lambda built: built.recipe.aggregate.shares is None),
         "Set [federation] aggregate = 'mean' or 'by-samples'",
     ),
-    Fact(
-        Trait.WEIGHTS_BY_SIZE,
-        _if_aggregate(_may_weight_by_size),
-        "Use the plain mean",
-    ),
+    Fact(Trait.WEIGHTS_BY_SIZE, _if_aggregate(_may_weight_by_size), "Use the plain mean"),
     Fact(
         Trait.DROPOUT,
         lambda built: "the model" if getattr(built.task, "keyed", False) else "",
