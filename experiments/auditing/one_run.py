@@ -63,18 +63,18 @@ LEAST = 10  # minimum number of canaries
 # Maximum number of rehearsed canaries, and maximum number of normal variates for the rehearsal.
 REHEARSALS, NUMBERS = 10_000, 2**23
 SEES = ("releases", "model")
-BY_ONE_RUN = Demand(
+BY_ONE_RUN: Demand[Config] = Demand(
     lambda subject: "an audit by one run",
     {Trait.OTHER_PROCESSES: "it must see the releases"},
 )
-KNOWN_LAW = Demand(  # of the releases of a mechanism
+KNOWN_LAW: Demand[Mechanism] = Demand(  # of the releases of a mechanism
     lambda mechanism: "an audit by one run",
     {
         Trait.FIXED_ORDER: "it supports only Poisson lots",
         Trait.ADAPTS_CLIPPING: "it supports only a fixed clipping bound",
     },
 )
-OF_EXAMPLES = Demand(
+OF_EXAMPLES: Demand[Config] = Demand(
     lambda config: "" if config.privacy.level == "client" else "an audit by one run",
     {Trait.HOLDS_OUT_SAMPLES: "it draws its canaries from all training samples"},
 )

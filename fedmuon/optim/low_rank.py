@@ -7,7 +7,7 @@ engines compute with the same values.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -116,7 +116,6 @@ class EncodedStates(Stage):
     """
 
     codecs: Mapping[str, Codec] = field(hash=False)
-    facts: ClassVar[tuple[str, ...]] = (Trait.ENCODES_STATES,)
 
     def require(self, recipe: Any) -> None:
         """Raise an error if a codec is not a `Codec`, or belongs to no state in a message."""
@@ -130,6 +129,11 @@ class EncodedStates(Stage):
                 f"codecs of a Recipe is {shown(self.codecs)}, but it must be a mapping of names in "
                 "`sent` or `returned` to codecs, such as low_rank(8)."
             )
+
+    @property
+    def facts(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Return what compression and privacy must know: states are encoded."""
+        return (Trait.ENCODES_STATES,)
 
     @property
     def exact(self) -> bool:  # type: ignore[override]
