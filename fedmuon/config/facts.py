@@ -106,7 +106,11 @@ FACTS: tuple[Fact[Config], ...] = (
         where("local.recipe", PRIVATE.__contains__),
         "Choose a recipe whose name does not begin with dp- or disk-",
     ),
-    Fact(Trait.DIFFERENT_STEPS, where("local.epochs", bool), "Set steps instead of epochs"),
+    Fact(
+        Trait.DIFFERENT_STEPS,
+        where("local.epochs", bool, lambda config: reads(config, "local.epochs")),
+        "Set steps instead of epochs",
+    ),
     Fact(Trait.SHUFFLED_BATCHES, where("local.batch", bool), "Set batch = 0, and [privacy] lot"),
     Fact(
         Trait.STEP_SIZE_OF_RUN,
@@ -165,7 +169,9 @@ FACTS: tuple[Fact[Config], ...] = (
         where(
             "orthogonalizer.products",
             "full".__ne__,
-            lambda config: config.orthogonalizer.name == "newton-schulz",
+            lambda config: (
+                config.orthogonalizer.name == "newton-schulz" and _orthogonalizes(config)
+            ),
         ),
         "Set products = 'full'",
     ),
