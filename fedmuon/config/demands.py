@@ -110,7 +110,7 @@ PRIVATE_RECIPE = Demand(
     },
 )
 UNIFORM_COHORTS = Demand(
-    where("local.recipe", PRIVATE.__contains__),
+    _private,
     {Trait.SELECTS_CLIENTS: "the privacy guarantee assumes that clients are sampled uniformly"},
 )
 MECHANISM = Demand(
@@ -200,14 +200,13 @@ def problems(config: Config) -> Iterator[str]:
         yield from _forbidden(config, OF_CLIENT_LEVEL)
         yield from incompatible.client_level_problems(config)
     elif config.local.recipe in PRIVATE:
-        yield from _forbidden(config, (UNIFORM_COHORTS,))
         yield from private_recipe_problems(config)
 
 
 def private_recipe_problems(config: Config) -> Iterator[str]:
     """Yield errors for settings that no private recipe supports."""
     yield from incompatible.correlated_noise_problems(config)
-    yield from _forbidden(config, (PRIVATE_RECIPE, ADD_REMOVE))
+    yield from _forbidden(config, (UNIFORM_COHORTS, PRIVATE_RECIPE, ADD_REMOVE))
     yield from mechanism_problems(config.privacy, config.local)
 
 

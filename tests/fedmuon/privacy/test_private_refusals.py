@@ -530,3 +530,15 @@ def test_noise_free_runs_are_warned_of(capsys: pytest.CaptureFixture[str], tmp_p
     assert re.search(r"epsilon\W+infinite", said.out)
     assert ended(["show", str(tmp_path / "a")]) == 0
     assert re.search(r"epsilon\W+infinite", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("devices", [{"mode": "deadline", "deadline": 9.0}, {"mode": "fedbuff"}])
+def test_a_custom_private_recipe_needs_uniformly_sampled_clients(devices: dict[str, Any]) -> None:
+    chain = fedmuon.Chain((private_gradient(), links.descend(0.1)))
+    mechanism = Mechanism(Clipping("block", 1.0), 1.0, 4.0)
+    recipe = fedmuon.Recipe(chain, replace_by_mean, mechanism=mechanism)
+    tables = {"data": {"name": "synthetic", "train": 90, "test": 20},
+              "federation": {"clients": 6, "rounds": 2, "per-round": 2}}  # fmt: skip
+    with pytest.raises(InputError, match="assumes that clients are sampled uniformly"):
+        fedmuon.run({**tables, "devices": devices}, recipe=recipe)
+    assert fedmuon.run(tables, recipe=recipe).summary["privacy"]  # the control
