@@ -1,5 +1,7 @@
 """A stage: each client sends only the larger half of the entries of its update."""
 
+import sys
+
 import fedmuon
 
 
@@ -16,4 +18,5 @@ class LargerHalf(fedmuon.Stage):
 
 if __name__ == "__main__":
     config = {"data": {"name": "synthetic", "train": 200}, "federation": {"rounds": 3}}
+    config["engine"] = {"name": (*sys.argv, "inline")[1], "dtype": "float64"}
     print(fedmuon.run(config, stage=LargerHalf()).summary["test_loss"])

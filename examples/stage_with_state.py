@@ -1,5 +1,7 @@
 """A stage with a state: clients also send a number, and the server sends back the largest one."""
 
+import sys
+
 import torch
 
 import fedmuon
@@ -43,4 +45,5 @@ class LargestLength(fedmuon.Stage):
 
 if __name__ == "__main__":
     config = {"data": {"name": "synthetic", "train": 200}, "federation": {"rounds": 3}}
+    config["engine"] = {"name": (*sys.argv, "inline")[1], "dtype": "float64"}
     print(fedmuon.run(config, stage=LargestLength()).summary["test_loss"])
