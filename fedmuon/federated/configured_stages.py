@@ -12,7 +12,7 @@ from fedmuon.optim.client_privacy import ClientPrivacy
 from fedmuon.optim.compression import Compression, compressor
 from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.stage import Stage
-from fedmuon.optim.user_stage import as_stages, has_custom_stage, require_stages, with_custom_stages
+from fedmuon.optim.user_stage import as_stages, has_custom_stage, require_stages
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
 from fedmuon.tasks.base import Task
 
@@ -25,7 +25,8 @@ def with_configured_stages(config: Config, recipe: Recipe, task: Task) -> Recipe
     """
     custom = make_named(config, "stage", values=(Stage, tuple, list))
     if custom is not None:
-        recipe = with_custom_stages(recipe, as_stages(custom, guard(config, "stage")))
+        stages = as_stages(custom, guard(config, "stage"))
+        recipe = replace(recipe, stages=(*recipe.stages, *stages))
     require_demands(BuiltRecipe(config, recipe, task))
     if has_custom_stage(recipe):
         require_stages(recipe, task.initial(generator(0, Draw.INITIAL)))

@@ -74,13 +74,14 @@ def run_round(
     """
     recipe, task, plan = experiment.recipe, experiment.task, experiment.plan
     stored, replies = experiment.client_states, list[Reply]()
-    own = {client: stored.read(client, state.round) for client, _ in clients if recipe.stores}
+    keeping = clients if recipe.stores else ()
+    own = {client: stored.read(client, state.round) for client, _ in keeping}
     by_number = dict(clients)
     for start, numbers in starts(experiment, state, [*by_number]):
         sent = received_message(recipe, start)
         cohort = [(client, by_number[client]) for client in numbers]
         replies += client_updates(recipe, task, plan, cohort, sent, own, experiment.measured)
-    for reply in replies if recipe.stores else ():
+    for reply in replies if keeping else ():
         stored.write(reply.client, state.round, reply.own)
     after, records = next_state(experiment, state, replies)
     return after, replies, records

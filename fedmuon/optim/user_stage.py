@@ -6,7 +6,6 @@ states with other names, and results that depend on earlier calls.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -276,8 +275,3 @@ def _equal(one: Trees, other: Trees) -> bool:
         for tree, tensors in one.items()
         for name, value in tensors.items()
     )
-
-
-def with_custom_stages(recipe: Recipe, stages: Sequence[Stage]) -> Recipe:
-    """Return the recipe with custom stages, which a reply passes after the recipe's own stages."""
-    return replace(recipe, stages=(*recipe.stages, *stages))
