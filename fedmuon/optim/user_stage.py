@@ -31,12 +31,18 @@ class GuardedStage(Stage):
         with guard:
             self.facts, self.stores = _known_facts(stage.facts), tuple(stage.stores)
             self.exact, self.isolates = bool(stage.exact), bool(stage.isolates)
+            self.masked_clients = int(stage.masked_clients)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, GuardedStage) and other.stage == self.stage
 
     def __hash__(self) -> int:
         return hash((GuardedStage, id(self.stage)))
+
+    def require(self, recipe: Recipe) -> None:
+        """Raise an error if the stage does not fit a recipe."""
+        with self.guard:
+            self.stage.require(recipe)
 
     def is_personal(self, name: str) -> bool:
         """Return whether the stage leaves a parameter with each client."""

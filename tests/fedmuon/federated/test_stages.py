@@ -116,7 +116,14 @@ class Empty(Stage):
         return [], {}
 
 
+class WithoutMomentum(Stage):
+    def require(self, recipe: Any) -> None:
+        if "momentum" in recipe.sent:
+            raise InputError("this stage cannot send a momentum")
+
+
 WRONG = [
+    (WithoutMomentum, "this stage cannot send a momentum"),
     (Longer, r"'more\.n', `reply` of your stages returns"),
     (Lost, "the client would start without the parameter|`open` of your stages returns"),
     (Storing, r"stores the state 'memory', but its attribute `stores`"),
