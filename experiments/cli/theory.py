@@ -11,7 +11,6 @@ from typer import Argument, Context, Option
 import fedmuon.experiments.cli.completion as completion
 from fedmuon.analysis.theory.checks import at_least, probability, whole
 from fedmuon.core.errors import InputError, require_at_most
-from fedmuon.experiments import rates
 from fedmuon.experiments.cli.options import Overrides, given_in
 from fedmuon.experiments.cli.output import tell
 
@@ -412,6 +411,8 @@ def stationarity(
     Example: [bold]fedmuon stationarity --paper 002 --steps 100000 --alpha 1.5 --batch 64[/]
     Example: [bold]fedmuon stationarity runs/a --paper 004 --sigma0 0.1[/]
     """
+    from fedmuon.experiments import rates  # takes longer to load than all other commands here
+
     if run_dir is not None:
         rates.require_of_run(paper, given_in(context, "paper", "run_dir"))
     else:

@@ -4,11 +4,14 @@ The name of an entry point is the name of the method, and its value is a `Method
 returns one. The names are known without importing the packages. A row is loaded when it is needed.
 """
 
+import contextlib
+import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import lru_cache
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmuon.config.method import FACTS, Method, mismatches
@@ -33,12 +36,34 @@ def registered() -> Mapping[str, tuple["EntryPoint", ...]]:
 @lru_cache(maxsize=8)
 def _registered_in(places: tuple[str, ...]) -> Mapping[str, tuple["EntryPoint", ...]]:
     """Return the entry points of the packages in these places, sorted by name."""
-    from importlib.metadata import entry_points  # `--help` does not wait for this module
+    if not any(map(_may_register, places)):
+        return {}
+    from importlib.metadata import entry_points  # takes longer than a look at the files
 
     by_name: dict[str, tuple[EntryPoint, ...]] = {}
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
         by_name[entry.name] = (*by_name.get(entry.name, ()), entry)
     return by_name
+
+
+def _may_register(place: str) -> bool:
+    """Return whether a package in this folder, or in this archive, may have entry points."""
+    try:
+        with os.scandir(place or ".") as folders:
+            files = [
+                Path(folder.path, "entry_points.txt")
+                for folder in folders
+                if folder.name.endswith((".dist-info", ".egg-info"))
+            ]
+    except NotADirectoryError:
+        return True
+    except OSError:
+        return False
+    for file in files:
+        with contextlib.suppress(OSError):
+            if GROUP in file.read_text(encoding="utf-8", errors="replace"):
+                return True
+    return False
 
 
 def packages_of(name: str) -> list[str]:
