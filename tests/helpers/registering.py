@@ -35,6 +35,15 @@ def fedavg_decay(lr=1.0, server_lr=0.0, weight_decay=0.0, decay=0.5):
 
     return Recipe(Chain((gradient(), descend(lr, {}, weight_decay))), server, kept=("rounds",))
 """
+STAGE = """
+from fedmuon import Stage
+
+
+class Halved(Stage):
+    def reply(self, reply, received, memory):
+        model = {name: (received.params[name] + value) / 2 for name, value in reply.params.items()}
+        return reply.with_trees({**reply.trees, "model": model})
+"""
 
 
 def install(
@@ -56,4 +65,9 @@ def install(
     (metadata / "entry_points.txt").write_text(text, encoding="utf-8")
 
 
-MODULES = {"decaying/__init__.py": "", "decaying/row.py": ROW, "decaying/rule.py": RULE}
+MODULES = {
+    "decaying/__init__.py": "",
+    "decaying/row.py": ROW,
+    "decaying/rule.py": RULE,
+    "decaying/stages.py": STAGE,
+}
