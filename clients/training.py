@@ -108,6 +108,8 @@ def train_together(
 def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Message:
     """Evaluate the model on this client's samples, and reply with losses and metrics per replica.
 
+    The strategy of fedmuon does not request evaluations. Other Flower strategies may.
+
     Raises:
         InputError: If the run is private, because the ledger does not count an evaluation.
     """

@@ -207,14 +207,14 @@ class FedMuonStrategy(Strategy):
             clients_of: dict[str, list[str]] = {}
             for fault in faults[-len(missing) :]:
                 clients_of.setdefault(fault.why, []).append(str(fault.client))
-            reasons = "; ".join(
+            summary_of_faults = "; ".join(
                 f"client{'s' * (len(names) > 1)} {', '.join(names)}: {cause}"
                 for cause, names in clients_of.items()
             )
             raise RoundFailed(
                 f"round {self.state.round} has no valid reply from {len(missing)} of "
-                f"{len(clients)} participants ({reasons}). Fix the cause, then continue with "
-                "--resume."
+                f"{len(clients)} participants ({summary_of_faults}). Fix the cause, then continue "
+                "with --resume."
             )
         return list(replies.values()), faults
 

@@ -1,4 +1,8 @@
-"""The stages that a config adds to a recipe: your own, compression, and privacy per client."""
+"""The stages that a config adds to a recipe: your own, compression, and privacy per client.
+
+Your own stages and compression follow the stages of the recipe. Privacy per client comes before all
+others, so that clients clip the update and add noise to it before other stages change it.
+"""
 
 from dataclasses import replace
 
@@ -27,12 +31,11 @@ def with_configured_stages(config: Config, recipe: Recipe, task: Task) -> Recipe
     if custom is not None:
         stages = as_stages(custom, guard(config, "stage"))
         recipe = replace(recipe, stages=(*recipe.stages, *stages))
-    require_demands(BuiltRecipe(config, recipe, task))
+    compressed = _with_compression(config, recipe)
+    require_demands(BuiltRecipe(config, compressed, task))
     if has_custom_stage(recipe):
         require_stages(recipe, task.initial(generator(0, Draw.INITIAL)))
-    recipe = _with_compression(config, recipe)
-    require_demands(BuiltRecipe(config, recipe, task))
-    return _with_client_privacy(config, recipe)
+    return _with_client_privacy(config, compressed)
 
 
 def _with_compression(config: Config, recipe: Recipe) -> Recipe:

@@ -1,6 +1,7 @@
-"""All random draws of a run, as a function of the seed and independent of the data.
+"""The participants, mini-batches and draws of local steps, as a function of the seed alone.
 
-See Assumption 4.2 of the Stability note.
+They do not depend on the data, as Assumption 4.2 of the Stability note requires. Stages that draw
+random numbers, such as compression, derive them from the same seed.
 """
 
 import contextlib

@@ -1,12 +1,13 @@
 """Federated rounds: the complete Algorithm 1 of the Stability note.
 
-The server samples clients and sends them its model and states (`broadcast`). Each client takes E
-local steps of its chain (`client_update`). The server combines the replies and applies its rule
-(`server_update`). `run_rounds` does all this in one process. Other engines carry the same messages
-between processes and call the same functions: `broadcast` and `next_state` on the server, and
-`opened` and `client_updates` on the clients.
+The server samples clients and sends them its model and states (`starts`, `broadcast`). Each client
+takes E local steps of its chain (`client_updates`). The server combines the replies and applies its
+rule (`next_state`). `run_rounds` does all this in one process. Other engines carry the same
+messages between processes and call the same functions: `starts`, `broadcast` and `next_state` on
+the server, and `opened` and `client_updates` on the clients.
 
-Optional features that change messages are stages of the recipe (`fedmuon.optim.stage`).
+Optional features that change messages are stages of the recipe (`fedmuon.optim.stage`). A config
+adds its stages in `configured_stages.py`.
 
 All tensors of a model have a leading axis [S, ...] for S replicas, which are trained together. A
 single run has S = 1. To compare a run with neighbouring data sets, each data set is one replica,
@@ -32,7 +33,7 @@ from fedmuon.federated.traffic import traffic
 from fedmuon.optim.chain import PERSONAL, States
 from fedmuon.optim.recipe import Recipe, aggregated, initial_states, weights_and_steps
 from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, split_model
-from fedmuon.tasks.base import Params, Task, blocks, split_statistics
+from fedmuon.tasks.base import Params, Task, blocks, repeated, split_statistics
 
 NO_STATES: Mapping[int, States] = {}
 
@@ -78,9 +79,9 @@ def run_round(
     own = {client: stored.read(client, state.round) for client, _ in keeping}
     by_number = dict(clients)
     for start, numbers in starts(experiment, state, [*by_number]):
-        sent = received_message(recipe, start)
+        received = received_message(recipe, start)
         cohort = [(client, by_number[client]) for client in numbers]
-        replies += client_updates(recipe, task, plan, cohort, sent, own, experiment.measured)
+        replies += client_updates(recipe, task, plan, cohort, received, own, experiment.measured)
     for reply in replies if keeping else ():
         stored.write(reply.client, state.round, reply.own)
     after, records = next_state(experiment, state, replies)
@@ -136,7 +137,7 @@ def client_updates(
     task: Task,
     plan: RandomnessPlan,
     clients: Sequence[Client],
-    sent: Broadcast,
+    received: Broadcast,
     own: Mapping[int, States] = NO_STATES,
     measured: bool = False,
 ) -> list[Reply]:
@@ -154,13 +155,13 @@ def client_updates(
         task: The task.
         plan: The plan of the run.
         clients: The clients, with their samples.
-        sent: The server's message, as `opened` returns it.
+        received: The server's message, as `opened` returns it.
         own: The states that each client stored in its last round.
         measured: Whether replies contain measurements, which needs S = 1.
     """
-    groups = _groups(recipe, task, plan, clients, sent)
+    groups = _groups(recipe, task, plan, clients, received)
     work = [
-        partial(client_update, recipe, task, plan, group, sent, own, measured) for group in groups
+        partial(train_group, recipe, task, plan, group, received, own, measured) for group in groups
     ]
 
     def computed() -> dict[int, Reply]:
@@ -169,24 +170,24 @@ def client_updates(
 
     repeatable = recipe.mechanism is None or recipe.mechanism.again
     replies = with_deferred_checks(task.device, computed) if repeatable else computed()
-    return [sent_reply(recipe, sent, replies[client], own) for client, _ in clients]
+    return [sent_reply(recipe, received, replies[client], own) for client, _ in clients]
 
 
 def sent_reply(
-    recipe: Recipe, sent: Broadcast, reply: Reply, own: Mapping[int, States] = NO_STATES
+    recipe: Recipe, received: Broadcast, reply: Reply, own: Mapping[int, States] = NO_STATES
 ) -> Reply:
-    """Return the reply as a client sends it. `sent` is the message as `opened` returns it."""
+    """Return the reply as a client sends it. `received` is the message as `opened` returns it."""
     for stage in recipe.stages:
-        reply = stage.reply(reply, sent, own.get(reply.client, {}))
+        reply = stage.reply(reply, received, own.get(reply.client, {}))
     return reply
 
 
-def client_update(
+def train_group(
     recipe: Recipe,
     task: Task,
     plan: RandomnessPlan,
     clients: Sequence[Client],
-    sent: Broadcast,
+    received: Broadcast,
     own: Mapping[int, States] = NO_STATES,
     measured: bool = False,
 ) -> list[Reply]:
@@ -199,26 +200,24 @@ def client_update(
     numbers, count = [client for client, _ in clients], len(clients)
     memories = [own.get(client, {}) for client in numbers]
     steps = plan.steps_of(clients[0][1].size)  # clients in one batch take the same number of steps
-    states = {name: repeated(state, count) for name, state in sent.states.items()}
-    with in_round(sent.round, numbers):
-        first = _first_of_batch(task, plan, sent, count)
-        start = repeated(sent.params, count)
+    states = {name: repeated(state, count) for name, state in received.states.items()}
+    with in_round(received.round, numbers):
+        first = _first_of_batch(task, plan, received, count)
+        start = repeated(received.params, count)
         for stage in recipe.stages:
             start = stage.adopt(start, first, memories)
-        received, now = split_statistics(start)
-        states |= _resumed(recipe, received, first, memories)
-        params, states = received, recipe.chain.init(received, states)
-        oracle = oracle_of(recipe, task, plan, clients, sent.round, params)
+        started, now = split_statistics(start)
+        states |= _resumed(recipe, started, first, memories)
+        params, states = started, recipe.chain.init(started, states)
+        oracle = oracle_of(recipe, task, plan, clients, received.round, params)
         statistics = Statistics(now)
         for step in range(steps):
-            context = oracle.context(params, received, step, statistics)
+            context = oracle.context(params, started, step, statistics)
             params, states = recipe.chain.step(params, states, context)
             statistics.step()
         local = {**params, **statistics.now}
-        factor = plan.factor_at(sent.round)
-        params, states = recipe.apply_client(
-            received, params, states, steps, factor, oracle.samples
-        )
+        factor = plan.factor_at(received.round)
+        params, states = recipe.apply_client(started, params, states, steps, factor, oracle.samples)
     models = blocks({**params, **statistics.now}, count)
     returned = {name: blocks(states[name], count) for name in recipe.returned}
     persistent = {name: blocks(states[name], count) for name in recipe.persistent}
@@ -320,6 +319,7 @@ def _updated(
         of_stages: The next states of the stages.
         factor: The factor of the step sizes in this round.
     """
+    # With FedBuff, replies to several server models follow each other.
     ordered = sorted(replies, key=lambda reply: reply.client)
     mean, states, of_aggregator = aggregated(recipe, state.states, ordered)
     others = {**of_aggregator, **of_stages}
@@ -343,10 +343,10 @@ def _cohorts(experiment: Experiment) -> Synchronous:
 
 
 def _groups(
-    recipe: Recipe, task: Task, plan: RandomnessPlan, clients: Sequence[Client], sent: Broadcast
+    recipe: Recipe, task: Task, plan: RandomnessPlan, clients: Sequence[Client], received: Broadcast
 ) -> list[Sequence[Client]]:
     """Divide the clients into groups that are trained as one batch."""
-    entries = sum(value.numel() for value in sent.params.values())
+    entries = sum(value.numel() for value in received.params.values())
     size = 1 if recipe.isolates else max(1, task.stack_limit // entries)
     by_steps: dict[int, list[Client]] = {}
     for client in clients:
@@ -358,24 +358,13 @@ def _groups(
     ]
 
 
-def repeated(tree: Params, times: int) -> Params:
-    """Repeat tensors along the replica axis, and preserve their memory order."""
-    if times == 1:
-        return tree
-    turned = {name: value.ndim > 2 and value.mT.is_contiguous() for name, value in tree.items()}
-    return {
-        name: torch.cat([value.mT] * times).mT if turned[name] else torch.cat([value] * times)
-        for name, value in tree.items()
-    }
-
-
 def _first_of_batch(
-    task: Task, plan: RandomnessPlan, sent: Broadcast, count: int
+    task: Task, plan: RandomnessPlan, received: Broadcast, count: int
 ) -> Callable[[], Params]:
     """Return a function that returns the run's initial model, repeated for each client."""
 
     def first() -> Params:
-        stack = len(next(iter(sent.params.values())))
+        stack = len(next(iter(received.params.values())))
         return repeated(first_model(task, plan.seed, stack), count)
 
     return first

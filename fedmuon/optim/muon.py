@@ -1,5 +1,7 @@
 """Muon as a torch optimizer: orthogonalized momentum with decoupled weight decay.
 
+Recipes of federated runs consist of links (`links.py`) instead.
+
     B <- mu B + (1 - mu) G            averages, as in torch.optim.Muon and Stability note, eq. (1)
     M  = (1 - mu) G + mu B            with Nesterov; else M = B
     X <- (1 - eta lambda) X - eta s(m, n) Orth(M)

@@ -297,7 +297,13 @@ def fedmuon(
     """
     steps = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes,
                         aux, aux_lr)  # fmt: skip
-    return Recipe(Chain((gradient(), *steps)), replace_by_mean, MOMENTUM, MOMENTUM, MOMENTUM)
+    return Recipe(
+        Chain((gradient(), *steps)),
+        replace_by_mean,
+        sent=MOMENTUM,
+        returned=MOMENTUM,
+        kept=MOMENTUM,
+    )
 
 
 @_recipe
@@ -932,7 +938,9 @@ def fedmuon_svd(
     steps = _muon_links(lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes,
                         aux, aux_lr)  # fmt: skip
     chain, factored = Chain((gradient(), *steps)), EncodedStates({"momentum": low_rank(rank)})
-    return Recipe(chain, replace_by_mean, MOMENTUM, MOMENTUM, MOMENTUM, stages=(factored,))
+    return Recipe(
+        chain, replace_by_mean, sent=MOMENTUM, returned=MOMENTUM, kept=MOMENTUM, stages=(factored,)
+    )
 
 
 @_recipe

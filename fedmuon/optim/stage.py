@@ -149,6 +149,9 @@ class Stage:
     def send(self, message: Trees, server: ServerState) -> Trees:
         """Change the server's message before it is sent to the clients of a round.
 
+        `send` and `open` may be called several times in a round. Equal arguments must therefore
+        give equal results.
+
         Args:
             message: The model and the states that the recipe sends.
             server: The server's state.
@@ -159,7 +162,7 @@ class Stage:
         return message
 
     def open(self, message: Trees, model: Callable[[], Params]) -> Trees:
-        """Undo `send` on the clients. This method is called once per round and process.
+        """Undo `send` on the clients.
 
         Args:
             message: The trees as they were sent.

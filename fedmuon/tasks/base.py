@@ -117,6 +117,17 @@ def blocks(tree: Params, count: int) -> list[Params]:
     return [{name: chunks[name][k] for name in tree} for k in range(count)]
 
 
+def repeated(tree: Params, times: int) -> Params:
+    """Repeat tensors along the replica axis, and preserve their memory order."""
+    if times == 1:
+        return tree
+    turned = {name: value.ndim > 2 and value.mT.is_contiguous() for name, value in tree.items()}
+    return {
+        name: torch.cat([value.mT] * times).mT if turned[name] else torch.cat([value] * times)
+        for name, value in tree.items()
+    }
+
+
 class Task(Protocol):
     """The interface of a task: loss and gradients.
 

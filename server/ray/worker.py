@@ -1,15 +1,16 @@
 """A Ray actor: a separate process that calls a ClientApp to answer messages to clients."""
 
-import contextlib
 import copy
 import os
 import traceback
+from logging import DEBUG
 from typing import Any, Protocol, runtime_checkable
 
 import ray
 from flwr.app import Context, Message, RecordDict
 from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
+from flwr.common.logger import log
 
 from fedmuon.core.files import Record
 from fedmuon.runs.provenance import memory
@@ -96,15 +97,17 @@ class Worker:
         if not isinstance(self._app, Together):
             return []
         contexts = [self._context(message, states) for message in messages]
-        with contextlib.suppress(Exception):
+        try:
             replies = self._app.together(messages, contexts)
-            states |= {
-                app_context.node_id: app_context.state
-                for app_context in contexts
-                if app_context.state or app_context.node_id in states
-            }
-            return replies
-        return []
+        except Exception as error:
+            log(DEBUG, "A batch of %d messages failed: %r", len(messages), error)
+            return []
+        states |= {
+            app_context.node_id: app_context.state
+            for app_context in contexts
+            if app_context.state or app_context.node_id in states
+        }
+        return replies
 
     def _alone(self, message: Message, states: dict[int, RecordDict]) -> Message:
         """Answer one message: return the app's reply, or an error reply and the unchanged state."""

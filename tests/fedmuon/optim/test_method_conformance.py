@@ -22,7 +22,7 @@ from fedmuon.config.load import Config
 from fedmuon.config.methods import BUILT_IN, BY_SAMPLES, ORTHOGONALIZED, PRIVATE
 from fedmuon.experiments.run import execute
 from fedmuon.federated.build import build_experiment
-from fedmuon.federated.rounds import begin, client_update, received_message, run_round, simulate
+from fedmuon.federated.rounds import begin, received_message, run_round, simulate, train_group
 from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.stage import ServerState
 
@@ -206,9 +206,9 @@ def test_clients_in_one_batch_equal_clients_one_by_one(name: str) -> None:
     clients = [(client, made.shards[client]) for client in range(N)]
     if made.plan.epochs:  # clients in one batch take the same number of steps
         made = replace(made, plan=replace(made.plan, epochs=0.0, steps=2))
-    together = client_update(made.recipe, made.task, made.plan, clients, sent)
+    together = train_group(made.recipe, made.task, made.plan, clients, sent)
     for reply, client in zip(together, clients, strict=True):
-        (alone,) = client_update(made.recipe, made.task, made.plan, [client], sent)
+        (alone,) = train_group(made.recipe, made.task, made.plan, [client], sent)
         trees = {**alone.trees, **{f"own {link}": tree for link, tree in alone.own.items()}}
         batch = {**reply.trees, **{f"own {link}": tree for link, tree in reply.own.items()}}
         for tree, tensors in trees.items():
