@@ -3,7 +3,8 @@ SHELL := /bin/sh
 PYTHON ?= python3
 SECONDS ?= 600
 VENV := .venv
-WORKERS := -n 4
+WORKERS := -n $(shell getconf _NPROCESSORS_ONLN)
+WAITING := -n 4
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
@@ -32,10 +33,10 @@ test: $(STAMP) ## set up, then run the quick tests
 	$(BIN)/python -m pytest $(WORKERS)
 
 test-all: $(STAMP) ## run all tests, also the slow ones and those that need a browser
-	$(BIN)/python -m pytest $(WORKERS) -m ""
+	$(BIN)/python -m pytest $(WAITING) -m ""
 
 test-slow: $(STAMP) ## run the tests that `make test` leaves out
-	$(BIN)/python -m pytest $(WORKERS) -m "slow or needs_browser or needs_fashion_mnist"
+	$(BIN)/python -m pytest $(WAITING) -m "slow or needs_browser or needs_fashion_mnist"
 
 coverage: $(STAMP) ## measure which lines and branches the quick tests reach; ALL=1 for all tests
 	$(BIN)/python -m tests.measure_coverage $(if $(ALL),-m "")

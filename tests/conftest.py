@@ -54,7 +54,7 @@ settings.register_profile(
 settings.load_profile("repeatable")
 
 # Each group has one worker, which starts its tests one after the other; the larger a group, the
-# sooner, and what a group makes is made once. Two of four mostly wait for processes: -n 4.
+# sooner, and what a group makes is made once.
 GROUPS = {
     "deployments": (
         "tests/experiments/engines/test_deployment.py",
@@ -70,7 +70,7 @@ GROUPS = {
         "tests/experiments/engines/test_joined_ray.py",
         "tests/experiments/planning/test_plan.py::test_on_ray",
         "tests/experiments/suites/test_suite.py::test_ray_tasks_give_the_same_results",
-        "tests/fedmuon/config/test_registered_methods.py::test_other_processes_load_the_same_method",
+        "tests/fedmuon/config/test_registered_methods.py::test_other_processes_load_the_package",
     ),
     "readme": ("tests/architecture/test_readme.py",),  # later commands read what earlier ones wrote
     "projects": (
@@ -93,6 +93,7 @@ GROUPS = {
     ),  # in one process
     "compiled": ("tests/fedmuon/tasks/test_matrix.py",),  # by numba, in seconds
     "imports": ("tests/architecture/test_imports.py",),  # reads all files
+    "strings": ("tests/architecture/test_reference_pages.py",),  # so does this
     "unread": ("tests/fedmuon/config/test_unread_keys.py",),
     "transformers": (  # which take two seconds to import
         "tests/experiments/studies/test_dp_text.py::test_one_method_is_tuned_and_writes",

@@ -60,6 +60,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_a_method_is_one_function_and_one_row(tmp_path: Path) -> None:
     """Two files change; help, lists, pages and runs then have the method."""
     tree = tmp_path / "tree"

@@ -197,9 +197,10 @@ def stop_after(round: int) -> Callable[[dict], None]:
     return watch
 
 
+@pytest.mark.slow
 def test_a_resumed_run_finds_the_states_of_its_clients(tmp_path: Path) -> None:
     """On the disks of their nodes, by its id. Its model, draws and records of clients are those
-    inline: the quick tests deploy this one run, of two nodes."""
+    inline. The run has two nodes."""
     federation = {"clients": 2, "per-round": 1, "rounds": 2}
     output = {"clients": True, "checkpoint-every": 1}
     config = small(federation=federation, local={"recipe": "scaffold", "steps": 2}, output=output)

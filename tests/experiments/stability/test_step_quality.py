@@ -101,6 +101,7 @@ def test_coefficients_that_overshoot_have_no_bound_of_004(tmp_path: Path) -> Non
     assert found["nu"] > 0.01 and "exceeds 1" in found["no_bound_because"][-1]
 
 
+@pytest.mark.slow
 def test_runs_of_other_algorithms_have_no_bound(tmp_path: Path) -> None:
     """A network and several clients: the errors are measured, and each difference is named."""
     network = {"task": {"name": "network", "model": "mlp"}}

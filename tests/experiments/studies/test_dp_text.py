@@ -75,6 +75,7 @@ def test_the_suite_from_its_command_to_its_report(
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_one_method_is_tuned_and_writes(tmp_path: Path) -> None:
     (whole,) = kinds.find(str(tiny(tmp_path)), "dart", "small", {}).within(tmp_path)
     assert isinstance(whole, dp_text.TextCell)
@@ -138,6 +139,7 @@ def test_the_model_is_chosen_on_the_validation_part(tmp_path: Path) -> None:
     assert again["ends"][0]["nll"] == end["nll"] and again["written"] == written
 
 
+@pytest.mark.slow
 def test_each_seed_searches_the_settings_of_000(tmp_path: Path) -> None:
     """Methods go on with the least validation NLL of all settings, of the very run that had it."""
     cell = cell_of("dp-text-sweep", tmp_path)

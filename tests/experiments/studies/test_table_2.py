@@ -104,6 +104,7 @@ def test_orders_and_signs_that_are_published_can_fail() -> None:
     assert lines[1][2].startswith("−0.00095 (") and lines[2][2:] == ("−0.001", "0.2", "2e−05")
 
 
+@pytest.mark.slow
 def test_the_figure_shows_both(tmp_path: Path) -> None:
     rows = made((0.2, 0.1))
     for narrow in (False, True):

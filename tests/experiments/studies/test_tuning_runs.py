@@ -113,6 +113,7 @@ def test_scores_are_means_of_the_runs_and_tuning_resumes(tmp_path: Path) -> None
     assert whole["methods"][0]["scores"][1] == pytest.approx(sum(mine) / 2)
 
 
+@pytest.mark.slow
 def test_a_sweep_is_tuned_at_each_value_or_at_one(tmp_path: Path) -> None:
     sweep = '\n[sweep]\nkey = "local.steps"\nvalues = [1, 2]\nlabel = "E"\n'
     falling = '\n[claims.steps]\nkind = "falling"\nbetter = "FedAvg"\nmeasure = "test_loss"\n'

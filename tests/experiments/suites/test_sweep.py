@@ -385,6 +385,7 @@ def test_only_neighbours_along_one_key_of_the_best_point_are_warned_of() -> None
 # Processes
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_workers_give_what_one_process_gives(config: str, tmp_path: Path) -> None:
     words = ["sweep", config, "--grid", "local.lr=0.1,10", "--seeds", "2"]
@@ -492,6 +493,7 @@ def rounds_of(run: Path) -> int:
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("jobs", quick([1, 2], [1]))
 def test_a_killed_sweep_resumes_to_the_same_bytes(

@@ -193,6 +193,7 @@ PERSONAL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", quick(PERSONAL, ["fedper"]))
 def test_personal_models_on_ray_are_those_inline(live: LiveGrid, tmp_path: Path, name: str) -> None:
     """Their parameters, which only clients have, and what each client measures with them."""

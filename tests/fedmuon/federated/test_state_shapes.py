@@ -87,6 +87,7 @@ def test_a_kept_state_needs_its_shapes_from_the_start() -> None:
     assert isinstance(found, str) and "final names, shapes and dtypes in `init`" in found
 
 
+@pytest.mark.slow
 def test_ray_and_flower_agree_with_inline() -> None:
     """A returned state that begins empty, and beside it a stored state of two tensors."""
     made = recipe({"norm": (1,)}, late=True)

@@ -137,6 +137,7 @@ def test_poisson_lots_do_not_stand_for_those_that_are_cut() -> None:
         assert found == pytest.approx(hockey(noise, rate, epsilon), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_the_library_has_a_tighter_analysis_and_never_a_larger_epsilon() -> None:
     """dp-accounting 0.5.1 knows the pair of one step (arXiv:2508.15089), and cuts more lots."""
     size, rate, noise, steps, delta = 40, 0.2, 2.0, 6, 1e-3

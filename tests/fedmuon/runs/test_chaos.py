@@ -16,7 +16,6 @@ from chaos.folders import contents, difference
 from chaos.jobs import run
 from chaos.laboratory import OTHER, SAME, Laboratory, Trial, improper
 from chaos.nursery import ROOT, Ended, Nursery
-from conftest import quick
 
 from fedmuon.core.cores import few_free_cores
 
@@ -67,7 +66,8 @@ def test_failing_writes(lab: Laboratory) -> None:
     none_other(lab, 11)
 
 
-@pytest.mark.parametrize("kind", quick([0, 1], [1]))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [0, 1])
 def test_two_writers(lab: Laboratory, kind: int) -> None:
     """Of a plain and of a private run."""
     job = lab.jobs()[kind]

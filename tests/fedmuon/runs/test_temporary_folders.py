@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import quick
 from cut_off import interrupted
 
 import fedmuon
@@ -29,6 +30,13 @@ SMALL = {
     "local": {"steps": 1},
     "stability": {"trials": 2},
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _frozen() -> None:
+    """Let each `gc.collect` look only at objects of these tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +100,7 @@ def test_the_end_of_python_removes_it(place: Path) -> None:
     assert done.stdout == b"True\n" and held(place) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", quick([signal.SIGTERM, signal.SIGHUP], [signal.SIGTERM]))
 def test_a_signal_that_ends_python_removes_it(place: Path, number: signal.Signals) -> None:
     program = (
         f"import os, signal, time; signal.signal({number}, signal.SIG_DFL); "  # nohup ignores it

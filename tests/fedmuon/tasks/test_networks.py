@@ -203,6 +203,7 @@ def test_another_loss_can_be_given() -> None:
     torch.testing.assert_close(slope["0.weight"], gradient["weight"].mT, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_device_that_is_full_gets_smaller_chunks() -> None:
     def work(part: slice) -> tuple[int, int]:
         if part.stop - part.start > 3:
