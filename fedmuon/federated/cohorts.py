@@ -25,7 +25,10 @@ class Synchronous:
     def read(
         self, state: ServerState, replies: Sequence[Reply], read: Read, received: Received
     ) -> tuple[list[Reply], States]:
-        """Convert the replies of a round to replies that started from the newest state."""
+        """Convert the replies of a round to replies that started from the newest state.
+
+        The result has the order of the clients.
+        """
         return read(state, replies)
 
     def remembering(self, before: ServerState, after: ServerState) -> ServerState:
@@ -72,7 +75,7 @@ class Buffered(Synchronous):
                 weight = (1 + state.round - start.round) ** -0.5
                 message = received(start)
                 moved += [_moved_to(state, message, weight, reply) for reply in of_start]
-        return moved, {}
+        return sorted(moved, key=lambda reply: reply.client), {}
 
     def remembering(self, before: ServerState, after: ServerState) -> ServerState:
         """Return the state after a round, with the older states that later rounds need."""

@@ -315,18 +315,16 @@ def _updated(
     Args:
         recipe: The optimizer.
         state: The state before the round.
-        replies: The replies, whose stages are undone.
+        replies: The replies in the order of the clients, whose stages are undone.
         of_stages: The next states of the stages.
         factor: The factor of the step sizes in this round.
     """
-    # With FedBuff, replies to several server models follow each other.
-    ordered = sorted(replies, key=lambda reply: reply.client)
-    mean, states, of_aggregator = aggregated(recipe, state.states, ordered)
+    mean, states, of_aggregator = aggregated(recipe, state.states, replies)
     others = {**of_aggregator, **of_stages}
     before = {name: tree for name, tree in state.states.items() if name not in others}
     mean, statistics = split_statistics(mean)  # running statistics are averaged, without a rule
     old = {name: value for name, value in state.params.items() if name in mean}
-    answered = partial(weights_and_steps, recipe, ordered)
+    answered = partial(weights_and_steps, recipe, replies)
     params, states = recipe.apply_server(old, mean, {**before, **states}, factor, answered)
     params = {**params, **statistics}
     kept = {name: value for name, value in state.params.items() if name not in params}
