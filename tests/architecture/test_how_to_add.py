@@ -29,6 +29,7 @@ ROW = """    Method(
         make="fedmuon.optim.recipes:fedavg_decaying",
         keys=_PLAIN,
         cites=("fedavg",),
+        by_samples="the update of FedAvg",
     ),
 """
 USE = """
@@ -47,7 +48,6 @@ tables = {"data": {"name": "synthetic", "train": 60, "test": 20, "dimension": 5}
           "local": {"recipe": NAME, "lr": 0.5}}
 result = fedmuon.run(tables)
 tables["local"]["recipe"] = "fedavg"
-tables["federation"]["aggregate"] = "mean"
 plain = fedmuon.run(tables)
 print(json.dumps({
     "listed": NAME in said("list", "optimizers"),
