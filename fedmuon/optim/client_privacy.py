@@ -6,9 +6,11 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
+from fedmuon.core.errors import InputError, shown
 from fedmuon.optim.chain import States
 from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, Stage, Trees, split_model
 from fedmuon.privacy.mechanisms.client_level import ClientLevel, mapped
@@ -25,6 +27,14 @@ class ClientPrivacy(Stage):
 
     level: ClientLevel
     returned: tuple[str, ...] = ()
+
+    def require(self, recipe: Any) -> None:
+        """Raise an error if `level` is not a `ClientLevel`."""
+        if not isinstance(self.level, ClientLevel):
+            raise InputError(
+                f"client_level of a Recipe is {shown(self.level)}, but it must be a ClientLevel. "
+                "Leave it out, and set [privacy] level = 'client' in the config instead."
+            )
 
     @property
     def isolates(self) -> bool:  # type: ignore[override]

@@ -22,6 +22,9 @@ STAGES: Mapping[str, tuple[type[Stage], Any]] = {
     "codecs": (EncodedStates, {}),
     "compression": (Compression, None),
 }
+INSTEAD = {  # argument -> what to use instead
+    name: f"stages=(...) with fedmuon.stages.{kind.__name__}" for name, (kind, _) in STAGES.items()
+} | {"client_level": "[privacy] level = 'client' in the config"}
 FIELDS = (
     *("chain", "server", "sent", "returned", "kept", "mechanism", "aggregate", "scaled", "steps"),
     *("thread_safe", "client_level", "persistent", "client", "counted", "initial", "personal"),
@@ -44,7 +47,7 @@ def attribute(recipe: Any, name: str) -> Any:
 
 def with_arguments(
     stages: Sequence[Stage], returned: tuple[str, ...], arguments: Mapping[str, Any]
-) -> tuple[Stage, ...]:
+) -> Sequence[Stage]:
     """Return the stages of a recipe that was created with arguments of version 1.0.
 
     Args:
@@ -52,11 +55,12 @@ def with_arguments(
         returned: The names of the states that clients return.
         arguments: The arguments of version 1.0. A value replaces the stage of the same kind.
     """
+    if not isinstance(stages, tuple | list):
+        return stages  # `Recipe` then raises the error about this value
     for name, value in arguments.items():
         kind, nothing = STAGES[name]
         warnings.warn(
-            f"the argument `{name}` of fedmuon.Recipe is deprecated. Use stages=(...) with "
-            f"fedmuon.stages.{kind.__name__}.",
+            f"the argument `{name}` of fedmuon.Recipe is deprecated. Use {INSTEAD[name]}.",
             DeprecationWarning,
             stacklevel=4,
         )

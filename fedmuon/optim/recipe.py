@@ -35,7 +35,7 @@ ServerRule = Callable[..., tuple[Params, States]]
 # (received model, model after the local steps, states, steps) -> (model to return, states)
 ClientRule = Callable[..., tuple[Params, States]]
 # Arguments and attributes of version 1.0 (`first_version.py`).
-REPLACED = ("personal", "codecs", "compression", "client_level", "masked")
+REPLACED = ("personal", "codecs", "compression", "client_level")
 FLAGS = ("scaled", "counted")
 ASKING = "the rule `client` has a parameter `samples`"
 
@@ -103,7 +103,7 @@ class Recipe:
     stages: tuple[Stage, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
-        if name not in REPLACED:
+        if name not in (*REPLACED, "masked"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         from fedmuon.optim.first_version import attribute  # loads all stages
 

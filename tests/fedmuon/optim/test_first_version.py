@@ -12,6 +12,7 @@ from fedmuon.optim.compression import Compression, top_k
 from fedmuon.optim.low_rank import EncodedStates, low_rank
 from fedmuon.optim.personal_parameters import PersonalParameters
 from fedmuon.optim.recipe import Recipe
+from fedmuon.optim.stage import Stage
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
 
 LEVEL = ClientLevel(1.0, 2.0, 5, 10)
@@ -83,3 +84,27 @@ def test_a_rule_receives_the_facts_that_it_names() -> None:
             dataclasses.replace(asking, **{name: 3})
         with pytest.raises(InputError, match=f"{name} of a Recipe is True, but no rule"):
             dataclasses.replace(plain, **{name: True})
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"stages": None, "personal": ("head.*",)}, "stages of a Recipe is None"),
+    ({"stages": Stage(), "personal": ("head.*",)}, "stages of a Recipe is .*Stage"),
+    ({"client_level": 3}, "client_level of a Recipe is 3, .* Leave it out"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG)
+@pytest.mark.filterwarnings("ignore:the argument")
+def test_values_of_the_wrong_type_are_named(arguments: dict[str, Any], message: str) -> None:
+    plain = recipes.fedavg(0.1)
+    with pytest.raises(InputError, match=message):
+        Recipe(plain.chain, plain.server, **arguments)
+    sound = {"stages": (Stage(),), "personal": ("head.*",)}  # the control
+    assert len(Recipe(plain.chain, plain.server, **sound).stages) == 2
+
+
+def test_masked_can_be_read_but_is_no_argument() -> None:
+    plain: Any = recipes.fedavg(0.1)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'masked'"):
+        Recipe(plain.chain, plain.server, masked=True)
+    assert plain.masked is False
