@@ -9,6 +9,7 @@ from dataclasses import replace
 from fedmuon.config.load import Config
 from fedmuon.config.schema import reads
 from fedmuon.config.user_objects import guard, make_named
+from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.federated.recipe_demands import require_demands
 from fedmuon.federated.recipe_facts import BuiltRecipe
@@ -31,6 +32,7 @@ def with_configured_stages(config: Config, recipe: Recipe, task: Task) -> Recipe
     if custom is not None:
         stages = as_stages(custom, guard(config, "stage"))
         recipe = replace(recipe, stages=(*recipe.stages, *stages))
+    recipe = _without_client_privacy(config, recipe)
     compressed = _with_compression(config, recipe)
     require_demands(BuiltRecipe(config, compressed, task))
     if has_custom_stage(recipe):
@@ -53,11 +55,38 @@ def _with_compression(config: Config, recipe: Recipe) -> Recipe:
     return replace(recipe, stages=(*recipe.stages, compression))
 
 
+def _without_client_privacy(config: Config, recipe: Recipe) -> Recipe:
+    """Return the recipe without the stage that [privacy] level = 'client' adds last.
+
+    Raise an error for any other stage `ClientPrivacy`. The account of a run trusts the cohorts, the
+    sampling and the returned states of this stage, so that they must be those of the config.
+    """
+    configured = _client_privacy(config, recipe)
+    passed = [stage for stage in recipe.stages if isinstance(stage, ClientPrivacy)]
+    if all(stage in configured for stage in passed):
+        others = (stage for stage in recipe.stages if not isinstance(stage, ClientPrivacy))
+        return replace(recipe, stages=tuple(others)) if passed else recipe
+    fix = "Set [privacy] level = 'client' in the config instead, and leave the stage out"
+    if configured:
+        fix = "Leave the stage out, because [privacy] level = 'client' already adds one"
+    raise InputError(
+        "the recipe has a stage ClientPrivacy (client_level in version 1.0) that was not created "
+        "from the config, so the run's epsilon could be wrong: its cohorts, sampling and returned "
+        f"states may differ from those of the run. {fix}."
+    )
+
+
 def _with_client_privacy(config: Config, recipe: Recipe) -> Recipe:
     """Return the recipe with the mechanism of [privacy] level = 'client'."""
+    stages = _client_privacy(config, recipe)
+    return replace(recipe, stages=(*stages, *recipe.stages)) if stages else recipe
+
+
+def _client_privacy(config: Config, recipe: Recipe) -> tuple[ClientPrivacy, ...]:
+    """Return the stage of [privacy] level = 'client', or no stage at another level."""
     privacy, federation = config.privacy, config.federation
     if privacy.level != "client":
-        return recipe
+        return ()
     level = ClientLevel(
         privacy.bound,
         privacy.noise,
@@ -71,4 +100,4 @@ def _with_client_privacy(config: Config, recipe: Recipe) -> Recipe:
         privacy.arithmetic,
         privacy.honest,
     )
-    return replace(recipe, stages=(ClientPrivacy(level, recipe.returned), *recipe.stages))
+    return (ClientPrivacy(level, recipe.returned),)

@@ -22,6 +22,7 @@ import fedmuon
 from fedmuon import recipes
 from fedmuon.analysis.report.tables import read_table
 from fedmuon.config.load import Config, nested, parse
+from fedmuon.config.user_objects import UserObjects
 from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.experiments import spending
 from fedmuon.experiments.report import gather
@@ -40,6 +41,8 @@ from fedmuon.federated.rounds import (
     client_updates,
     server_update,
 )
+from fedmuon.optim.client_privacy import ClientPrivacy
+from fedmuon.optim.recipe import Recipe
 from fedmuon.orthogonalize import Uncertified
 from fedmuon.privacy.accounting.composition import account, epsilon
 from fedmuon.privacy.accounting.pld import Event
@@ -68,6 +71,13 @@ def clients(recipe: str = "fedmuon", rounds: int = 4, **privacy: Any) -> Config:
 LOCAL = {"cohorts": "fixed", "trust": "local"}
 OTHER = {"central": "local", "local": "central", "distributed": "local"}  # another ratio
 REPEATABLE = {"insecure-reproducible-noise": True}
+
+
+def with_recipe(config: Config, recipe: Recipe) -> Config:
+    """The config, with a recipe that was passed in Python."""
+    tables = {**nested(config), "local": {"recipe": "given"}}
+    tables.pop("orthogonalizer", None)
+    return parse(tables).with_objects(UserObjects(recipe=recipe))
 
 
 def tree(rng: np.random.Generator, size: float, stack: int = 2, dtype: Any = torch.float32) -> Any:
@@ -429,6 +439,55 @@ def test_a_recipe_of_ones_own_is_clipped_like_ours(tmp_path: Path) -> None:
     assert result.summary["privacy"]["unit"] == "client"
     models = [(tmp_path / x / "model.safetensors").read_bytes() for x in "ab"]
     assert models[0] == models[1]
+
+
+FIXED = ClientLevel(0.2, 1.0, 3, 6, poisson=False)
+PASSED = {
+    "all values fit": FIXED,
+    "another cohort": replace(FIXED, cohort=1000, clients=2000),
+    "Poisson cohorts": replace(FIXED, clients=500_000, poisson=True),
+}
+
+
+@pytest.mark.parametrize("case", PASSED)
+@pytest.mark.filterwarnings("ignore:the argument")
+def test_only_the_config_adds_client_privacy(case: str) -> None:
+    """The ledger trusts the stage, so a stage of ones own could claim any epsilon."""
+    config, level = small(), PASSED[case]
+    plain = recipes.fedavg(0.1)
+    own = {
+        "stage": small(federation={"stage": "given"}).with_objects(
+            UserObjects(stage=ClientPrivacy(level))
+        ),
+        "stages of a recipe": with_recipe(config, replace(plain, stages=(ClientPrivacy(level),))),
+        "the argument of 1.0": with_recipe(config, replace(plain, client_level=level)),
+    }
+    for table in own.values():
+        with pytest.raises(InputError, match=r"Set \[privacy\] level = 'client' in the config"):
+            build_experiment(resolve(table))
+    assert not build_experiment(resolve(with_recipe(config, plain))).recipe.private  # the control
+
+
+def test_a_recipe_may_have_the_stage_of_the_config() -> None:
+    plain, config = recipes.fedavg(0.1), with_recipe(clients("fedavg"), recipes.fedavg(0.1))
+    (stage,) = build_experiment(resolve(config)).recipe.stages
+    assert isinstance(stage, ClientPrivacy)
+    same = with_recipe(config, replace(plain, stages=(stage,)))
+    assert build_experiment(resolve(same)).recipe.stages == (stage,)
+    other = ClientPrivacy(replace(stage.level, cohort=4))
+    with pytest.raises(InputError, match=r"Leave the stage out, because \[privacy\] level"):
+        build_experiment(resolve(with_recipe(config, replace(plain, stages=(other,)))))
+
+
+class Custom(ClientPrivacy):
+    pass
+
+
+def test_a_subclass_of_client_privacy_is_rejected() -> None:
+    for config in (small(), clients("fedavg")):
+        own = replace(recipes.fedavg(0.1), stages=(Custom(FIXED),))
+        with pytest.raises(InputError, match="the ledger does not know what your stage sends"):
+            build_experiment(resolve(with_recipe(config, own)))
 
 
 def test_the_suite_draws_accuracy_at_the_epsilon_of_each_noise(
