@@ -8,14 +8,14 @@ round is the same for all recipes. `recipes.py` defines the named recipes.
 
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from fedmuon.core.errors import Guard, InputError, plain, shown
+from fedmuon.core.errors import Guard, InputError, object_name, plain, shown
 from fedmuon.optim.aggregator import Aggregator, mean
 from fedmuon.optim.chain import (
     PERSONAL,
@@ -245,6 +245,9 @@ class Recipe:
                 )
             for stage in self.stages:
                 stage.require(self)
+            _require_own_names(
+                ((stage, stage.stores) for stage in self.stages), self.persistent, "stores a client"
+            )
             knowing = [f"the link {one.name}" for one in self.chain.links if one.knows_samples]
             if self.private and (knowing or self.knows_samples):
                 asking = f"{knowing[0]} has knows_samples=True" if knowing else ASKING
@@ -310,6 +313,21 @@ def _require_types(recipe: Recipe) -> None:
             raise InputError(f"{name} of a Recipe is {value}, but it must be {needed}.")
 
 
+def _require_own_names(
+    names_of: Iterable[tuple[Stage, Iterable[str]]], taken: Iterable[str], action: str
+) -> None:
+    """Reject a stage's state whose name is taken, because one state would replace the other."""
+    others = {*taken}
+    for stage, names in names_of:
+        if clash := others & {*names}:
+            raise InputError(
+                f"the stage {object_name(vars(stage).get('stage', stage))} {action} state "
+                f"{min(clash)!r}, but this name is already used by the recipe, by its aggregator "
+                "or by another stage. Rename the state of your stage."
+            )
+        others.update(names)
+
+
 def _with_older_arguments(create: Callable[..., None]) -> Callable[..., None]:
     """Let `Recipe` accept the arguments of version 1.0 that stages have replaced."""
 
@@ -353,8 +371,11 @@ def initial_states(recipe: Recipe, params: Params) -> States:
     params = shared_part(recipe, params)
     learned, _ = split_statistics(params)
     states = {name: first_state(recipe, name, learned) for name in recipe.kept}
-    for stage in recipe.stages:
-        states |= stage.initial(learned, recipe.returned)
+    of_stages = [(stage, stage.initial(learned, recipe.returned)) for stage in recipe.stages]
+    taken = (MODEL, *recipe.kept, *recipe.sent, *recipe.returned, *aggregate_states(recipe))
+    _require_own_names(of_stages, taken, "returns from `initial` a server")
+    for _, initial in of_stages:
+        states |= initial
     if recipe.aggregate.init is None:
         return states
     first = _declared_state(recipe.aggregate, params)

@@ -1,6 +1,7 @@
 """Custom stages: a documented example with a state, and errors."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -136,6 +137,70 @@ WRONG = [
 def test_the_trial_finds_what_is_wrong(stage: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         with_stage(stage())
+
+
+# Names of states, and stages that exclude each other
+
+
+@dataclass(frozen=True)
+class Remembering(Stage):
+    """Stores the last update of a client under a name, and a number on the server under another."""
+
+    stored: str = ""
+    initially: str = ""
+
+    @property
+    def stores(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (self.stored,) if self.stored else ()
+
+    def reply(self, reply: Any, received: Any, memory: Any) -> Any:
+        return reply.storing(self.stored, reply.params) if self.stored else reply
+
+    def initial(self, model: Any, returned: Any) -> Any:
+        number = {"n": torch.zeros(len(next(iter(model.values()))))}
+        return {self.initially: number} if self.initially else {}
+
+    def read(self, replies: Any, received: Any, server: Any) -> Any:
+        return replies, {name: server.states[name] for name in self.initial(server.params, ())}
+
+
+SCAFFOLD = {"recipe": "scaffold"}
+TOP_K = {"uplink": "top-k", "share": 0.5, "feedback": "error"}
+NAMES: list[tuple[Any, dict[str, Any], str]] = [
+    ([Remembering("a"), Remembering("a")], {}, "Remembering stores a client state 'a'"),
+    (Remembering("client-control"), {"local": SCAFFOLD}, "stores a client state 'client-control'"),
+    (Remembering("compression"), {"compression": TOP_K}, "stores a client state 'compression'"),
+    (Remembering("", "momentum"), {}, "returns from `initial` a server state 'momentum'"),
+    (Remembering("", "server-control"), {"local": SCAFFOLD}, "a server state 'server-control'"),
+    (Remembering("", "model"), {}, "a server state 'model'"),
+    ([Remembering("", "a"), Remembering("", "a")], {}, "a server state 'a'"),
+    (Remembering("", "ef21-model"), {"compression": TOP_K | {"feedback": "ef21"}}, "'ef21-model'"),
+]
+
+
+@pytest.mark.parametrize(("stage", "tables", "message"), NAMES)
+def test_a_name_of_a_state_is_taken_once(stage: Any, tables: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        with_stage(stage, **tables)
+
+
+@pytest.mark.parametrize("local", [{}, SCAFFOLD])
+def test_other_names_change_nothing(local: dict[str, Any]) -> None:
+    """The negative control."""
+    stages = [Remembering("a", "a"), Remembering("b", "b")]
+    compression = {} if local else {"compression": TOP_K}
+    changed, plain = (with_stage(one, local=local, **compression) for one in (stages, None))
+    assert (model(changed) == model(plain)).all()
+
+
+def test_a_state_of_an_aggregator_is_taken(tmp_path: Path) -> None:
+    total = fedmuon.Aggregator(
+        lambda replies, state: (replies[0].params, state), init=lambda params: {"n": torch.zeros(1)}
+    )
+    named = {**TABLES, "local": {"recipe": "fedavg"}}
+    fedmuon.run(named, aggregate=total, stage=Remembering("", "a"))  # the control
+    with pytest.raises(InputError, match="a server state 'aggregate'"):
+        fedmuon.run(named, aggregate=total, stage=Remembering("", "aggregate"))
 
 
 def test_what_is_no_stage_is_rejected() -> None:
