@@ -17,7 +17,7 @@ from fedmuon.optim.client_privacy import ClientPrivacy
 from fedmuon.optim.compression import Compression, compressor
 from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.stage import Stage
-from fedmuon.optim.user_stage import as_stages, has_custom_stage, require_stages
+from fedmuon.optim.user_stage import as_stages, has_custom_stage, require_stages, unguarded
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
 from fedmuon.tasks.base import Task
 
@@ -29,12 +29,14 @@ def with_configured_stages(config: Config, recipe: Recipe, task: Task) -> Recipe
     custom stage fails in its trial round.
     """
     custom = make_named(config, "stage", values=(Stage, tuple, list))
+    stages: tuple[Stage, ...] = ()
     if custom is not None:
         stages = as_stages(custom, guard(config, "stage"))
         recipe = replace(recipe, stages=(*recipe.stages, *stages))
     recipe = _without_client_privacy(config, recipe)
+    require_demands(BuiltRecipe(config, recipe, task, stages))
+    _require_all_clients(config, recipe)
     compressed = _with_compression(config, recipe)
-    require_demands(BuiltRecipe(config, compressed, task))
     if has_custom_stage(recipe):
         require_stages(recipe, task.initial(generator(0, Draw.INITIAL)))
     return _with_client_privacy(config, compressed)
@@ -53,6 +55,18 @@ def _with_compression(config: Config, recipe: Recipe) -> Recipe:
     seed, clients = config.federation.seed, config.federation.clients
     compression = Compression(uplink, downlink, feedback, seed, clients, recipe.direction)
     return replace(recipe, stages=(*recipe.stages, compression))
+
+
+def _require_all_clients(config: Config, recipe: Recipe) -> None:
+    """Raise an error if a stage with feedback "ef21" divides by another number of clients."""
+    clients = config.federation.clients
+    for stage in map(unguarded, recipe.stages):
+        if isinstance(stage, Compression) and stage.estimates and stage.clients != clients:
+            raise InputError(
+                f"a stage Compression with feedback = 'ef21' was created with clients = "
+                f"{stage.clients}, but [federation] clients = {clients}. Create the stage with "
+                f"clients={clients}."
+            )
 
 
 def _without_client_privacy(config: Config, recipe: Recipe) -> Recipe:

@@ -1,6 +1,9 @@
 """Demands on a built recipe: what privacy, FedBuff and other settings forbid (`core.demands`)."""
 
+from fedmuon.config.demands import CLIENT_LEVEL as LEVEL_KEY
 from fedmuon.config.demands import EF21 as EF21_KEY
+from fedmuon.config.demands import FEDBUFF as FEDBUFF_KEY
+from fedmuon.config.demands import TRUSTED_SERVER as TRUSTED_KEY
 from fedmuon.config.demands import compressing_key
 from fedmuon.config.schema import reads
 from fedmuon.config.user_objects import user_objects
@@ -11,6 +14,7 @@ from fedmuon.federated.recipe_facts import FACTS, BuiltRecipe, if_recipe, of_con
 UNKNOWN_TO_LEDGER = "the ledger does not know what your stage sends"
 UNDOES_CLIPPING = "decoding can undo the clipping that the privacy guarantee needs"
 UNCOUNTED = "the privacy guarantee does not count stored states"
+ONLY_ONCE = "messages can be compressed only once"
 MORE_THAN_UPDATE = "only the model update of a client is clipped and made noisy"
 
 
@@ -32,7 +36,15 @@ def _batch_norm(built: BuiltRecipe) -> str:
 
 def _ef21(built: BuiltRecipe) -> str:
     config = built.config
+    if any(Trait.SUM_OF_ALL_CLIENTS in stage.facts for stage in built.recipe.stages):
+        return f"a stage that {Trait.SUM_OF_ALL_CLIENTS}"
     return EF21_KEY.named(config) if reads(config, "compression.feedback") else ""
+
+
+def _trusted_server(built: BuiltRecipe) -> str:
+    privacy = built.config.privacy
+    hidden = privacy.level == "client" and privacy.trust != "local"
+    return TRUSTED_KEY.named(built.config) if hidden else ""
 
 
 PRIVATE = Demand(
@@ -48,12 +60,14 @@ CLIENT_LEVEL = Demand(
     {
         Trait.STORES_CLIENT_STATES: UNCOUNTED,
         Trait.ENCODES_STATES: UNDOES_CLIPPING,
+        Trait.COMPRESSES_MODEL: LEVEL_KEY.forbids[Trait.COMPRESSES_MODEL],
         Trait.CUSTOM_STAGE: UNKNOWN_TO_LEDGER,
         Trait.CLIENT_RULE: MORE_THAN_UPDATE,
         Trait.COUNTS_STEPS: MORE_THAN_UPDATE,
         Trait.NOT_PLAIN_MEAN: "only the plain mean bounds the influence of each client",
     },
 )
+TRUSTED_SERVER = Demand(_trusted_server, TRUSTED_KEY.forbids, instead=TRUSTED_KEY.instead)
 ADD_REMOVE = Demand(
     _add_remove,
     {
@@ -82,7 +96,11 @@ DIFFERENT_STEPS = Demand(
 )
 COMPRESSION = Demand(
     of_config(compressing_key),
-    {Trait.ENCODES_STATES: "messages can be compressed only once"},
+    {
+        Trait.ENCODES_STATES: ONLY_ONCE,
+        Trait.COMPRESSES_REPLIES: ONLY_ONCE,
+        Trait.COMPRESSES_MODEL: ONLY_ONCE,
+    },
     instead="leave [compression] out",
 )
 EF21 = Demand(
@@ -93,6 +111,7 @@ FEDBUFF = Demand(
     {
         Trait.CUSTOM_STAGE: "it is unknown what your stage does with changes of models",
         Trait.RETURNS_DIRECTIONS: "it adds up changes of models",
+        Trait.SUM_OF_ALL_CLIENTS: FEDBUFF_KEY.forbids[Trait.SUM_OF_ALL_CLIENTS],
     },
     instead="set [devices] mode = 'deadline'",
 )
@@ -111,7 +130,7 @@ BATCH_NORM = Demand(
     instead="use GroupNorm",
 )
 DEMANDS = (
-    *(PRIVATE, CLIENT_LEVEL, ADD_REMOVE, COUNTED, COUNTED_STATES, DIFFERENT_STEPS),
+    *(PRIVATE, CLIENT_LEVEL, TRUSTED_SERVER, ADD_REMOVE, COUNTED, COUNTED_STATES, DIFFERENT_STEPS),
     *(COMPRESSION, EF21, FEDBUFF, FINE_TUNING, BATCH_NORM),
 )
 

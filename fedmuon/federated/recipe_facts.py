@@ -15,6 +15,7 @@ from fedmuon.core.choices import named as names_with
 from fedmuon.core.demands import Fact, Trait, setting
 from fedmuon.optim.chain import PERSONAL
 from fedmuon.optim.recipe import Recipe
+from fedmuon.optim.stage import Stage
 from fedmuon.optim.user_stage import has_custom_stage
 from fedmuon.tasks.base import Task
 
@@ -24,11 +25,15 @@ UNWEIGHTED = names_with("federation.aggregate", lambda choice: "weighted mean" n
 
 @dataclass(frozen=True)
 class BuiltRecipe:
-    """A recipe, with the config and the task for which it was built, if the task is known."""
+    """A recipe, with the config and the task for which it was built, if the task is known.
+
+    `added` are the stages of the recipe that [federation] stage has added.
+    """
 
     config: Config
     recipe: Recipe
     task: Task | None = None
+    added: tuple[Stage, ...] = ()
 
     @property
     def named(self) -> str:
@@ -75,7 +80,15 @@ def _if_aggregate(holds: Callable[[BuiltRecipe], bool]) -> Named:
 
 
 def _with_stage(trait: Trait, built: BuiltRecipe) -> str:
-    return built.named if any(trait in stage.facts for stage in built.recipe.stages) else ""
+    of_recipe = (stage for stage in built.recipe.stages if id(stage) not in map(id, built.added))
+    return built.named if any(trait in stage.facts for stage in of_recipe) else ""
+
+
+def _if_added(holds: Callable[[Stage], bool]) -> Named:
+    """Return the function `named` of a fact about the stages of [federation] stage."""
+    return lambda built: (
+        setting(built.config, "federation.stage") if any(map(holds, built.added)) else ""
+    )
 
 
 def _custom_stage(built: BuiltRecipe) -> str:
@@ -97,6 +110,11 @@ FACTS: tuple[Fact[BuiltRecipe], ...] = (
         Fact(fact.trait, of_config(fact.named), fact.fix)
         for fact in CONFIG_FACTS
         if fact.trait is Trait.STORES_CLIENT_STATES
+    ),
+    Fact(
+        Trait.STORES_CLIENT_STATES,
+        _if_added(lambda stage: bool(stage.stores)),
+        "Leave the stage out",
     ),
     Fact(
         Trait.STORES_CLIENT_STATES,
@@ -134,6 +152,12 @@ FACTS: tuple[Fact[BuiltRecipe], ...] = (
         "Choose a recipe that is not private",
     ),
     Fact(Trait.CUSTOM_STAGE, _custom_stage, "Leave the stage out"),
+    *(
+        Fact(
+            trait, _if_added(lambda stage, trait=trait: trait in stage.facts), "Leave the stage out"
+        )
+        for trait in Trait
+    ),
     *(
         Fact(trait, partial(_with_stage, trait), "Choose a recipe without such a stage")
         for trait in Trait

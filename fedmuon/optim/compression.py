@@ -13,16 +13,18 @@ replicas share the random draws, which come from the generator passed to the com
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedmuon.core.demands import Trait
 from fedmuon.core.device import is_finite
 from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.core.rng import Draw, generator
 from fedmuon.optim.chain import States, zeros
-from fedmuon.optim.low_rank import factors, factors_fit
+from fedmuon.optim.low_rank import factors, factors_fit, require_encoded_once
 from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, Stage, Trees
 from fedmuon.tasks.base import Params, split_statistics
 
@@ -595,6 +597,20 @@ class Compression(Stage):
     seed: int = 0
     clients: int = 0
     direction: bool = False
+
+    def require(self, recipe: Any) -> None:
+        """Raise an error if another stage compresses or encodes the same messages."""
+        require_encoded_once(recipe.stages)
+
+    @property
+    def facts(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Return what privacy, FedBuff and other compressors must know."""
+        true = {
+            Trait.COMPRESSES_REPLIES: self.up,
+            Trait.COMPRESSES_MODEL: self.down,
+            Trait.SUM_OF_ALL_CLIENTS: self.estimates and self.up,
+        }
+        return tuple(fact for fact in true if true[fact])
 
     @property
     def up(self) -> bool:

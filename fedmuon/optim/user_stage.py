@@ -157,6 +157,11 @@ def as_stages(found: Any, guard: Guard) -> tuple[Stage, ...]:
     )
 
 
+def unguarded(stage: Stage) -> Stage:
+    """Return the stage that a guard encloses, or the stage itself."""
+    return stage.stage if isinstance(stage, GuardedStage) else stage
+
+
 def has_custom_stage(recipe: Recipe) -> bool:
     """Return whether a recipe has a stage that is not one of fedmuon's own."""
     return not all(map(is_built_in, recipe.stages))

@@ -16,6 +16,7 @@ from fedmuon.core.errors import InputError, OwnError
 from fedmuon.experiments.stability.certificates import Uncertified, method_of
 from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.rounds import begin, run_rounds
+from fedmuon.optim.compression import Compression, top_k
 from fedmuon.optim.stage import Stage
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -201,6 +202,43 @@ def test_a_state_of_an_aggregator_is_taken(tmp_path: Path) -> None:
     fedmuon.run(named, aggregate=total, stage=Remembering("", "a"))  # the control
     with pytest.raises(InputError, match="a server state 'aggregate'"):
         fedmuon.run(named, aggregate=total, stage=Remembering("", "aggregate"))
+
+
+class OwnCompression(Compression):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Compression, OwnCompression])
+def test_messages_are_compressed_once(kind: type[Compression]) -> None:
+    stage = kind(top_k(0.5), feedback="error", clients=5)
+    for table in (TOP_K, TOP_K | {"feedback": "ef21"}, {"downlink": "top-k", "share": 0.5}):
+        with pytest.raises(InputError, match=r"stage = 'given' compresses .* only once"):
+            with_stage(stage, compression=table)
+    with pytest.raises(InputError, match="can be compressed or encoded only once"):
+        with_stage([stage, stage])
+    with pytest.raises(InputError, match=r"EncodedStates and .*Compression of the recipe change"):
+        with_stage(stage, local={"recipe": "fedmuon-svd"})
+    compressed = model(with_stage(stage, local=SCAFFOLD | {"lr": 0.05}))  # the control
+    expected = model(with_stage(None, local=SCAFFOLD | {"lr": 0.05}, compression=TOP_K))
+    assert (compressed == expected).all()
+
+
+@pytest.mark.parametrize("kind", [Compression, OwnCompression])
+def test_a_compressing_stage_has_the_limits_of_the_table(kind: type[Compression]) -> None:
+    up, down = kind(top_k(0.5)), kind(downlink=top_k(0.5))
+    private = {"privacy": {"level": "client", "noise": 1.0}, "local": {"recipe": "fedavg"}}
+    for stage in (up, down):
+        with pytest.raises(InputError, match=r"stage = 'given' c.*\[privacy\] (level|trust)"):
+            with_stage(stage, **private)
+    ef21 = kind(top_k(0.5), feedback="ef21", clients=5)
+    with pytest.raises(InputError, match=r"your own code|adds the last updates"):
+        with_stage(ef21, devices={"mode": "fedbuff"})
+    with pytest.raises(InputError, match="'median' does not take the plain mean"):
+        with_stage(ef21, federation={"aggregate": "median"})
+    with pytest.raises(InputError, match=r"clients = 7, but \[federation\] clients = 5"):
+        with_stage(kind(top_k(0.5), feedback="ef21", clients=7))
+    table = {"uplink": "top-k", "share": 0.5, "feedback": "ef21"}  # the control
+    assert (model(with_stage(ef21)) == model(with_stage(None, compression=table))).all()
 
 
 def test_what_is_no_stage_is_rejected() -> None:
