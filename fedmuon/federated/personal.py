@@ -18,7 +18,8 @@ from fedmuon.federated.rounds import client_updates, first_model, received_messa
 from fedmuon.optim.chain import PERSONAL
 from fedmuon.optim.personal_parameters import PersonalParameters
 from fedmuon.optim.recipe import Recipe
-from fedmuon.optim.stage import ServerState
+from fedmuon.optim.stage import ServerState, Stage
+from fedmuon.optim.user_stage import has_custom_stage, unguarded
 from fedmuon.tasks.base import Params, Task
 from fedmuon.tasks.matrix import MatrixTask
 
@@ -40,7 +41,7 @@ def personal_model(experiment: Experiment, state: ServerState, client: int) -> P
     parameters. If the client never took part, its personal parameters are those of the initial
     model.
     """
-    split = any(isinstance(stage, PersonalParameters) for stage in experiment.recipe.stages)
+    split = _leaving_parameters(experiment.recipe)
     start = state.params if split else first_model(experiment.task, experiment.plan.seed)
     personal = experiment.client_states.read(client, state.round).get(PERSONAL, {})
     return {
@@ -61,10 +62,8 @@ def fine_tuned(
     plan, memory = experiment.plan, experiment.client_states
     sent = received_message(experiment.recipe, replace(state, round=plan.rounds))
     # A client's rule would turn the model into a reply, and most stages would change the reply.
-    personal = [
-        stage for stage in experiment.recipe.stages if isinstance(stage, PersonalParameters)
-    ]
-    recipe = replace(experiment.recipe, client=None, returned=(), stages=tuple(personal))
+    stages = tuple(_leaving_parameters(experiment.recipe))
+    recipe = replace(experiment.recipe, client=None, returned=(), stages=stages)
     last = plan.factor_at(max(0, state.round - 1))
     factor = None if plan.factor is None else lambda round: last
     plan = replace(plan, steps=steps, epochs=0.0, factor=factor)
@@ -103,12 +102,15 @@ def personal_means(
 
 
 def require_personal(config: Config, recipe: Recipe, task: Task) -> None:
-    """Raise an error if a pattern in [local] personal matches no parameter, or if all match."""
-    built_in = user_objects(config).recipe is None
-    of_stages = [stage.patterns for stage in recipe.stages if isinstance(stage, PersonalParameters)]
-    patterns = [pattern for stage_patterns in of_stages for pattern in stage_patterns]
-    name = config.local.recipe
-    if built_in and has(name, "personal parameters") and not patterns:
+    """Raise an error if a pattern of personal parameters matches nothing, or if all are personal.
+
+    The patterns are those of [local] personal, or those of a stage that was passed.
+    """
+    built_in, name = user_objects(config).recipe is None, config.local.recipe
+    stage = next(map(unguarded, _leaving_parameters(recipe)), None)
+    patterns = stage.patterns if isinstance(stage, PersonalParameters) else ()
+    of_key = built_in and has(name, "personal parameters")
+    if of_key and not patterns:
         raise InputError(
             f"[local] recipe = '{name}' needs to know which part of the model stays with each "
             "client. Set [local] personal, for example personal = 'head.*'."
@@ -118,24 +120,39 @@ def require_personal(config: Config, recipe: Recipe, task: Task) -> None:
             )
             * isinstance(task, MatrixTask)
         )
-    if not patterns:
+    if stage is None and not has_custom_stage(recipe):
         return
     names = list(task.initial(generator(0, Draw.INITIAL)))
+    personal = [name for name in names if recipe.is_personal(name)]
     examples = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
-    if len(names) == 1:
+    key = "[local] personal" if of_key else "a stage of the recipe"
+    if stage is not None and not of_key:
+        key = f"the stage {type(stage).__name__}"
+    if len(names) == 1 and (patterns or personal):
         raise InputError(
-            "[local] personal splits the model, but this model has only one parameter, "
-            f"{examples}. Set [task] name = 'network', or leave personal out."
+            f"{key} splits the model, but this model has only one parameter, {examples}. Set "
+            f"[task] name = 'network', or leave {'personal' if of_key else 'the stage'} out."
         )
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise InputError(
-                f"the pattern {pattern!r} in [local] personal matches no parameter of the model. "
+                f"the pattern {pattern!r} in {key} matches no parameter of the model. "
                 f"The parameters are {examples}. Use patterns that match some of these names."
             )
-    if all(map(recipe.is_personal, names)):
+    if stage is not None and not personal:
         raise InputError(
-            f"[local] personal = {', '.join(patterns)} matches every parameter of the "
-            f"model ({examples}), so clients would share nothing. Use patterns that leave out at "
-            "least one parameter."
+            f"{key} stores the client state {PERSONAL!r}, which is for parameters that stay with "
+            "the client, but its `is_personal` returns True for no parameter of the model "
+            f"({examples}). Correct `is_personal`, or rename the state."
         )
+    if len(personal) == len(names):
+        whole = f"{key} = {', '.join(patterns)}" if of_key else f"`is_personal` of {key}"
+        raise InputError(
+            f"{whole} matches every parameter of the model ({examples}), so clients would share "
+            "nothing. Leave out at least one parameter."
+        )
+
+
+def _leaving_parameters(recipe: Recipe) -> list[Stage]:
+    """Return the stages that leave parameters with each client."""
+    return [stage for stage in recipe.stages if PERSONAL in stage.stores]

@@ -34,6 +34,7 @@ from fedmuon.optim.chain import PERSONAL, Chain
 from fedmuon.optim.personal_parameters import PersonalParameters
 from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.server_rules import replace_by_mean
+from fedmuon.optim.stage import Stage
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.per_example.clipping import Clipping
@@ -342,6 +343,51 @@ def test_a_resumed_run_is_the_same_to_the_bit(tmp_path: Path, name: str) -> None
 def test_what_fedper_rejects(tables: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         build_experiment(config(**tables))
+
+
+class OwnPersonal(PersonalParameters):
+    """A stage whose class is not one of fedmuon's, as users write it."""
+
+
+class Storing(Stage):
+    stores = ("personal",)
+
+    def reply(self, reply: Any, received: Any, memory: Any) -> Any:
+        return reply.storing("personal", reply.params)
+
+
+def with_stage(stage: Stage, **tables: Mapping[str, Any]) -> Config:
+    local = {"recipe": "fedavg", "personal": ""}
+    table = config(**{"local": local, "federation": {"stage": "given"}, **tables})
+    return table.with_objects(replace(table.given, stage=stage))
+
+
+@pytest.mark.parametrize("tables", [{}, {"output": {"fine-tune": 2}}])
+def test_a_subclass_tests_personal_models_as_fedper_does(
+    tables: dict[str, Any], tmp_path: Path
+) -> None:
+    patterns = tuple(HEAD.split(", "))
+    own = execute(with_stage(OwnPersonal(patterns), **tables), tmp_path / "own")
+    fedper = execute(config(**tables), tmp_path / "fedper")
+    name = "client_test_personal_accuracy"
+    assert own[name] == fedper[name] and own["test_loss"] == fedper["test_loss"]
+    body = execute(with_stage(OwnPersonal(("0.*",)), **tables), tmp_path / "body")  # the control
+    assert body["test_loss"] != fedper["test_loss"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "words"),
+    [
+        (OwnPersonal(("3.*",)), r"'3\.\*' in the stage OwnPersonal matches no parameter"),
+        (PersonalParameters(("3.*",)), r"in the stage PersonalParameters matches no parameter"),
+        (OwnPersonal(("*",)), "of the stage OwnPersonal matches every parameter of the model"),
+        (OwnPersonal(()), "the stage OwnPersonal stores .* returns True for no parameter"),
+        (Storing(), "the stage Storing stores the client state 'personal'"),
+    ],
+)
+def test_what_a_personal_stage_rejects(stage: Stage, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        build_experiment(with_stage(stage))
 
 
 def test_only_fedper_reads_the_patterns() -> None:
