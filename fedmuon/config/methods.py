@@ -16,7 +16,15 @@ from importlib import import_module
 from typing import Any
 
 from fedmuon.config.method import Certificate, Method
-from fedmuon.config.registered import load, load_function, registered, require_one
+from fedmuon.config.registered import (
+    NAME,
+    load,
+    load_function,
+    registered,
+    require_one,
+    require_readable,
+)
+from fedmuon.core.choices import GIVEN
 from fedmuon.core.errors import InputError
 
 # Keys that several methods take
@@ -298,12 +306,19 @@ class Methods(Mapping[str, Method]):
 
     def __getitem__(self, name: str) -> Method:
         require_one(name, name in BUILT_IN)
+        if name not in self:
+            raise KeyError(name)
         return BUILT_IN[name] if name in BUILT_IN else load(name, KEYS)
 
     def __contains__(self, name: object) -> bool:
-        return name in BUILT_IN or name in registered()
+        if name in BUILT_IN or name in registered():
+            return True
+        if isinstance(name, str) and NAME.fullmatch(name) and name != GIVEN:
+            require_readable(name)
+        return False
 
     def __iter__(self) -> Iterator[str]:
+        require_readable()
         for name in registered():
             require_one(name, name in BUILT_IN)
         yield from BUILT_IN

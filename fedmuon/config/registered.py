@@ -12,15 +12,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedmuon.config.method import FACTS, Method, mismatches
 from fedmuon.core.errors import Guard, InputError, plain
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    from importlib.metadata import Distribution, EntryPoint
 
 GROUP = "fedmuon.methods"
+BYTE_ORDER_MARK = "\ufeff"  # which some editors of Windows write first
 NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 REQUIRED = ("lr", "weight-decay")  # keys that have an effect with every method
 TEXTS = ("name", "summary", "make", "by_samples", "uncertified")  # fields of a row
@@ -28,22 +29,115 @@ TUPLES = ("keys", "cites", "facts")
 RESERVED = ("private", "filtered", "bias-corrected")  # the privacy accountant must know the method
 
 
-def registered() -> Mapping[str, tuple["EntryPoint", ...]]:
+class Registration(NamedTuple):
+    """An entry point, and the name of the package that has it."""
+
+    entry: "EntryPoint"
+    package: str
+
+
+class Registrations(NamedTuple):
+    """The entry points of all packages.
+
+    Attributes:
+        by_name: The entry points, by the name of the method.
+        unreadable: Folder -> reason, for each package that has entry points of our group in a file
+            that cannot be read.
+    """
+
+    by_name: Mapping[str, tuple[Registration, ...]]
+    unreadable: Mapping[str, str]
+
+
+def registered() -> Mapping[str, tuple[Registration, ...]]:
     """Return the entry points of all installed packages, by the name of the method."""
-    return _registered_in(tuple(sys.path))
+    return _registered_in(tuple(sys.path)).by_name
+
+
+def require_readable(name: str = "") -> None:
+    """Raise an error if a package may register methods, but its metadata cannot be read.
+
+    Args:
+        name: The method that is sought, or "" for all methods.
+    """
+    for folder, why in _registered_in(tuple(sys.path)).unreadable.items():
+        sought = f", so it is unknown whether it registers the method {name}" if name else ""
+        raise InputError(
+            f"the package in {folder} has entry points of the group {GROUP}, but its metadata "
+            f"cannot be read ({plain(why)}){sought}. Reinstall or uninstall this package."
+        )
 
 
 @lru_cache(maxsize=8)
-def _registered_in(places: tuple[str, ...]) -> Mapping[str, tuple["EntryPoint", ...]]:
+def _registered_in(places: tuple[str, ...]) -> Registrations:
     """Return the entry points of the packages in these places, sorted by name."""
     if not any(map(_may_register, places)):
-        return {}
-    from importlib.metadata import entry_points  # takes longer than a look at the files
+        return Registrations({}, {})
+    from importlib.metadata import distributions  # takes longer than a look at the files
 
-    by_name: dict[str, tuple[EntryPoint, ...]] = {}
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
-        by_name[entry.name] = (*by_name.get(entry.name, ()), entry)
-    return by_name
+    of_package: dict[str, list[Registration]] = {}
+    unreadable: dict[str, str] = {}
+    for package in distributions():
+        try:
+            text = _entry_points_of(package)
+            if entries := [*_entries_in(text)]:
+                name = _name_of(package)
+                own = [Registration(entry, name) for entry in entries]
+                # Python imports a package from the first of its folders.
+                of_package.setdefault(re.sub(r"[-_.]+", "-", name).lower(), own)
+        except ValueError as error:
+            unreadable[_folder(package)] = str(error)
+    by_name: dict[str, tuple[Registration, ...]] = {}
+    found = [one for own in of_package.values() for one in own]
+    for one in sorted(found, key=lambda one: (one.entry.name, one.entry.value)):
+        by_name[one.entry.name] = (*by_name.get(one.entry.name, ()), one)
+    return Registrations(by_name, unreadable)
+
+
+def _entry_points_of(package: "Distribution") -> str:
+    """Return the text of a package's entry points, or "" if the package has nothing to do with us.
+
+    Raise ValueError if the text names our group, but cannot be decoded.
+    """
+    try:
+        return package.read_text("entry_points.txt") or ""
+    except UnicodeDecodeError as error:
+        if GROUP.encode() in error.object:  # the content of the file
+            raise
+        return ""
+    except Exception:  # metadata of other packages may contain anything
+        return ""
+
+
+def _name_of(package: "Distribution") -> str:
+    """Return the name of a package. Raise ValueError if its metadata has no name."""
+    name = None
+    with contextlib.suppress(Exception):  # metadata may contain anything
+        name = package.metadata["Name"]
+    if not name:
+        raise ValueError("METADATA has no name")
+    return name
+
+
+def _entries_in(text: str) -> Iterator["EntryPoint"]:
+    """Yield the entry points of our group. Errors in other groups do not matter."""
+    from importlib.metadata import EntryPoint
+
+    group = ""
+    for line in text.removeprefix(BYTE_ORDER_MARK).splitlines():
+        line = line.strip()
+        if line.startswith("[") and line.endswith("]"):
+            group = line.strip("[]")
+        elif group == GROUP and line and not line.startswith("#"):
+            name, _, value = (part.strip() for part in line.partition("="))
+            if not (name and value):
+                raise ValueError(f"the line {line!r} is not of the form name = value")
+            yield EntryPoint(name, value, group)
+
+
+def _folder(package: "Distribution") -> str:
+    """Return the folder with the metadata of a package."""
+    return str(getattr(package, "_path", package.locate_file("")))
 
 
 def _may_register(place: str) -> bool:
@@ -68,7 +162,7 @@ def _may_register(place: str) -> bool:
 
 def packages_of(name: str) -> list[str]:
     """Return the packages that register a method with this name."""
-    return ["?" if entry.dist is None else entry.dist.name for entry in registered().get(name, ())]
+    return [package for _, package in registered().get(name, ())]
 
 
 def require_one(name: str, built_in: bool) -> None:
@@ -98,8 +192,8 @@ def load(name: str, keys: Collection[str]) -> Method:
         KeyError: If no package registers a method with this name.
         InputError: If the entry point cannot be loaded, or gives no valid `Method`.
     """
-    (entry,) = registered()[name]
-    return _loaded(entry, packages_of(name)[0], frozenset(keys))
+    ((entry, package),) = registered()[name]
+    return _loaded(entry, package, frozenset(keys))
 
 
 def load_function(method: Method) -> Callable[..., Any]:

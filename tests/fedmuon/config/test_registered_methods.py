@@ -30,6 +30,7 @@ from fedmuon.core.errors import InputError, OwnError
 from fedmuon.experiments.cli import app, completion
 from fedmuon.experiments.stability.influence import require_smooth
 from fedmuon.federated.build import resolve
+from fedmuon.runs.provenance import versions
 
 ROUNDS, DECAY, STEP = 4, 0.3, 0.8
 TABLES: dict[str, Any] = {
@@ -243,6 +244,61 @@ def test_a_broken_package_is_named_and_leaves_the_others(site: Path, case: str) 
         parse({"local": {"recipe": "fedprox", "tau": 0.5}})
     done = CliRunner().invoke(app, ["list", "optimizers"])
     assert isinstance(done.exception, InputError) and done.exit_code != 0
+
+
+def entry_points(folder: Path, package: str = "fedmuon_decay") -> Path:
+    return folder / f"{package}-1.5.dist-info" / "entry_points.txt"
+
+
+UNREADABLE = {
+    "latin-1": f"[scripts]\nfo\xe9 = a:b\n[fedmuon.methods]\n{NAME} = decaying.row:METHOD\n",
+    "no value": f"[fedmuon.methods]\n{NAME}\n",
+    "no name": "[fedmuon.methods]\n= decaying.row:METHOD\n",
+    "no METADATA": "",
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_unreadable_metadata_stop_only_their_own_method(site: Path, case: str) -> None:
+    install(site, {NAME: "decaying.row:METHOD"}, MODULES)
+    if text := UNREADABLE[case]:
+        entry_points(site).write_bytes(text.encode("latin-1"))
+    else:
+        (entry_points(site).parent / "METADATA").unlink()
+    why = r"fedmuon_decay-1\.5\.dist-info has entry points .* cannot be read .*Reinstall"
+    for call in (lambda: METHODS[NAME], lambda: [*METHODS], lambda: parse(tables())):
+        with pytest.raises(InputError, match=why):
+            call()
+    versions.cache_clear()
+    built_in = {**TABLES, "local": {"recipe": "fedavg", "lr": 0.5, "steps": 2}}
+    assert fedmuon.run(built_in).summary["train_loss"] > 0
+    own = {**TABLES, "local": {"steps": 2}}
+    assert fedmuon.run(own, recipe=fedmuon.recipes.fedavg(0.5)).summary["train_loss"] > 0
+
+
+OTHERS = {
+    "latin-1": "[console_scripts]\nfo\xe9 = a:b\n".encode("latin-1"),
+    "malformed": b"[console_scripts]\nfoo\n= x\n",
+    "malformed beside ours": b"[console_scripts]\nfoo\n[fedmuon.methods]\n",
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_unreadable_metadata_of_other_packages_are_ignored(decay: Path, case: str) -> None:
+    install(decay, {}, package="other")
+    entry_points(decay, "other").write_bytes(OTHERS[case])
+    assert parse(tables()).local.recipe == NAME and [*METHODS][-1] == NAME
+    install(decay, {}, package="nameless")
+    (entry_points(decay, "nameless").parent / "METADATA").unlink()
+    registered._registered_in.cache_clear()
+    assert parse(tables()).local.recipe == NAME
+    assert versions.__wrapped__()["fedmuon-decay"] == "1.5"
+
+
+def test_entry_points_may_begin_with_a_byte_order_mark(decay: Path) -> None:
+    text = entry_points(decay).read_text()
+    entry_points(decay).write_text(f"\ufeff{text}".replace("\n", "\r\n"), encoding="utf-8")
+    assert parse(tables()).local.recipe == NAME
 
 
 FUNCTIONS = {
