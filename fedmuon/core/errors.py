@@ -202,6 +202,18 @@ def in_round(round: int, clients: Sequence[int] = ()) -> Iterator[None]:
         _where.reset(token)
 
 
+def round_and_clients() -> str:
+    """Return the words that name the round and the clients of `in_round`, or an empty text."""
+    if (place := _where.get()) is None:
+        return ""
+    round, clients = place
+    text = f" in round {round + 1}"
+    if clients:
+        subject = "client" if len(clients) == 1 else "one of the clients"
+        text += f", on {subject} {plain(', '.join(map(str, clients)), 60)}"
+    return text
+
+
 @dataclass(frozen=True, eq=False)
 class Guard:
     """A context that converts errors of a custom object to `OwnError`.
@@ -215,6 +227,12 @@ class Guard:
     kind: str
     found: Any = None
     named: str = ""
+
+    @property
+    def label(self) -> str:
+        """The words that name the object in a message."""
+        label = f"{self.kind} {object_name(self.found)}"
+        return f"{self.named} ({label})" if self.named else f"your {label}"
 
     def __enter__(self) -> None:
         """Do nothing. The guard acts only when an error occurs."""
@@ -287,20 +305,12 @@ def object_name(found: Any) -> str:
 
 def _refusal(guard: Guard, error: BaseException) -> OwnError:
     """Return the error that names the custom object, the place of the failure, and what to do."""
-    label = f"{guard.kind} {object_name(guard.found)}"
-    label = f"{guard.named} ({label})" if guard.named else f"your {label}"
+    label, context = guard.label, round_and_clients()
     try:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     except Exception:  # the error itself may be a custom object
         lines = []
     cause = ": ".join([type(error).__name__, *map(plain, lines[:1])])
-    context = ""
-    if (place := _where.get()) is not None:
-        round, clients = place
-        context = f" in round {round + 1}"
-        if clients:
-            subject = "client" if len(clients) == 1 else "one of the clients"
-            context += f", on {subject} {plain(', '.join(map(str, clients)), 60)}"
     line, trace = "", error.__traceback__  # the innermost call in the user's code
     while trace is not None:
         code, module = trace.tb_frame.f_code, trace.tb_frame.f_globals.get("__name__", "")
