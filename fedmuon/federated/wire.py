@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.core.errors import SAME_VERSION, InputError, plain
+from fedmuon.core.errors import SAME_VERSION, InputError, OwnError, plain
 from fedmuon.optim.chain import States
 from fedmuon.tasks.base import Params
 
@@ -109,6 +109,8 @@ def distrusted() -> Iterator[None]:
     """Within this block, convert every error to an InputError whose message has one line."""
     try:
         yield
+    except OwnError:  # of a custom object, not of the message
+        raise
     except InputError as error:
         raise InputError(plain(error, 500)) from None
     except Exception as error:
