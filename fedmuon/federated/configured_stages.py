@@ -17,7 +17,8 @@ from fedmuon.optim.client_privacy import ClientPrivacy
 from fedmuon.optim.compression import Compression, compressor
 from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.stage import Stage
-from fedmuon.optim.user_stage import as_stages, has_custom_stage, require_stages, unguarded
+from fedmuon.optim.trial_stage import require_distinct_states, tried_stages
+from fedmuon.optim.user_stage import as_stages, has_custom_stage, unguarded
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
 from fedmuon.tasks.base import Task
 
@@ -38,7 +39,11 @@ def with_configured_stages(config: Config, recipe: Recipe, task: Task) -> Recipe
     _require_all_clients(config, recipe)
     compressed = _with_compression(config, recipe)
     if has_custom_stage(recipe):
-        require_stages(recipe, task.initial(generator(0, Draw.INITIAL)))
+        start = task.initial(generator(0, Draw.INITIAL))
+        stages = tried_stages(recipe, start, task.stack_limit)
+        stages = (*stages, *compressed.stages[len(stages) :])
+        require_distinct_states(recipe, stages, start)
+        compressed = replace(compressed, stages=stages)
     return _with_client_privacy(config, compressed)
 
 

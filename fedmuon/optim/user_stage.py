@@ -1,35 +1,75 @@
-"""Custom stages: check them in a trial round, and name them in errors.
+"""Custom stages: check each result against what the stage announces, and name them in errors.
 
-A custom stage changes the messages of a run (`fedmuon.Stage`). The trial passes random tensors
-through the stage as a round does. It finds shapes that differ from those that the stage announces,
-states with other names, and results that depend on earlier calls.
+A custom stage changes the messages of a run (`fedmuon.Stage`). Its guard compares the names, shapes
+and dtypes of each result with those that the stage announces or received, and never reads values.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedmuon.core.demands import Trait
-from fedmuon.core.errors import Guard, InputError, mapping, plain
+from fedmuon.core.errors import (
+    Guard,
+    InputError,
+    OwnError,
+    in_round,
+    mapping,
+    plain,
+    round_and_clients,
+    shown,
+)
 from fedmuon.core.registry import unfit
-from fedmuon.core.trial import trial
+from fedmuon.core.trial import in_trial
 from fedmuon.optim.chain import States
-from fedmuon.optim.recipe import Recipe, initial_states
-from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, Stage, Trees, split_model
+from fedmuon.optim.recipe import Recipe
+from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, Stage, Trees
+from fedmuon.optim.stage_forms import (
+    ANNOUNCED,
+    RESTORED,
+    STORABLE,
+    STORED_ALIKE,
+    Forms,
+    TrialForms,
+    difference,
+    forms_of,
+    in_trees_of,
+    restorable,
+    with_replicas,
+)
 from fedmuon.tasks.base import Params
 
 WANTED = "a fedmuon.Stage, or a list of them"
 
 
 class GuardedStage(Stage):
-    """A custom stage, whose errors name the object."""
+    """A custom stage, whose results are checked, and whose errors name the object.
 
-    def __init__(self, stage: Stage, guard: Guard) -> None:
-        self.stage, self.guard = stage, guard
+    Args:
+        stage: The custom stage.
+        guard: A guard for this stage.
+        forms: The forms that the trial has seen, or None before the trial.
+    """
+
+    def __init__(self, stage: Stage, guard: Guard, forms: TrialForms | None = None) -> None:
+        self.stage, self.guard, self.forms = stage, guard, forms
+        self._announced: dict[Any, Forms] = {}
         with guard:
-            self.facts, self.stores = _known_facts(stage.facts), tuple(stage.stores)
+            facts, stores = stage.facts, stage.stores
+            for name, value in (("facts", facts), ("stores", stores)):
+                if isinstance(value, str):
+                    raise self.wrong(
+                        f"its attribute `{name}` is the text {shown(value)}, but it must be a "
+                        f"tuple of names. Set {name} = ({shown(value)},)."
+                    )
+            self.facts, self.stores = _known_facts(facts), tuple(stores)
+            for name in self.stores:
+                self.require_name(name, "stores")
             self.exact, self.isolates = bool(stage.exact), bool(stage.isolates)
             self.masked_clients = int(stage.masked_clients)
 
@@ -38,6 +78,18 @@ class GuardedStage(Stage):
 
     def __hash__(self) -> int:
         return hash((GuardedStage, id(self.stage)))
+
+    def wrong(self, problem: str) -> OwnError:
+        """Return an error that names the stage, and the current round and client."""
+        return OwnError(f"{self.guard.label} cannot be used{round_and_clients()}: {problem}")
+
+    def require_name(self, name: Any, place: str) -> None:
+        """Raise an error if a file could not contain a state with this name."""
+        if not isinstance(name, str) or not name or "." in name:
+            raise self.wrong(
+                f"`{place}` contains the name {shown(name)}, which is not valid. Use a non-empty "
+                "name without a dot."
+            )
 
     def require(self, recipe: Recipe) -> None:
         """Raise an error if the stage does not fit a recipe."""
@@ -51,49 +103,83 @@ class GuardedStage(Stage):
 
     def send(self, message: Trees, server: ServerState) -> Trees:
         """Change the server's message before it is sent."""
-        with self.guard:
-            return _trees(self.stage.send(_copied(message), server), "send")
+        with _at(server.round), self.guard:
+            sent = _trees(self.stage.send(_copied(message), _own_mappings(server)), "send")
+            self._require_announced("send", "sent_like", message, sent)
+            return sent
 
     def open(self, message: Trees, model: Callable[[], Params]) -> Trees:
         """Undo `send` on the clients."""
         with self.guard:
-            return _trees(self.stage.open(_copied(message), model), "open")
+            opened = _trees(self.stage.open(_copied(message), model), "open")
+            found = self.tensor_forms(opened, "`open` returns")
+            if self.forms is not None:
+                expected, replicas = self.forms.opened, lambda: _replicas(model())
+                self._require_restored("open", "`send` received", expected, found, replicas)
+            return opened
 
     def adopt(
         self, models: Params, first: Callable[[], Params], memories: Sequence[States]
     ) -> Params:
         """Change the models from which clients start."""
         with self.guard:
-            return mapping(self.stage.adopt(dict(models), first, memories))
+            device = next(iter(models.values())).device
+            own = [_moved(memory, device) for memory in memories]
+            adopted = mapping(self.stage.adopt(dict(models), first, own))
+            found = self.tensor_forms({MODEL: adopted}, "`adopt` returns")
+            expected = forms_of({MODEL: models})
+            if found.keys() > expected.keys():  # parameters that clients store
+                initial = forms_of({MODEL: first()})
+                expected = {key: form for key, form in initial.items() if key in found} | expected
+            self.require_like("`adopt` returns", "it received", expected, found, RESTORED)
+            return adopted
 
     def reply(self, reply: Reply, received: Broadcast, memory: States) -> Reply:
         """Change the reply of a client before it is sent."""
-        with self.guard:
-            changed = self.stage.reply(reply, received, memory)
+        with _at(received.round, (reply.client,)), self.guard:
+            changed = self.stage.reply(
+                reply.with_trees(_copied(reply.trees)),
+                received.with_trees(_copied(received.trees)),
+                _moved(memory, reply.loss.device),
+            )
             if not isinstance(changed, Reply) or changed.client != reply.client:
-                raise TypeError(
-                    f"`reply` returned a {type(changed).__name__}, but it must return a reply of "
-                    "the same client, such as reply.with_trees(trees)"
+                raise self.wrong(
+                    f"`reply` returns a {type(changed).__name__}, but it must return a reply of "
+                    "the same client. Return reply.with_trees(trees), for example."
                 )
+            self._require_announced("reply", "returned_like", reply.trees, changed.trees)
+            self._require_measured("reply", changed, len(reply.loss))
+            self._require_stored(reply, changed)
             return changed
 
     def check(self, reply: Reply, server: ServerState) -> None:
         """Raise an error if a reply that came over a network cannot be read."""
-        with self.guard:
+        with _at(server.round, (reply.client,)), self.guard:
             self.stage.check(reply, server)
 
     def read(
         self, replies: list[Reply], received: Callable[[], Broadcast], server: ServerState
     ) -> tuple[list[Reply], States]:
         """Undo `reply` on the server."""
-        with self.guard:
-            result = self.stage.read(list(replies), received, server)
+        with _at(server.round), self.guard:
+            given = [reply.with_trees(_copied(reply.trees)) for reply in replies]
+            result = self.stage.read(given, received, _own_mappings(server))
             if not isinstance(result, tuple) or len(result) != 2:
-                raise TypeError(
-                    f"`read` returned a {type(result).__name__}, but it must return a pair "
-                    "(replies, states)"
+                raise self.wrong(
+                    f"`read` returns a {type(result).__name__}, but it must return a pair. "
+                    "Return (replies, states)."
                 )
-            return list(result[0]), {name: mapping(tree) for name, tree in result[1].items()}
+            read = list(result[0])
+            states = {name: mapping(tree) for name, tree in mapping(result[1]).items()}
+            if replies and not read:
+                raise self.wrong("`read` returns no replies. Return at least one reply.")
+            for reply in read:
+                self._require_read(reply, server)
+            found = self.tensor_forms(states, "`read` returns")
+            if self.forms is not None:
+                expected = with_replicas(self.forms.states, found, _replicas(server.params))
+                self.require_like("`read` returns", "`initial` returns", expected, found, ANNOUNCED)
+            return read, states
 
     def sent_like(self, message: Trees) -> Trees:
         """Return tensors like those that `send` returns."""
@@ -111,6 +197,114 @@ class GuardedStage(Stage):
             states = mapping(self.stage.initial(dict(model), tuple(returned)))
             return {name: mapping(tree) for name, tree in states.items()}
 
+    # Checks of names, shapes and dtypes
+
+    def tensor_forms(self, trees: Mapping[str, Mapping[str, Any]], action: str) -> Forms:
+        """Return the forms of all tensors. Raise an error for a value that is not a tensor."""
+        for tree, tensors in trees.items():
+            for name, value in tensors.items():
+                if not isinstance(value, Tensor) or not isinstance(name, str):
+                    raise self.wrong(
+                        f"{action} an object of type {type(value).__name__} under the name "
+                        f"{shown(name)} of {plain(tree, 60)!r}, but names must be strings and "
+                        "values must be tensors. Use a tensor, also for a single number."
+                    )
+        return forms_of(trees)
+
+    def require_like(
+        self, action: str, source: str, expected: Forms, found: Forms, remedy: str
+    ) -> None:
+        """Raise an error if names, shapes or dtypes of a result are not the expected ones."""
+        if found != expected:
+            raise self.wrong(f"{difference(action, source, expected, found)}. {remedy}")
+
+    def _require_announced(self, method: str, like: str, message: Trees, changed: Trees) -> None:
+        key = like, tuple(forms_of(message).items())
+        if key not in self._announced:  # depends only on names, shapes and dtypes
+            self._announced[key] = self.tensor_forms(
+                getattr(self, like)(message), f"`{like}` returns"
+            )
+        expected, found = self._announced[key], self.tensor_forms(changed, f"`{method}` returns")
+        self.require_like(f"`{method}` returns", f"`{like}` announces", expected, found, ANNOUNCED)
+
+    def _require_restored(
+        self, method: str, source: str, expected: Forms, found: Forms, replicas: Callable[[], int]
+    ) -> None:
+        """Raise an error if a result lacks an expected tensor, or has a further parameter."""
+        assert self.forms is not None
+        found = in_trees_of(expected, found)
+        expected = restorable(expected, found, self.forms.personal, MODEL)
+        if found != expected:
+            expected = with_replicas(expected, found, replicas())
+        self.require_like(f"`{method}` returns", source, expected, found, RESTORED)
+
+    def _require_read(self, reply: Any, server: ServerState) -> None:
+        if not isinstance(reply, Reply):
+            raise self.wrong(
+                f"`read` returns a {type(reply).__name__} among the replies. Return replies, such "
+                "as reply.with_trees(trees)."
+            )
+        found = self.tensor_forms(reply.trees, "`read` returns")
+        if self.forms is not None:
+            expected, replicas = self.forms.read, lambda: _replicas(server.params)
+            self._require_restored("read", "`reply` received", expected, found, replicas)
+        self._require_measured("read", reply, _replicas(server.params))
+
+    def _require_measured(self, method: str, reply: Reply, replicas: int) -> None:
+        loss, numbers = reply.loss, {"samples": reply.samples, "steps": reply.steps}
+        if not isinstance(loss, Tensor) or loss.shape != (replicas,):
+            raise self.wrong(
+                f"`{method}` returns a reply whose loss is {shown(loss)}, but it must be a tensor "
+                f"of shape ({replicas},). Return reply.with_trees(trees), which keeps the loss."
+            )
+        for name, number in numbers.items():
+            if not isinstance(number, Real) or not number >= 0:
+                raise self.wrong(
+                    f"`{method}` returns a reply with {name} = {shown(number)}, but it must be a "
+                    f"number of 0 or more. Return reply.with_trees(trees), which keeps {name}."
+                )
+
+    def _require_stored(self, reply: Reply, changed: Reply) -> None:
+        """Raise an error if a file could not contain what a client stores."""
+        own = changed.own
+        if not isinstance(own, Mapping) or not own.keys() >= reply.own.keys():
+            raise self.wrong(
+                "`reply` drops states that the client stores for other parts of the recipe "
+                f"({', '.join(reply.own)}). Return reply.with_trees(trees), which keeps them."
+            )
+        if odd := set(own) - set(reply.own) - set(self.stores):
+            raise self.wrong(
+                f"`reply` stores the state {min(map(str, odd))!r}, but the attribute `stores` does "
+                "not contain this name. Add the name to `stores`."
+            )
+        for name in self.stores:
+            if not isinstance(own.get(name), Mapping):
+                given = f"a {type(own[name]).__name__} as the" if name in own else "no"
+                raise self.wrong(
+                    f"`reply` stores {given} state {name!r}, but `stores` contains this name. "
+                    f"Return reply.storing({name!r}, state) for every client, with a mapping of "
+                    "names to tensors as the state."
+                )
+        found = self.tensor_forms({name: own[name] for name in self.stores}, "`reply` stores")
+        for (tree, name), (_, dtype) in found.items():
+            if dtype not in STORABLE:
+                raise self.wrong(
+                    f"`reply` stores the tensor {f'{tree}.{name}'!r} with dtype {dtype}, which "
+                    "files of client states cannot contain. Convert it to torch.float32."
+                )
+        if self.forms is not None and found != (expected := self.forms.stored):
+            expected = with_replicas(expected, found, len(reply.loss))
+            self.require_like("`reply` stores", "the trial stored", expected, found, STORED_ALIKE)
+
+
+def _at(round: int, clients: Sequence[int] = ()) -> contextlib.AbstractContextManager[None]:
+    """Within this context, errors name the round and the clients, except in a trial."""
+    return contextlib.nullcontext() if in_trial() else in_round(round, clients)
+
+
+def _replicas(params: Params) -> int:
+    return len(next(iter(params.values())))
+
 
 def _known_facts(facts: Sequence[str]) -> tuple[str, ...]:
     """Return the facts of a custom stage. Raise an error if no demand can know them."""
@@ -123,8 +317,21 @@ def _known_facts(facts: Sequence[str]) -> tuple[str, ...]:
     return tuple(facts)
 
 
-def _copied(trees: Trees) -> Trees:
+def _copied(trees: Mapping[str, Params]) -> Trees:
+    """Return new mappings with the same tensors."""
     return {name: dict(tree) for name, tree in trees.items()}
+
+
+def _moved(memory: States, device: torch.device) -> States:
+    """Return a client's stored states, which are on the CPU, on the device of the model."""
+    return {
+        name: {key: value.to(device) for key, value in tree.items()}
+        for name, tree in memory.items()
+    }
+
+
+def _own_mappings(server: ServerState) -> ServerState:
+    return replace(server, params=dict(server.params), states=_copied(server.states))
 
 
 def _trees(result: Any, method: str) -> Trees:
@@ -152,7 +359,7 @@ def as_stages(found: Any, guard: Guard) -> tuple[Stage, ...]:
     return tuple(
         stage
         if is_built_in(stage) or isinstance(stage, GuardedStage)
-        else GuardedStage(stage, guard)
+        else GuardedStage(stage, guard.part(guard.kind, stage) if len(stages) > 1 else guard)
         for stage in stages
     )
 
@@ -171,118 +378,3 @@ def is_built_in(stage: Stage) -> bool:
     """Return whether a stage is one of fedmuon's own."""
     kind = type(stage)
     return kind not in (Stage, GuardedStage) and kind.__module__.startswith("fedmuon.optim.")
-
-
-# The trial
-
-
-@trial()
-def require_stages(recipe: Recipe, start: Params) -> None:
-    """Pass a trial round through the stages of a recipe, and raise an error if a stage is wrong.
-
-    Args:
-        recipe: The recipe with all its stages.
-        start: Parameters [1, ...] with the names and shapes of the model.
-    """
-    first, second = _trial(recipe, start), _trial(recipe, start)
-    if not all(_equal(one, other) for one, other in zip(first, second, strict=True)):
-        raise InputError(
-            "your stage returns different messages when it is called again with the same tensors, "
-            "so a resumed run would differ. Use no random numbers without a fixed seed, and store "
-            "what the stage needs in the states of `initial` or in `stores`."
-        )
-
-
-def _trial(recipe: Recipe, start: Params) -> list[Trees]:
-    """Pass a trial round of two clients through the stages, and return all messages."""
-    server = ServerState(0, start, initial_states(recipe, start))
-    trees = {MODEL: start, **{name: server.states[name] for name in recipe.sent}}
-    seen = [trees]
-    for stage in recipe.stages:
-        seen.append(stage.send(seen[-1], server))
-        _require_like("send", "sent_like", stage.sent_like(seen[-2]), seen[-1])
-    opened = seen[-1]
-    for stage in reversed(recipe.stages):
-        opened = stage.open(opened, lambda: start)
-    states = {name: tree for name, tree in opened.items() if name in trees and name != MODEL}
-    _require_like("open", "send", {name: trees[name] for name in recipe.sent}, states)
-    received = Broadcast(0, *split_model(opened))
-    adopted = opened[MODEL]
-    for stage in recipe.stages:
-        adopted = stage.adopt(adopted, lambda: start, [{}])
-    if missing := set(start) - set(adopted):
-        raise InputError(
-            f"the client would start without the parameter {min(missing)!r}, because a stage "
-            "removed it from the message. Return this parameter in `open` or `adopt`."
-        )
-    replies = [_reply(recipe, adopted, server, client) for client in (0, 1)]
-    for stage in recipe.stages:
-        for number, reply in enumerate(replies):
-            replies[number] = changed = stage.reply(reply, received, {})
-            _require_like("reply", "returned_like", stage.returned_like(reply.trees), changed.trees)
-            if odd := set(changed.own) - set(reply.own) - set(stage.stores):
-                raise InputError(
-                    f"a stage stores the state {min(odd)!r}, but its attribute `stores` does not "
-                    "contain this name. Add the name to `stores`."
-                )
-            seen.append(changed.trees)
-    for stage in reversed(recipe.stages):
-        replies, states = stage.read(replies, lambda: received, server)
-        known = stage.initial(start, recipe.returned)
-        _require_like("read", "initial", known, states)
-        seen.append(states)
-    if not replies:
-        raise InputError("`read` of a stage returned no replies. Return at least one reply.")
-    return [*seen, *(reply.trees for reply in replies)]
-
-
-def _reply(recipe: Recipe, params: Params, server: ServerState, client: int) -> Reply:
-    """Return a reply with random tensors."""
-    drawn = torch.Generator().manual_seed(client)
-
-    def noisy(tree: Params) -> Params:
-        return {
-            name: value + torch.randn(value.shape, generator=drawn).to(value)
-            if value.is_floating_point()
-            else value
-            for name, value in tree.items()
-        }
-
-    states = {link.name: link.init(params) for link in recipe.chain.links}
-    states |= {name: tree for name, tree in server.states.items() if name in recipe.returned}
-    returned = {name: noisy(states[name]) for name in recipe.returned if name in states}
-    tensor = next(iter(params.values()))
-    own = {name: states[name] for name in recipe.persistent}
-    return Reply(client, noisy(params), returned, tensor.new_ones(len(tensor)), 10, 2, own)
-
-
-def _require_like(
-    method: str, other: str, announced: Mapping[str, Params], made: Mapping[str, Params]
-) -> None:
-    """Raise an error if two methods of a stage return other names, shapes or dtypes."""
-    shapes = [
-        {
-            f"{tree}.{name}": (tuple(value.shape), value.dtype)
-            for tree, tensors in trees.items()
-            for name, value in tensors.items()
-            if isinstance(value, Tensor)
-        }
-        for trees in (announced, made)
-    ]
-    for name in sorted(shapes[0].keys() | shapes[1].keys()):
-        told, returned = (shape.get(name, "no such tensor") for shape in shapes)
-        if told != returned:
-            raise InputError(
-                f"for the tensor {plain(name, 60)!r}, `{method}` of your stages returns "
-                f"{returned}, but `{other}` announces {told}. Let both methods return tensors "
-                "with the same names, shapes and dtypes."
-            )
-
-
-def _equal(one: Trees, other: Trees) -> bool:
-    return all(
-        torch.equal(value, other[tree][name])
-        or bool((value.isnan() == other[tree][name].isnan()).all() and value.isnan().any())
-        for tree, tensors in one.items()
-        for name, value in tensors.items()
-    )

@@ -1,7 +1,7 @@
 """Custom stages: a documented example with a state, and errors."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ from fedmuon.config.user_objects import UserObjects
 from fedmuon.core.errors import InputError, OwnError
 from fedmuon.experiments.stability.certificates import Uncertified, method_of
 from fedmuon.federated.build import build_experiment, resolve
-from fedmuon.federated.rounds import begin, run_rounds
+from fedmuon.federated.rounds import begin, run_rounds, simulate
 from fedmuon.optim.compression import Compression, top_k
 from fedmuon.optim.stage import Stage
 
@@ -124,20 +124,277 @@ class WithoutMomentum(Stage):
             raise InputError("this stage cannot send a momentum")
 
 
+def made(name: str = "Mine", **attributes: Any) -> Any:
+    """A class of stages with these methods and attributes."""
+    return type(name, (Stage,), attributes)
+
+
+def changed(trees: Any, change: Any) -> Any:
+    return {
+        tree: {name: change(value) for name, value in tensors.items()}
+        for tree, tensors in trees.items()
+    }
+
+
+def storing(state: Any) -> Any:
+    """A stage that stores this function of the client and of its memory."""
+
+    def reply(self: Any, reply: Any, received: Any, memory: Any) -> Any:
+        return reply.storing("ef", state(reply.client, memory))
+
+    return made(stores=("ef",), reply=reply)
+
+
+def replying(change: Any) -> Any:
+    """A stage whose `reply` returns this function of a reply."""
+    return made(reply=lambda self, reply, received, memory: change(reply))
+
+
+def reading(change: Any) -> Any:
+    """A stage whose `read` returns this function of the trees of each reply."""
+
+    def read(self: Any, replies: Any, received: Any, server: Any) -> Any:
+        return [reply.with_trees(change(reply.trees)) for reply in replies], {}
+
+    return made(read=read)
+
+
+def adopting(change: Any) -> Any:
+    return made(adopt=lambda self, models, first, memories: change(models))
+
+
+def each(change: Any) -> Any:
+    return lambda models: {name: change(value) for name, value in models.items()}
+
+
+def clamped(trees: Any) -> Any:
+    return changed(trees, lambda value: value.clamp_(max=0.01))
+
+
+def shortened(norm: Any) -> Any:
+    """A stage that divides updates by 1 plus this norm."""
+
+    def reply(self: Any, reply: Any, received: Any, memory: Any) -> Any:
+        model = {}
+        for name, value in reply.params.items():
+            update = value - received.params[name]
+            model[name] = received.params[name] + update / (1 + norm(update))
+        return reply.with_trees({**reply.trees, "model": model})
+
+    return made(reply=reply)
+
+
+def counting(states: Any) -> Any:
+    """A stage whose next states are this function of the server's state."""
+
+    def initial(self: Any, model: Any, returned: Any) -> Any:
+        return {"count": {"n": torch.zeros(1)}}
+
+    def read(self: Any, replies: Any, received: Any, server: Any) -> Any:
+        return replies, states(server)
+
+    return made(initial=initial, read=read)
+
+
+def sum_of_memories(self: Any, models: Any, first: Any, memories: Any) -> Any:
+    shift = sum(memory["ef"]["n"] for memory in memories if memory)
+    return {name: value + shift for name, value in models.items()}
+
+
+def failing(self: Any, reply: Any, server: Any) -> None:
+    raise RuntimeError("never valid")
+
+
+NUMBER = {"n": torch.ones(1)}
+REPEATED = "changes when another replica is in the same batch"
+IN_PLACE = "changes a tensor of its arguments in place"
 WRONG = [
     (WithoutMomentum, "this stage cannot send a momentum"),
-    (Longer, r"'more\.n', `reply` of your stages returns"),
-    (Lost, "the client would start without the parameter|`open` of your stages returns"),
-    (Storing, r"stores the state 'memory', but its attribute `stores`"),
+    (Longer, r"`reply` returns the tensor 'more\.n', but `returned_like` announces no such tensor"),
+    (Lost, "`open` returns no tensor '.*', but `send` received one"),
+    (Storing, r"stores the state 'memory', but the attribute `stores`"),
     (Counting, "returns different messages when it is called again"),
-    (Empty, "`read` of a stage returned no replies"),
-]
+    (Empty, "`read` returns no replies"),
+    # What a client stores
+    (made(stores=("my.ef",)), r"`stores` contains the name 'my\.ef', .* without a dot"),
+    (made(stores="memory"), r"`stores` is the text 'memory', .* Set stores = \('memory',\)"),
+    (made(stores=("ef",)), "`reply` stores no state 'ef'"),
+    (storing(lambda client, memory: torch.ones(1)), "stores a Tensor as the state 'ef'"),
+    (storing(lambda client, memory: {"n": 3}), "`reply` stores an object of type int under .*'n'"),
+    (storing(lambda client, memory: {1: torch.ones(1)}), "of type Tensor under the name 1"),
+    (storing(lambda client, memory: {"n": torch.ones(1).bfloat16()}), "with dtype torch.bfloat16"),
+    (storing(lambda client, memory: {str(client): torch.ones(1)}), "no tensor 'ef.0', but another"),
+    (storing(lambda client, memory: {"n": torch.ones(1 + len(memory))}), r"with shape \(2,\)"),
+    ([storing(lambda client, memory: NUMBER)] * 2, "already has a state of this name"),
+    # Results that `adopt`, `read`, `send` and `reply` may not return
+    (adopting(each(lambda value: value[:1])), r"`adopt` returns .* shape \(1, 7, 3\).*it received"),
+    (adopting(each(lambda value: value.float())), "`adopt` returns .* dtype torch.float32"),
+    (adopting(each(lambda value: 1)), "`adopt` returns an object of type int"),
+    (adopting(lambda models: {**models, "x": torch.ones(2)}), "it received no such tensor"),
+    (reading(lambda trees: changed(trees, lambda value: value[..., :1])), r"shape \(1, 7, 1\)"),
+    (reading(lambda trees: changed(trees, lambda value: value.float())), "dtype torch.float32"),
+    (reading(lambda trees: changed(trees, lambda value: value.numpy())), "of type ndarray"),
+    (reading(lambda trees: {**trees, "model": {}}), "no tensor 'model.weight', but `reply`"),
+    (reading(lambda trees: {**trees, "model": {**trees["model"], "x": torch.ones(1)}}), "model.x"),
+    (reading(lambda trees: {"model": trees["model"]}), "returns no tensor 'momentum.weight'"),
+    (made(read=lambda self, replies, received, server: (["a"], {})), "a str among the replies"),
+    (made(send=lambda self, message, server: {**message, "x": {"a": 3}}), "`send` returns .* int"),
+    (made(check=failing), "RuntimeError: never valid"),
+    (replying(lambda reply: replace(reply, loss=None)), "whose loss is None"),
+    (replying(lambda reply: replace(reply, samples=-5)), "samples = -5"),
+    (counting(lambda server: {}), r"no tensor 'count\.n', but `initial` returns one"),
+    ([counting(lambda server: {"count": NUMBER})] * 2, "`initial` contains the state 'count'"),
+    # Changes in place
+    (made(send=lambda self, message, server: clamped(message)), f"`send` {IN_PLACE}"),
+    (made(open=lambda self, message, model: clamped(message)), f"`open` {IN_PLACE}"),
+    (replying(lambda reply: reply.with_trees(clamped(reply.trees))), f"`reply` {IN_PLACE}"),
+    (reading(clamped), f"`read` {IN_PLACE}"),
+    # Replicas and clients that are mixed
+    (shortened(torch.norm), REPEATED),
+    (made(stores=("ef",), reply=storing(lambda client, memory: {"n": torch.ones(1) + client}).reply,
+          adopt=sum_of_memories), "when other clients are in the same batch"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("stage", "message"), WRONG)
 def test_the_trial_finds_what_is_wrong(stage: Any, message: str) -> None:
+    given = [one() for one in stage] if isinstance(stage, list) else stage()
     with pytest.raises(InputError, match=message):
+        with_stage(given)
+
+
+def sum_of_last_axes(update: Any) -> Any:
+    return update.flatten(1).norm(dim=1).view(-1, 1, 1)
+
+
+SOUND = [
+    storing(lambda client, memory: {"n": torch.ones(1), "b": torch.tensor(True)}),
+    counting(lambda server: {"count": {"n": server.states["count"]["n"] + 1}}),
+    shortened(sum_of_last_axes),
+    adopting(each(lambda value: value.clamp(max=0.5))),
+    reading(lambda trees: changed(trees, lambda value: value.clamp(max=0.5))),
+    reading(lambda trees: {**trees, "more": {"n": torch.ones(1)}}),
+]
+
+
+@pytest.mark.parametrize("stage", SOUND)
+def test_sound_stages_are_accepted(stage: Any) -> None:
+    """The negative control of the trial, also with two replicas."""
+    with_stage(stage())
+    named = small(TABLES, federation={"stage": "given"}).with_objects(UserObjects(stage=stage()))
+    experiment = build_experiment(resolve(named))
+    twice = simulate(experiment, begin(experiment.recipe, experiment.task, 0, 2)).params["weight"]
+    once = simulate(experiment, begin(experiment.recipe, experiment.task, 0)).params["weight"]
+    assert twice.shape == (2, 7, 3)
+    torch.testing.assert_close(twice[:1], once, rtol=1e-11, atol=1e-12)
+
+
+class Personal(Stage):
+    """Leaves a bias with each client."""
+
+    stores = ("mine",)
+
+    def is_personal(self, name: str) -> bool:
+        return name == "bias"
+
+    def send(self, message: Any, server: Any) -> Any:
+        return self.sent_like(message)
+
+    def adopt(self, models: Any, first: Any, memories: Any) -> Any:
+        fresh = first()["bias"].chunk(len(memories))
+        known = [memory["mine"] if memory else {} for memory in memories]
+        parts = [one.get("bias", bias) for one, bias in zip(known, fresh, strict=True)]
+        return {**models, "bias": torch.cat(parts)}
+
+    def reply(self, reply: Any, received: Any, memory: Any) -> Any:
+        sent = reply.with_trees(self.sent_like(reply.trees))
+        return sent.storing("mine", {"bias": reply.params["bias"]})
+
+    def sent_like(self, message: Any) -> Any:
+        model = {name: value for name, value in message["model"].items() if name != "bias"}
+        return {**message, "model": model}
+
+    def returned_like(self, message: Any) -> Any:
+        return self.sent_like(message)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_personal_parameters_may_be_missing_in_messages(order: int) -> None:
+    given = [Personal(), Stage()][::order]
+    tables = {**TABLES, "local": {"recipe": "fedavg", "steps": 2}}
+    loss = torch.nn.CrossEntropyLoss(reduction="none")
+    result = fedmuon.run(tables, task=(torch.nn.Linear(7, 3), loss), stage=given)
+    assert result.model is not None
+    with pytest.raises(OwnError, match=r"no tensor 'model\.bias', but `send` received one"):
+        unknown = type("Unknown", (Personal,), {"is_personal": Stage.is_personal})
+        fedmuon.run(tables, task=(torch.nn.Linear(7, 3), loss), stage=unknown())
+
+
+# Errors after the trial
+
+
+def later(wrong: Any, otherwise: Any) -> Any:
+    """A method that is right in the trial and in round 1, but not in round 2."""
+
+    def method(self: Any, first: Any, second: Any, *more: Any) -> Any:
+        round = second.round if hasattr(second, "round") else more[0].round
+        use = otherwise if fedmuon.in_trial() or not round else wrong
+        return use(first)
+
+    return method
+
+
+def same(trees: Any) -> Any:
+    return trees
+
+
+def both(replies: Any) -> Any:
+    return replies, {}
+
+
+LATER = [
+    (made(send=later(lambda trees: changed(trees, torch.Tensor.float), same)), "round 2: `send` "),
+    (made(reply=later(lambda reply: reply.with_trees({**reply.trees, "x": NUMBER}), same)),
+     r"in round 2, on client \d: `reply` returns the tensor 'x\.n'"),
+    (made(reply=later(lambda reply: reply.storing("u", NUMBER), same)),
+     r"in round 2, on client \d: `reply` stores the state 'u'"),
+    (made(reply=later(lambda reply: 1 / 0, same)),
+     r"fails in round 2, on client \d with ZeroDivisionError"),
+    (made(stores=("ef",), reply=later(
+        lambda reply: reply.storing("ef", {"n": torch.ones(2)}),
+        lambda reply: reply.storing("ef", NUMBER),
+    )), r"in round 2, on client \d: `reply` stores the tensor 'ef\.n' with shape \(2,\)"),
+    (made(read=later(lambda replies: ([], {}), both)), "in round 2: `read` returns no replies"),
+    (made(read=later(lambda replies: (["a"], {}), both)), "in round 2: `read` returns a str"),
+    (counting(lambda server: {"count": NUMBER} if fedmuon.in_trial() or not server.round else {}),
+     r"in round 2: `read` returns no tensor 'count\.n'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("stage", "message"), LATER)
+def test_a_run_finds_what_is_wrong_later(stage: Any, message: str) -> None:
+    with pytest.raises(OwnError, match=message):
         with_stage(stage())
+    with_stage(stage(), federation={"rounds": 1})  # the negative control
+
+
+class Growing(Stage):
+    stores = ("ef",)
+
+    def reply(self, reply: Any, received: Any, memory: Any) -> Any:
+        size = 1 if fedmuon.in_trial() else 1 + received.round
+        return reply.storing("ef", {"n": torch.ones(size)})
+
+
+@pytest.mark.slow
+def test_ray_reports_the_same_error() -> None:
+    errors = []
+    for engine in ("inline", "ray"):
+        with pytest.raises(InputError, match="in round 2, on client") as found:
+            with_stage(Growing(), engine, federation={"per-round": 5})
+        errors.append(str(found.value))
+    assert errors[0].split("client")[0] == errors[1].split("client")[0]
+    assert errors[0].split(": `reply`")[1] == errors[1].split(": `reply`")[1]
 
 
 # Names of states, and stages that exclude each other
