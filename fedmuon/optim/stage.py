@@ -99,13 +99,15 @@ class Stage:
     """A step that messages pass on their way. The base class changes nothing.
 
     Messages are trees: mappings from "model", or the name of a state, to named tensors `[replicas,
-    ...]`. A stage returns new mappings and tensors. It must not store anything in its attributes:
-    the server stores the states that `initial` returns, and a client stores the states in `stores`.
+    ...]`. A stage returns new mappings and tensors, and changes no argument in place. Norms and
+    means must be separate for each replica. A stage must not store anything in its attributes: the
+    server stores the states that `initial` returns, and a client stores the states in `stores`.
 
     Attributes:
         facts: What other settings must know about this stage, as values of
             `fedmuon.core.demands.Trait`. A setting whose demands forbid a fact rejects the stage.
-        stores: Names of the states that a client stores for this stage between its rounds.
+        stores: Names of the states that a client stores for this stage between its rounds, without
+            a dot. Every client stores them in every round, with the same shapes and dtypes.
         exact: Whether clients receive exactly the tensors that the server has.
         isolates: Whether a client's reply must not depend on other clients. Each client then trains
             alone, and a loss that is not finite does not stop the run.
@@ -196,7 +198,8 @@ class Stage:
         Args:
             reply: The reply, with the trees `reply.trees`.
             received: The message as the client used it.
-            memory: The states that the client stored in its last round.
+            memory: The states that the client stored in its last round. The mapping is empty in a
+                client's first round.
 
         Returns:
             The reply that is sent, such as `reply.with_trees(trees)`. `reply.storing(name, state)`
