@@ -16,6 +16,7 @@ from fedmuon.core.errors import InputError, OwnError
 from fedmuon.experiments.stability.certificates import Uncertified, method_of
 from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.rounds import begin, run_rounds, simulate
+from fedmuon.federated.wire import distrusted
 from fedmuon.optim.compression import Compression, top_k
 from fedmuon.optim.stage import Stage
 
@@ -506,6 +507,18 @@ def test_what_is_no_stage_is_rejected() -> None:
 def test_errors_of_a_stage_name_it() -> None:
     with pytest.raises(OwnError, match=r"your stage Broken .*KeyError"):
         with_stage(Broken())
+
+
+def test_the_wrong_stage_of_a_list_is_named() -> None:
+    with pytest.raises(OwnError, match="your stage Storing cannot be used"):
+        with_stage([Stage(), Storing(), Stage()])
+
+
+def test_errors_of_a_stage_are_no_errors_of_a_message() -> None:
+    for error, message in ((OwnError("of a stage"), "^of a stage$"), (KeyError(1), "malformed")):
+        with pytest.raises(InputError, match=message) as found, distrusted():
+            raise error
+        assert isinstance(found.value, OwnError) == isinstance(error, OwnError)
 
 
 def test_a_class_is_created() -> None:
