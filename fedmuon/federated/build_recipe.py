@@ -10,7 +10,6 @@ from fedmuon.config.user_objects import guard, make_named, user_objects
 from fedmuon.federated.configured_stages import with_configured_stages
 from fedmuon.federated.custom_recipe import custom_recipe, tried_registered, user_map
 from fedmuon.federated.model_routes import matrix_counts, routed
-from fedmuon.federated.personal import require_personal
 from fedmuon.federated.recipe_facts import takes_own_aggregate
 from fedmuon.optim.aggregator import Aggregator
 from fedmuon.optim.aggregators import AGGREGATORS, as_aggregator
@@ -56,9 +55,7 @@ def build_recipe(
         average = make_named(config, "aggregate", AGGREGATORS, (Aggregator,))
         within = None if brought.aggregate is None else guard(config, "aggregate")
         recipe = replace(recipe, aggregate=as_aggregator(average, within))
-    recipe = with_configured_stages(config, recipe, task)
-    require_personal(config, recipe, task)
-    return recipe
+    return with_configured_stages(config, recipe, task)
 
 
 def _joint_block(config: Config, task: Task) -> frozenset[str] | None:

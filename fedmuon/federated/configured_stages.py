@@ -11,13 +11,14 @@ from fedmuon.config.schema import reads
 from fedmuon.config.user_objects import guard, make_named
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
+from fedmuon.federated.personal import require_personal
 from fedmuon.federated.recipe_demands import require_demands
 from fedmuon.federated.recipe_facts import BuiltRecipe
 from fedmuon.optim.client_privacy import ClientPrivacy
 from fedmuon.optim.compression import Compression, compressor
 from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.stage import Stage
-from fedmuon.optim.trial_stage import require_distinct_states, tried_stages
+from fedmuon.optim.trial_stage import tried_stages
 from fedmuon.optim.user_stage import as_stages, has_custom_stage, unguarded
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
 from fedmuon.tasks.base import Task
@@ -37,12 +38,12 @@ def with_configured_stages(config: Config, recipe: Recipe, task: Task) -> Recipe
     recipe = _without_client_privacy(config, recipe)
     require_demands(BuiltRecipe(config, recipe, task, stages))
     _require_all_clients(config, recipe)
+    require_personal(config, recipe, task)
     compressed = _with_compression(config, recipe)
     if has_custom_stage(recipe):
         start = task.initial(generator(0, Draw.INITIAL))
         stages = tried_stages(recipe, start, task.stack_limit)
         stages = (*stages, *compressed.stages[len(stages) :])
-        require_distinct_states(recipe, stages, start)
         compressed = replace(compressed, stages=stages)
     return _with_client_privacy(config, compressed)
 

@@ -19,7 +19,6 @@ from fedmuon.core.trial import trial
 from fedmuon.optim.chain import States
 from fedmuon.optim.recipe import (
     Recipe,
-    aggregate_states,
     first_state,
     initial_states,
     shared_part,
@@ -65,7 +64,6 @@ def tried_stages(recipe: Recipe, start: Params, stack_limit: int) -> tuple[Stage
     stages = tuple(
         guarded for stage in recipe.stages for guarded in as_stages(stage, Guard("stage", stage))
     )
-    require_distinct_states(recipe, stages, start)
     alone, again = (_Trial(recipe, stages, start, (0,), first) for first in (True, False))
     for (stage, one), (_, other) in zip(alone.results(), again.results(), strict=True):
         if not _equal(one, other):
@@ -83,36 +81,6 @@ def tried_stages(recipe: Recipe, start: Params, stack_limit: int) -> tuple[Stage
         else stage
         for number, stage in enumerate(stages)
     )
-
-
-def require_distinct_states(recipe: Recipe, stages: Sequence[Stage], start: Params) -> None:
-    """Raise an error if two states of the server, or two stored states of a client, share a name.
-
-    Args:
-        recipe: The recipe.
-        stages: All stages, of which at least one is custom.
-        start: Parameters [1, ...] with the names and shapes of the model.
-    """
-    learned, _ = split_statistics(shared_part(recipe, start))
-    of_recipe = {MODEL, *recipe.kept, *recipe.returned, *aggregate_states(recipe)}
-    taken = {"initial": of_recipe, "stores": set(recipe.persistent)}
-    for stage in stages:
-        names = {"initial": stage.initial(learned, recipe.returned), "stores": stage.stores}
-        for place, used in taken.items():
-            for name in names[place]:
-                if isinstance(stage, GuardedStage):
-                    stage.require_name(name, place)
-                if name in used:
-                    known = stage if isinstance(stage, GuardedStage) else _custom(stages)
-                    raise known.wrong(
-                        f"`{place}` contains the state {name!r}, but another part of the recipe "
-                        "already has a state of this name. Rename the state of the custom stage."
-                    )
-                used.add(name)
-
-
-def _custom(stages: Iterable[Stage]) -> GuardedStage:
-    return next(stage for stage in stages if isinstance(stage, GuardedStage))
 
 
 def _require_apart(recipe: Recipe, stages: tuple[Stage, ...], start: Params) -> None:

@@ -226,7 +226,7 @@ WRONG = [
     (storing(lambda client, memory: {"n": torch.ones(1).bfloat16()}), "with dtype torch.bfloat16"),
     (storing(lambda client, memory: {str(client): torch.ones(1)}), "no tensor 'ef.0', but another"),
     (storing(lambda client, memory: {"n": torch.ones(1 + len(memory))}), r"with shape \(2,\)"),
-    ([storing(lambda client, memory: NUMBER)] * 2, "already has a state of this name"),
+    ([storing(lambda client, memory: NUMBER)] * 2, "this name is already used by the recipe"),
     # Results that `adopt`, `read`, `send` and `reply` may not return
     (adopting(each(lambda value: value[:1])), r"`adopt` returns .* shape \(1, 7, 3\).*it received"),
     (adopting(each(lambda value: value.float())), "`adopt` returns .* dtype torch.float32"),
@@ -244,7 +244,7 @@ WRONG = [
     (replying(lambda reply: replace(reply, loss=None)), "whose loss is None"),
     (replying(lambda reply: replace(reply, samples=-5)), "samples = -5"),
     (counting(lambda server: {}), r"no tensor 'count\.n', but `initial` returns one"),
-    ([counting(lambda server: {"count": NUMBER})] * 2, "`initial` contains the state 'count'"),
+    ([counting(lambda server: {"count": NUMBER})] * 2, "`initial` a server state 'count'"),
     # Changes in place
     (made(send=lambda self, message, server: clamped(message)), f"`send` {IN_PLACE}"),
     (made(open=lambda self, message, model: clamped(message)), f"`open` {IN_PLACE}"),
@@ -447,7 +447,7 @@ def test_a_name_of_a_state_is_taken_once(stage: Any, tables: dict[str, Any], mes
 def test_other_names_change_nothing(local: dict[str, Any]) -> None:
     """The negative control."""
     stages = [Remembering("a", "a"), Remembering("b", "b")]
-    compression = {} if local else {"compression": TOP_K}
+    compression: dict[str, Any] = {} if local else {"compression": TOP_K}
     changed, plain = (with_stage(one, local=local, **compression) for one in (stages, None))
     assert (model(changed) == model(plain)).all()
 

@@ -105,6 +105,7 @@ def test_values_of_the_wrong_type_are_named(arguments: dict[str, Any], message: 
 
 def test_masked_can_be_read_but_is_no_argument() -> None:
     plain: Any = recipes.fedavg(0.1)
+    arguments: dict[str, Any] = {"masked": True}
     with pytest.raises(TypeError, match="unexpected keyword argument 'masked'"):
-        Recipe(plain.chain, plain.server, masked=True)
+        Recipe(plain.chain, plain.server, **arguments)
     assert plain.masked is False

@@ -441,11 +441,11 @@ def test_a_recipe_of_ones_own_is_clipped_like_ours(tmp_path: Path) -> None:
     assert models[0] == models[1]
 
 
-FIXED = ClientLevel(0.2, 1.0, 3, 6, poisson=False)
+FIXED_LEVEL = ClientLevel(0.2, 1.0, 3, 6, poisson=False)
 PASSED = {
-    "all values fit": FIXED,
-    "another cohort": replace(FIXED, cohort=1000, clients=2000),
-    "Poisson cohorts": replace(FIXED, clients=500_000, poisson=True),
+    "all values fit": FIXED_LEVEL,
+    "another cohort": replace(FIXED_LEVEL, cohort=1000, clients=2000),
+    "Poisson cohorts": replace(FIXED_LEVEL, clients=500_000, poisson=True),
 }
 
 
@@ -485,7 +485,7 @@ class Custom(ClientPrivacy):
 
 def test_a_subclass_of_client_privacy_is_rejected() -> None:
     for config in (small(), clients("fedavg")):
-        own = replace(recipes.fedavg(0.1), stages=(Custom(FIXED),))
+        own = replace(recipes.fedavg(0.1), stages=(Custom(FIXED_LEVEL),))
         with pytest.raises(InputError, match="the ledger does not know what your stage sends"):
             build_experiment(resolve(with_recipe(config, own)))
 
