@@ -49,6 +49,7 @@ from fedmuon.runs.fixed_files import routing
 from fedmuon.tasks.networks import NetworkTask
 
 if TYPE_CHECKING:
+    from fedmuon.experiments.certifying.certify import RiskCertificates
     from fedmuon.experiments.gap_result import GapResult
     from fedmuon.experiments.suite_result import SuiteResult
 
@@ -684,6 +685,44 @@ def unlearn(
     """
     result = run if isinstance(run, Result) else Result(Path(run))
     return unlearning.execute(result.path, samples, epsilon, delta, Path(out), result.given)
+
+
+@in_python()
+@_plainly()
+def certify(
+    run: Result | str | Path, *, confidence: float = 0.95, settings: int = 1
+) -> RiskCertificates:
+    """Compute upper limits of the error and loss of a run's final model on new samples.
+
+    The limits follow from held-out samples, from the noise of a private run, and from the stability
+    bound.
+
+    Args:
+        run: A result, or the path of a run folder. The run must have ended.
+        confidence: Probability with which each certified limit holds.
+        settings: Number of settings from which this run's setting was chosen by looking at the same
+            samples. The limits pay for all of them.
+
+    Returns:
+        One row for each certificate, with its assumptions, or with the reason why there is no
+        limit.
+
+    Raises:
+        InputError: If the run has not ended, the task reports no accuracy, or a number is out of
+            range.
+
+    Example:
+        >>> import fedmuon
+        >>> small = {"data": {"name": "synthetic", "train": 90, "test": 60, "dimension": 7},
+        ...          "federation": {"clients": 3, "rounds": 2}}
+        >>> found = fedmuon.certify(fedmuon.run(small))
+        >>> found.rows[0].name, found.rows[0].status
+        ('held-out samples', 'certified')
+    """
+    from fedmuon.experiments.certifying.certify import certify
+
+    result = run if isinstance(run, Result) else Result(Path(run))
+    return certify(result.path, confidence, settings, result.given)
 
 
 @in_python()

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     )
     from fedmuon.experiments.api import (
         bound,
+        certify,
         compare,
         gap,
         plan,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
         sweep,
         unlearn,
     )
+    from fedmuon.experiments.certifying.certify import RiskCertificates
     from fedmuon.experiments.engines import flower_simulation as flower
     from fedmuon.experiments.gap_result import GapResult
     from fedmuon.experiments.results import Comparison, Result, StabilityResult, SweepResult
@@ -86,6 +88,7 @@ _PLACES = {
     "Orthogonalizer": "optim.orthogonalizers",
     "Recipe": "optim.recipe",
     "Result": "experiments.results",
+    "RiskCertificates": "experiments.certifying.certify",
     "RunAuditResult": "experiments.accounts",
     "StabilityResult": "experiments.results",
     "Stage": "optim.stage",
@@ -98,6 +101,7 @@ _PLACES = {
     **dict.fromkeys(
         (
             "bound",
+            "certify",
             "compare",
             "gap",
             "plan",
@@ -170,6 +174,7 @@ __all__ = [
     "Orthogonalizer",
     "Recipe",
     "Result",
+    "RiskCertificates",
     "RunAuditResult",
     "StabilityResult",
     "Stage",
@@ -184,6 +189,7 @@ __all__ = [
     "audit_run",
     "bound",
     "callbacks",
+    "certify",
     "compare",
     "epsilon",
     "flower",

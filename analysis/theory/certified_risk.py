@@ -102,8 +102,8 @@ def clopper_pearson(errors: int, samples: int, failure: float = 0.05) -> float:
     """Return an upper limit of the error rate, from the number of errors on held-out samples.
 
     Example:
-        >>> from fedmuon import analysis
-        >>> round(analysis.clopper_pearson(234, 1000), 4)
+        >>> from fedmuon.analysis.theory.certified_risk import clopper_pearson
+        >>> round(clopper_pearson(234, 1000), 4)
         0.2571
     """
     from scipy.special import betaincinv  # takes longer to load than everything else here
@@ -112,12 +112,16 @@ def clopper_pearson(errors: int, samples: int, failure: float = 0.05) -> float:
     probability("failure", failure)
     if errors > samples:
         raise InputError(f"{errors} errors exceed the number of samples, {samples}.")
-    return 1.0 if errors == samples else float(betaincinv(errors + 1, samples - errors, 1 - failure))
+    return (
+        1.0 if errors == samples else float(betaincinv(errors + 1, samples - errors, 1 - failure))
+    )
 
 
 def chernoff(mean: float, samples: int, failure: float = 0.05) -> float:
     """Return an upper limit of the risk, from the mean of independent losses in [0, 1]."""
-    return largest_risk(mean, -math.log(probability("failure", failure)) / whole("samples", samples))
+    return largest_risk(
+        mean, -math.log(probability("failure", failure)) / whole("samples", samples)
+    )
 
 
 def empirical_bernstein(losses: np.ndarray, width: float = 1.0, failure: float = 0.05) -> float:

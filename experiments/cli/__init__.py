@@ -27,7 +27,8 @@ PANELS = {
         "show": "look", "ls": "look", "watch": "look", "compare": "look", "report": "look",
     },
     "Stability": {
-        "stability": "runs", "bound": "theory", "gap": "runs", "unlearn": "runs",
+        "stability": "runs", "bound": "theory", "certify": "certify", "gap": "runs",
+        "unlearn": "runs",
     },
     "Privacy": {
         "privacy": "privacy:app",

@@ -1,4 +1,4 @@
-"""Divergences between the releases of a run on two neighbouring data sets, with lower and upper limits.
+"""Divergences between the releases of a run on two neighbouring data sets, with limits.
 
 The pair (P, Q) of a release is that of `dominating_pairs.py`. Both divergences of this module are
 f-divergences, that is mixtures of hockey-stick divergences. The dominating pair therefore bounds
@@ -6,8 +6,8 @@ them for all neighbours, too.
 
 **Relative entropy.** KL(P || Q) of several releases is the sum of their relative entropies (chain
 rule), also if later releases depend on earlier ones. For q = 1 it is 1 / (2 s^2). Otherwise, the
-outcomes x are divided into intervals with the masses P_k and Q_k. With phi(r) = r ln r, the relative
-entropy is the sum over k of the integral of phi(dP/dQ) dQ.
+outcomes x are divided into intervals with the masses P_k and Q_k. With phi(r) = r ln r, the
+relative entropy is the sum over k of the integral of phi(dP/dQ) dQ.
 
 - Jensen's inequality gives the lower limit: sum_k P_k ln(P_k / Q_k).
 - dP/dQ increases with x. On an interval, the chord of the convex phi is above phi, which gives the
@@ -33,6 +33,7 @@ from fedmuon.privacy.accounting.dominating_pairs import REACH, Event, bottom, ma
 MOST_INTERVALS, ACCURACY = 2**19, 1e-8
 ROUNDING = 4e-15  # exceeds the rounding error of the sum over all intervals
 COMPOSED = 2**19  # number of points of the summed loss, and of one release
+LARGEST = 700.0  # exp of a larger epsilon exceeds the range of doubles
 TAIL = 1e-12  # mass of the losses that may wrap around in the FFT
 
 
@@ -89,7 +90,7 @@ def _on_intervals(event: Event, count: int) -> Limits:
 
 
 def _tail(q: float, s: float, end: float) -> float:
-    """Return an upper limit of the integral of the loss above `end` standard deviations, under P."""
+    """Return an upper limit of the integral of the loss under P, above `end` deviations."""
 
     def above(mean: float) -> float:
         """Return the integral of (2x - 1) / (2 s^2) over x > end s, for x ~ N(mean, s^2)."""
@@ -104,7 +105,8 @@ def _tail(q: float, s: float, end: float) -> float:
 def hockey_stick(events: Sequence[Event], epsilons: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return lower and upper limits of H_a(P || Q) at a = exp(epsilon), for all releases together.
 
-    The upper limit is the larger one of the limits for (P, Q) and (Q, P), and at most 1.
+    The upper limit is the larger one of the limits for (P, Q) and (Q, P), and at most 1. Above an
+    epsilon of 700, the lower limit is 0, and the upper limit is that of 700, because H_a falls.
 
     Args:
         events: The releases, with the adjacency for which the curve is requested.
@@ -112,8 +114,9 @@ def hockey_stick(events: Sequence[Event], epsilons: np.ndarray) -> tuple[np.ndar
     """
     if any(event.noise_multiplier == 0 for event in events):
         return np.ones(len(epsilons)), np.ones(len(epsilons))
+    near = np.clip(epsilons, -LARGEST, LARGEST)
     if not events:
-        curve = np.maximum(0.0, -np.expm1(epsilons))
+        curve = np.maximum(0.0, -np.expm1(near))
         return curve, curve
     grid = _grid(events)
     limits = []
@@ -124,16 +127,18 @@ def hockey_stick(events: Sequence[Event], epsilons: np.ndarray) -> tuple[np.ndar
             parts = [(losses[side], count) for losses, count in estimated]
             composed = pld.compose(parts, grid, TAIL)
             error = pld.slack(parts, composed, TAIL)
-            curve = _curve(composed, grid, epsilons)
+            curve = _curve(composed, grid, near)
             sides.append(np.clip(curve + error if up else curve - error, 0.0, 1.0))
         limits.append(np.maximum(*sides))
-    return limits[0], limits[1]
+    lower = np.where(epsilons > LARGEST, 0.0, limits[0])
+    return lower, np.where(epsilons < -LARGEST, 1.0, limits[1])
 
 
 def _grid(events: Sequence[Event]) -> float:
     """Return the smallest grid distance for which the arrays have a practical length."""
     coarse = max(pld.GRID, *((top(event) - bottom(event)) / pld.SINGLE for event in events))
-    low, high = pld.window([(pld.estimates(one, coarse)[0], one.count) for one in events], coarse, TAIL)
+    parts = [(pld.estimates(event, coarse)[0], event.count) for event in events]
+    low, high = pld.window(parts, coarse, TAIL)
     longest = max(top(event) - bottom(event) for event in events)
     return min(coarse, max((high - low) * coarse / COMPOSED, longest / COMPOSED))
 
@@ -153,4 +158,3 @@ def total_variation(events: Sequence[Event]) -> Limits:
     """Return limits of the total variation distance H_1(P || Q) of all releases together."""
     lower, upper = hockey_stick(events, np.zeros(1))
     return Limits(float(lower[0]), float(upper[0]))
-

@@ -1,0 +1,1 @@
+"""Certificates of the risk of a run's final model."""

@@ -1,0 +1,316 @@
+"""All certificates of the risk of a run's final model that apply, side by side.
+
+`certify` returns one row for each certificate. A row is `certified` (holds for this model, with the
+stated confidence), `estimated` (a limit in expectation over runs, in which the train error of this
+run stands for its mean), or `refused`, with the reason and what would help.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmuon.analysis.theory import certified_risk as theory
+from fedmuon.analysis.theory.checks import probability, whole
+from fedmuon.config.user_objects import NOTHING, UserObjects
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import Record, finite
+from fedmuon.experiments.certifying.account import Divergences, Unproved, of_ledger
+from fedmuon.experiments.certifying.measured import MeasuredRun, measure
+from fedmuon.experiments.stability import certificates
+from fedmuon.experiments.stability.finished_run import from_directory
+from fedmuon.runs.directory import RunDirectory
+
+INDEPENDENT = "the samples are independent draws from the distribution of future samples"
+UNTOUCHED = (
+    "the held-out samples chose nothing: no setting, no checkpoint, no early stop (or --settings "
+    "counts all that they could have chosen)"
+)
+FIXED = (
+    "all settings were chosen without the training samples, or --settings counts all that could "
+    "have been chosen"
+)
+FROM_START = "both models are fixed before the held-out samples are used"
+EXPECTED = (
+    "in expectation over samples and noise; the train error of this run stands for its expectation"
+)
+POPULATION = "the clients are independent draws from a population of clients"
+ONE_MODEL = (
+    "a limit in expectation holds only for a setting that was fixed in advance. If it was, use "
+    "--settings 1"
+)
+STOPPED = (
+    "a callback ended the run early, and the account does not know on which values it decided. Run "
+    "without early stopping"
+)
+NO_TEST = "no sample is held out. Lower [data] train, or set [data] test"
+PER_EXAMPLE = (
+    "the run protects whole clients and not single samples. For a certificate on new samples, set "
+    "[privacy] level = 'example' with a private recipe, such as dp-muon"
+)
+PER_CLIENT = (
+    "the run protects single samples and not whole clients. For a certificate on new clients, set "
+    "[privacy] level = 'client'"
+)
+
+
+@dataclass(frozen=True)
+class RiskCertificate:
+    """An upper limit of the risk of a model, or the reason why there is none.
+
+    Attributes:
+        name: What the limit stands on, such as "held-out samples".
+        measure: "error", "loss", or "change of the loss" from X⁰.
+        status: "certified", "estimated" or "refused".
+        value: The upper limit, or None.
+        beside: The measured value that the limit bounds from above, or from which it follows.
+        confidence: The probability with which the limit holds, or None for a limit in expectation.
+        cost: What the certificate costs.
+        method: The inequality.
+        assumptions: What must be true.
+        refusal: Why there is no limit, and what helps.
+    """
+
+    name: str
+    measure: str
+    status: str
+    value: float | None = None
+    beside: float | None = None
+    confidence: float | None = None
+    cost: str = ""
+    method: str = ""
+    assumptions: tuple[str, ...] = ()
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class RiskCertificates:
+    """The certificates of a run, with the measured values.
+
+    Attributes:
+        rows: The certificates.
+        train: The mean losses on the training samples, by name.
+        test: The mean losses on the held-out samples, by name.
+        samples: Number of training samples.
+        held_out: Number of held-out samples.
+        settings: Number of settings that are paid for.
+        confidence: The confidence of each certified row.
+        divergence: KL_0 and the protected unit, if the run is private.
+        notes: Warnings.
+    """
+
+    rows: list[RiskCertificate]
+    train: dict[str, float]
+    test: dict[str, float]
+    samples: int
+    held_out: int
+    settings: int
+    confidence: float
+    divergence: Record = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def record(self) -> Record:
+        """Return the certificates as one JSON object."""
+        return asdict(self)
+
+
+def certify(
+    folder: Path, confidence: float = 0.95, settings: int = 1, given: UserObjects = NOTHING
+) -> RiskCertificates:
+    """Return all certificates of the final model of a finished run.
+
+    Args:
+        folder: The run folder.
+        confidence: The probability with which each certified row holds.
+        settings: Number of settings from which this run's setting was chosen with the same samples.
+            The failure probability is divided by this number (union bound).
+        given: Python objects (such as a custom task) that the caller passed.
+
+    Raises:
+        InputError: If the run has not ended or is damaged, or an argument is out of range.
+    """
+    failure = 1 - probability("confidence", confidence)
+    failure /= whole("settings", settings)
+    measured = measure(folder, given)
+    rows = [
+        *_held_out(measured, failure),
+        *_by_samples(folder, measured, failure, settings),
+        _by_clients(folder, measured, failure, settings),
+        _by_stability(folder, given, measured, failure),
+    ]
+    return RiskCertificates(
+        rows,
+        {name: float(values.mean()) for name, values in measured.train.items()},
+        {name: float(values.mean()) for name, values in measured.test.items()},
+        len(measured.owners),
+        len(measured.run.data.test_labels),
+        settings,
+        confidence,
+        _divergence(folder, measured),
+        _notes(measured),
+    )
+
+
+def _notes(measured: MeasuredRun) -> list[str]:
+    if not measured.repeated:
+        return []
+    return [
+        f"{measured.repeated:,} of {len(measured.owners):,} training samples repeat another one. "
+        "If they are copies and not independent draws, n is smaller and the certificates that "
+        "use n do not hold. Remove the copies."
+    ]
+
+
+# Held-out samples
+
+
+def _held_out(measured: MeasuredRun, failure: float) -> list[RiskCertificate]:
+    name, count = "held-out samples", len(measured.run.data.test_labels)
+    if not count:
+        return [RiskCertificate(name, "error", "refused", refusal=NO_TEST)]
+    shared: dict[str, Any] = {
+        "confidence": 1 - failure,
+        "cost": f"{count:,} samples that train nothing",
+    }
+    rows = []
+    for measure_name, losses in measured.test.items():
+        mean = float(losses.mean())
+        if np.isin(losses, (0, 1)).all():
+            value = theory.clopper_pearson(int(losses.sum()), count, failure)
+            method = "Clopper-Pearson"
+        else:  # both limits hold at half of the failure probability
+            value, method = min(
+                (theory.chernoff(mean, count, failure / 2), "Chernoff (kl)"),
+                (theory.empirical_bernstein(losses, 1.0, failure / 2), "empirical Bernstein"),
+            )
+        rows.append(
+            RiskCertificate(name, measure_name, "certified", value, mean, method=method,
+                            assumptions=(INDEPENDENT, UNTOUCHED), **shared)
+        )  # fmt: skip
+    if "loss" in measured.test:
+        changes = measured.test["loss"] - measured.start["loss"]
+        value = theory.empirical_bernstein(changes, 2.0, failure)
+        rows.append(
+            RiskCertificate(name, "change of the loss", "certified", value, float(changes.mean()),
+                            method="empirical Bernstein, paired with X⁰",
+                            assumptions=(INDEPENDENT, UNTOUCHED, FROM_START), **shared)
+        )  # fmt: skip
+    return rows
+
+
+# The privacy account
+
+
+def _account(folder: Path, measured: MeasuredRun) -> Divergences:
+    """Return the divergences of the run. Raise `Unproved` if nothing follows from its account."""
+    if (RunDirectory(folder).summary() or {}).get("stopped"):
+        raise Unproved(STOPPED)
+    return of_ledger(folder, measured.run.data.sizes)
+
+
+def _divergence(folder: Path, measured: MeasuredRun) -> Record:
+    try:
+        account = _account(folder, measured)
+    except Unproved:
+        return {}
+    return {"unit": account.unit, "mean": finite(account.mean), "units": account.units}
+
+
+def _private(
+    folder: Path,
+    measured: MeasuredRun,
+    unit: str,
+    other: str,
+    name: str,
+    limits: Callable[[Divergences], list[RiskCertificate]],
+) -> list[RiskCertificate]:
+    """Return the rows of `limits`, or one row with the reason why there is no certificate."""
+    try:
+        account = _account(folder, measured)
+        if account.unit != unit:
+            raise Unproved(other)
+    except Unproved as reason:
+        return [RiskCertificate(name, "error", "refused", refusal=str(reason))]
+    return limits(account)
+
+
+def _by_samples(
+    folder: Path, measured: MeasuredRun, failure: float, settings: int
+) -> list[RiskCertificate]:
+    """Return limits of the risk on new samples, for each loss."""
+    name = "privacy of samples"
+
+    def limits(account: Divergences) -> list[RiskCertificate]:
+        rows = []
+        for measure_name, losses in measured.train.items():
+            mean = float(losses.mean())
+            rows += _pair(name, measure_name, mean, account, failure, settings, INDEPENDENT)
+        return rows
+
+    return _private(folder, measured, "example", PER_EXAMPLE, name, limits)
+
+
+def _by_clients(
+    folder: Path, measured: MeasuredRun, failure: float, settings: int
+) -> RiskCertificate:
+    """Return a limit of the mean error of new clients."""
+    name = "privacy of clients"
+
+    def limits(account: Divergences) -> list[RiskCertificate]:
+        mean = float(measured.means("error").mean())
+        return _pair(name, "error", mean, account, failure, settings, POPULATION)
+
+    return _private(folder, measured, "client", PER_CLIENT, name, limits)[-1]
+
+
+def _pair(
+    name: str,
+    measure_name: str,
+    mean: float,
+    account: Divergences,
+    failure: float,
+    settings: int,
+    units: str,
+) -> list[RiskCertificate]:
+    """Return the limit in expectation, and the limit for this model."""
+    cost = f"noise: KL₀ = {account.mean:.3g} per {account.unit}"
+    expected = RiskCertificate(
+        name, measure_name, "estimated", theory.expected_risk(mean, account.mean), mean,
+        cost=cost, method="information, in expectation", assumptions=(units, FIXED, EXPECTED),
+    )  # fmt: skip
+    if settings > 1:
+        expected = RiskCertificate(name, measure_name, "refused", refusal=ONE_MODEL)
+    one_draw = RiskCertificate(
+        name, measure_name, "certified",
+        theory.one_draw_risk(mean, account.total, account.units, failure), mean, 1 - failure,
+        cost, "information, one draw", (units, FIXED),
+    )  # fmt: skip
+    return [expected, one_draw]
+
+
+# Stability
+
+
+def _by_stability(
+    folder: Path, given: UserObjects, measured: MeasuredRun, failure: float
+) -> RiskCertificate:
+    """Return the limit of the loss by the bound of the Stability note."""
+    name = "stability"
+    try:
+        case = from_directory(folder, [f"stability.delta={failure!r}"], given=given)
+        certificate = certificates.certify(case)
+    except InputError as error:
+        return RiskCertificate(name, "loss", "refused", refusal=str(error))
+    bound = certificate.bound
+    if bound is None or bound.status != "certified" or "loss" not in measured.train:
+        why = certificate.refusal or "its constants are only estimated for this task"
+        return RiskCertificate(name, "loss", "refused", refusal=why.rstrip("."))
+    chances = case.run.weights[measured.run.data.sizes > 0]
+    mean = float(measured.means("loss") @ chances)
+    return RiskCertificate(
+        name, "loss", "certified", min(1.0, mean + bound.value), mean, 1 - bound.failure,
+        "no samples and no noise", "Stability note, Theorem 4.1",
+        (INDEPENDENT, FIXED, *bound.assumptions),
+    )  # fmt: skip

@@ -1,0 +1,88 @@
+"""The losses of the initial and the final model of a run, sample by sample."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedmuon.config.user_objects import NOTHING, UserObjects
+from fedmuon.core.arrays import read_tensors
+from fedmuon.core.errors import InputError
+from fedmuon.experiments.stability.finished_run import FinishedRun
+from fedmuon.runs.directory import RunDirectory
+from fedmuon.tasks.base import Batch
+
+Losses = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """The losses of a run's models in [0, 1], by name.
+
+    The names are "error" (1 - accuracy), and "loss" if the task has a bounded loss.
+
+    Attributes:
+        run: The finished run.
+        train: The losses of the final model on the training samples [n], sorted by client.
+        test: The losses of the final model on the held-out samples [m].
+        start: The losses of the initial model on the held-out samples [m].
+        repeated: Number of training samples that equal another training sample.
+    """
+
+    run: FinishedRun
+    train: Losses
+    test: Losses
+    start: Losses
+    repeated: int
+
+    @property
+    def owners(self) -> np.ndarray:
+        """The client of each training sample [n]."""
+        return np.repeat(np.arange(len(self.run.data.sizes)), self.run.data.sizes)
+
+    def means(self, name: str) -> np.ndarray:
+        """Return the mean loss of each client that has samples."""
+        sizes = self.run.data.sizes
+        sums = np.bincount(self.owners, self.train[name], len(sizes))
+        return sums[sizes > 0] / sizes[sizes > 0]
+
+
+def measure(folder: Path, given: UserObjects = NOTHING) -> MeasuredRun:
+    """Measure the models of a finished run.
+
+    Args:
+        folder: The run folder.
+        given: Python objects (such as a custom task) that the caller passed.
+
+    Raises:
+        InputError: If the run has not ended, is damaged, or its task reports no error rate.
+    """
+    RunDirectory(folder).finished()
+    run = FinishedRun.open(folder, given)
+    shards, task = run.experiment.shards, run.experiment.task
+
+    def losses_of(stem: str, batch: Batch) -> Losses:
+        arrays, _ = read_tensors(folder / f"{stem}.safetensors")
+        params = {name: value[None].to(task.device, task.dtype) for name, value in arrays.items()}
+        losses, scores = task.losses(params, batch)
+        if "accuracy" not in scores:
+            raise InputError(
+                "this task reports no accuracy, so its models have no error rate. Certificates "
+                "need a loss in [0, 1]: let the task report the metric accuracy."
+            )
+        measured = {"error": 1 - scores["accuracy"][0].double().cpu().numpy()}
+        if run.config.task.name == "matrix":  # its loss is 1 - p_y
+            measured["loss"] = losses[0].double().cpu().numpy()
+        return measured
+
+    train = Batch(shards.inputs, shards.labels)
+    rows = np.column_stack([shards.inputs.cpu().numpy(), shards.labels.cpu().numpy()])
+    held_out = len(run.data.test_labels) > 0
+    return MeasuredRun(
+        run,
+        losses_of("model", train),
+        losses_of("model", shards.held_out) if held_out else {},
+        losses_of("initial", shards.held_out) if held_out else {},
+        len(rows) - len(np.unique(rows, axis=0)),
+    )

@@ -1,0 +1,93 @@
+"""The certificates of a run as a table and as a picture."""
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+from rich.markup import escape
+from rich.table import Table
+
+from fedmuon.analysis.report import style
+from fedmuon.analysis.report.numbers import number
+from fedmuon.experiments.certifying.certify import RiskCertificate, RiskCertificates
+from fedmuon.experiments.tables import columns, facts, listed
+
+MARKS = {"certified": "o", "estimated": "D"}
+
+
+def tables(found: RiskCertificates) -> list[Table]:
+    """Return the table of certificates, and the table of their assumptions."""
+    rows = [
+        (
+            escape(f"{row.name}: {row.measure}"),
+            escape(row.refusal if row.value is None else _holds(row)),
+            "-" if row.beside is None else number(row.beside, 4),
+            row.status if row.value is None else number(row.value, 4),
+        )
+        for row in found.rows
+    ]
+    title = (
+        f"Risk of the final model ({found.samples:,} training samples, {found.held_out:,} held out)"
+    )
+    table = columns(title, ("certificate", "what it is", "measured", "at most"), rows, left=2)
+    return [table, facts("Assumptions", _assumptions(found))]
+
+
+def _holds(row: RiskCertificate) -> str:
+    """Return how a limit holds, its method and its cost."""
+    with_what = "" if row.confidence is None else f", {row.confidence:.4g}"
+    return f"{row.status}{with_what}; {row.method}; costs {row.cost}"
+
+
+def _assumptions(found: RiskCertificates) -> list[tuple[str, object]]:
+    """Return each assumption once, under the certificates that use it."""
+    users: dict[str, list[str]] = {}
+    for row in found.rows:
+        for sentence in row.assumptions:
+            names = users.setdefault(sentence, [])
+            names += [row.name] * (row.name not in names)
+    by_names: dict[str, list[str]] = {}
+    for sentence, names in users.items():
+        by_names.setdefault(", ".join(names), []).append(sentence)
+    rows = [line for names, lines in by_names.items() for line in listed(names, lines)]
+    return [*rows, *listed("note", found.notes)]
+
+
+def panels(found: RiskCertificates, narrow: bool = False, width: float = 0.0) -> Figure:
+    """Draw the certificates of each loss beside the train and test values."""
+    measures = [name for name in ("error", "loss") if name in found.train]
+    figure, axes = style.canvas(len(measures), narrow, 2.6, width=width)
+    for axis, measure in zip(axes, measures, strict=True):
+        rows = [row for row in found.rows if row.measure == measure and row.value is not None]
+        _draw(axis, found, measure, rows)
+    style.legend_below(figure, axes[0], 4)
+    return figure
+
+
+def _draw(
+    axis: style.Axes, found: RiskCertificates, measure: str, rows: Sequence[RiskCertificate]
+) -> None:
+    axis.axvline(found.train[measure], color=style.BLUE, lw=1.4, label="train")
+    if measure in found.test:
+        axis.axvline(found.test[measure], color=style.ORANGE, lw=1.4, ls="--", label="test")
+    for status, mark in MARKS.items():
+        chosen = [(place, row.value) for place, row in enumerate(rows) if row.status == status]
+        filled = style.BLACK if status == "certified" else "none"
+        axis.plot(
+            [value for _, value in chosen], [place for place, _ in chosen], mark,
+            color=style.BLACK, markerfacecolor=filled, ls="none", label=f"{status}, at most",
+        )  # fmt: skip
+    for place, row in enumerate(rows):
+        if row.value is not None:
+            axis.annotate(
+                number(row.value, 3), (row.value, place), xytext=(6, 0), fontsize=8,
+                textcoords="offset points", va="center",
+            )  # fmt: skip
+    axis.set_yticks(range(len(rows)), [row.name for row in rows])
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.set_xlim(0, 1.12)
+    axis.set_xticks([0, 0.25, 0.5, 0.75, 1])
+    axis.grid(axis="x", color=style.GREY, alpha=0.25, lw=0.6)
+    axis.set_xlabel("error rate" if measure == "error" else "loss $1 - p_y$")
+
+
+figure = style.styled(panels)

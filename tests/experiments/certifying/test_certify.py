@@ -1,0 +1,203 @@
+"""Certificates of a run: each limit, its assumptions, and the reasons why there is none."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import small
+from scipy import integrate, stats
+from typer.testing import CliRunner
+
+import fedmuon
+from fedmuon.analysis.theory.certified_risk import one_draw_risk
+from fedmuon.core.errors import InputError
+from fedmuon.experiments.certifying.certify import RiskCertificate, certify
+from fedmuon.experiments.certifying.shown import figure
+from fedmuon.experiments.cli import app
+from fedmuon.experiments.run import execute
+
+PRIVATE = {"local": {"recipe": "dp-sgd", "steps": 2}, "privacy": {"noise": 12.0, "lot": 10}}
+CLIENTS = {"local": {"recipe": "fedavg"}, "privacy": {"level": "client", "noise": 9.0}}
+CERTIFIED = {"local": {"lr": 1e-5}, "engine": {"dtype": "float64"}}
+
+
+def finished(folder: Path, tables: dict[str, Any], **others: Any) -> Path:
+    execute(small(tables, **others), folder)
+    return folder
+
+
+def rows(folder: Path, name: str, **arguments: Any) -> dict[tuple[str, str], RiskCertificate]:
+    certificates = certify(folder, **arguments).rows
+    return {(row.measure, row.status): row for row in certificates if row.name == name}
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return finished(tmp_path_factory.mktemp("private") / "run", PRIVATE)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return finished(tmp_path_factory.mktemp("plain") / "run", CERTIFIED)
+
+
+def divergence(rate: float, noise: float) -> float:
+    """KL((1 - q) N(0, 1) + q N(1/s, 1) || N(0, 1)) by quadrature."""
+
+    def integrand(x: float) -> float:
+        ratio = 1 - rate + rate * math.exp(x / noise - 0.5 / noise**2)
+        return float(stats.norm.pdf(x)) * ratio * math.log(ratio)
+
+    return integrate.quad(integrand, -12, 12, epsabs=1e-14)[0]
+
+
+def test_held_out_errors_have_clopper_pearsons_limit(private: Path) -> None:
+    row = rows(private, "held-out samples")["error", "certified"]
+    accuracy = fedmuon.Result(private).summary["accuracy"]
+    errors = round(60 * (1 - accuracy))
+    assert row.beside == pytest.approx(1 - accuracy) and row.confidence == 0.95
+    assert row.value == pytest.approx(stats.beta.ppf(0.95, errors + 1, 60 - errors))
+
+
+def test_the_account_is_the_sum_over_releases_of_the_plan(private: Path) -> None:
+    found = certify(private)
+    with np.load(private / "partition.npz") as split:
+        sizes = np.bincount(split["client"])
+    rounds = np.bincount(np.load(private / "schedule.npy").ravel(), minlength=6)
+    blocks = fedmuon.Result(private).summary["privacy"]["blocks"]
+    noise = 12 / math.sqrt(blocks)
+    total = sum(
+        n * 2 * r * divergence(min(1, 10 / n), noise) for n, r in zip(sizes, rounds, strict=True)
+    )
+    assert found.divergence["unit"] == "example"
+    assert found.divergence["mean"] * 90 == pytest.approx(total, rel=1e-5)
+    row = rows(private, "privacy of samples")["error", "certified"]
+    assert row.value == pytest.approx(one_draw_risk(found.train["error"], total, 90, 0.05), 1e-5)
+
+
+def test_each_setting_is_paid_for(private: Path) -> None:
+    alone = rows(private, "privacy of samples")
+    among = rows(private, "privacy of samples", settings=20)
+    assert alone["error", "estimated"].value is not None
+    assert "--settings 1" in among["error", "refused"].refusal
+    first, other = (table["error", "certified"].value for table in (alone, among))
+    assert first is not None and other is not None and first < other
+
+
+def test_a_limit_is_above_what_it_limits(private: Path, plain: Path) -> None:
+    for folder in (private, plain):
+        for row in certify(folder).rows:
+            assert row.value is None or (row.beside is not None and row.beside <= row.value)
+            assert (row.value is None) == bool(row.refusal) == (row.status == "refused")
+            assert row.value is None or row.assumptions
+
+
+def test_the_stability_row_is_the_bound_of_the_run(plain: Path) -> None:
+    row = rows(plain, "stability")["loss", "certified"]
+    bound = fedmuon.bound(plain)
+    summary = fedmuon.Result(plain).summary
+    assert row.value == pytest.approx(min(1.0, summary["train_loss"] + bound["value"]))
+    tighter = rows(plain, "stability", confidence=0.5)["loss", "certified"]
+    assert tighter.value is not None and row.value is not None and tighter.value <= row.value
+
+
+def test_what_is_missing_is_refused_with_the_way_to_it(private: Path, plain: Path) -> None:
+    of_plain, of_private = (
+        {row.name: row.refusal for row in certify(folder).rows if row.status == "refused"}
+        for folder in (plain, private)
+    )
+    assert of_plain.keys() == {"privacy of samples", "privacy of clients"}
+    assert all("dp-muon" in why and "client" in why for why in of_plain.values())
+    assert "level = 'client'" in of_private["privacy of clients"]
+    assert "no certificate" in of_private["stability"]
+
+
+def test_client_level_limits_the_error_of_new_clients(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run", CLIENTS)
+    row = rows(folder, "privacy of clients")["error", "certified"]
+    found = certify(folder)
+    assert found.divergence["unit"] == "client" and found.divergence["units"] == 6
+    poisson_cohorts = 8 * divergence(3 / 6, 9.0)
+    assert found.divergence["mean"] == pytest.approx(poisson_cohorts, rel=1e-5)
+    assert row.value is not None and row.beside is not None
+    assert "level = 'example'" in rows(folder, "privacy of samples")["error", "refused"].refusal
+
+
+def test_cut_lots_and_runs_without_noise_are_refused(tmp_path: Path) -> None:
+    privacy = PRIVATE["privacy"] | {"max-lot": 60}
+    cut = finished(tmp_path / "cut", {**PRIVATE, "privacy": privacy})
+    assert "max-lot = 0" in rows(cut, "privacy of samples")["error", "refused"].refusal
+    silent = finished(tmp_path / "silent", {**PRIVATE, "privacy": {"noise": 0.0, "lot": 10}})
+    assert "noise above 0" in rows(silent, "privacy of samples")["error", "refused"].refusal
+
+
+def test_a_run_that_stopped_early_is_refused(tmp_path: Path) -> None:
+    def stop(record: Any, state: Any) -> bool:
+        return record["round"] == 3
+
+    result = fedmuon.run(small(PRIVATE), out=tmp_path / "run", callbacks=[stop])
+    assert result.summary["stopped"]
+    assert "early" in rows(result.path, "privacy of samples")["error", "refused"].refusal
+
+
+def test_equal_samples_are_noted(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    inputs, labels = rng.standard_normal((60, 5)), rng.integers(0, 3, 60)
+    twice = np.concatenate([inputs, inputs[:10]]), np.concatenate([labels, labels[:10]])
+    tables = {"federation": {"clients": 2, "rounds": 1}, "local": {"recipe": "fedavg"},
+              "data": {"normalize": "unit"}}  # fmt: skip
+    for data, count in (((inputs, labels), 0), (twice, 10)):
+        result = fedmuon.run(
+            tables, data=data, test=(inputs[:20] + 1, labels[:20]), out=tmp_path / f"{count} equal"
+        )
+        notes = fedmuon.certify(result).notes
+        assert len(notes) == bool(count) and all(f"{count} of 70" in note for note in notes)
+
+
+def test_a_run_without_held_out_samples(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    tables = {"federation": {"clients": 2, "rounds": 1}, "local": {"recipe": "fedavg"}}
+    data = rng.standard_normal((60, 5)), rng.integers(0, 3, 60)
+    halves = [range(30), range(30, 60)]
+    run = fedmuon.run(tables, data=data, partition=halves, out=tmp_path / "run")
+    found = fedmuon.certify(run)
+    assert found.rows[0].status == "refused" and "set [data] test" in found.rows[0].refusal
+    assert found.test == {}
+
+
+def test_networks_have_an_error_and_no_bounded_loss(tmp_path: Path) -> None:
+    task = {"name": "network", "model": "mlp"}
+    folder = finished(tmp_path / "run", {**PRIVATE, "task": task})
+    assert {row.measure for row in certify(folder).rows if row.value is not None} == {"error"}
+
+
+@pytest.mark.parametrize(("name", "value"), [("confidence", 1.0), ("settings", 0)])
+def test_arguments_out_of_range(private: Path, name: str, value: float) -> None:
+    with pytest.raises(InputError, match=name if name == "settings" else "confidence"):
+        fedmuon.certify(private, **{name: value})
+
+
+def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        fedmuon.certify(tmp_path / "nothing")
+
+
+def test_the_command_prints_a_table_or_json_and_draws(private: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "certificates.svg"
+    done = CliRunner().invoke(app, ["certify", str(private), "--plot", str(picture)])
+    assert done.exit_code == 0 and "held-out samples" in done.output
+    assert picture.read_bytes().startswith(b"<?xml")
+    done = CliRunner().invoke(app, ["certify", str(private), "--json"])
+    record = json.loads(done.output)
+    assert [row["name"] for row in record["rows"]] == [row.name for row in certify(private).rows]
+
+
+def test_the_picture_has_a_mark_for_each_limit(plain: Path) -> None:
+    found = certify(plain)
+    panels = figure(found).axes
+    marked = [line for axis in panels for line in axis.lines if line.get_marker() in ("o", "D")]
+    limits = [row for row in found.rows if row.value is not None and "change" not in row.measure]
+    assert sum(len(line.get_xdata()) for line in marked) == len(limits) >= 3
