@@ -10,8 +10,8 @@ The model does not depend on m held-out samples, so their losses are independent
 
 - 0-1 errors: Clopper and Pearson's limit, the largest risk for which so few errors have a
   probability above the failure probability. It is exact.
-- Losses in [0, 1]: m kl(mean || R) exceeds ln(1/b) with probability at most b (Chernoff; Hoeffding
-  1963, eq. 2.1).
+- Losses in [0, 1]: with probability at most b, the mean is below R and m kl(mean || R) exceeds
+  ln(1/b) (Chernoff; Hoeffding 1963, eq. 2.1).
 - Losses in [0, B] with a small variance: Maurer and Pontil's empirical Bernstein bound (2009,
   Theorem 4), R <= mean + sqrt(2 V ln(2/b) / m) + 7 B ln(2/b) / (3 (m - 1)).
 - The decrease of the loss against another fixed model: the same bound for the paired differences,
@@ -54,7 +54,7 @@ Bernoulli variables with a binomial one (1956, Theorem 3) leads to the same boun
 exponential is convex in the sum. A change of measure E exp(n kl - i) <= 2 sqrt(n) and Markov's
 inequality give the last term.
 
-Only b and n determine the best b_1, so it may be chosen freely.
+The best b_1 depends on b and the account, but not on the samples. It may thus be chosen freely.
 
 **By the whole privacy profile:** E R <= a E R_hat + H_a for every a >= 0, with the hockey-stick
 divergence H_a of replacing one sample. Proof. E loss(A(S), z') = E loss(A(S^a), z_a), where S^a has
