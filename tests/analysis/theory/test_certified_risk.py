@@ -51,6 +51,7 @@ def test_largest_risk_is_the_root_of_the_divergence(mean: float, budget: float) 
     root = brentq(excess, mean + 1e-9, 1 - 1e-16, xtol=1e-15)
     assert largest_risk(mean, budget) == pytest.approx(root, rel=1e-9)
     assert expected_risk(mean, budget) == largest_risk(mean, budget)
+    assert excess(largest_risk(mean, budget)) > 0  # it is rounded up
 
 
 def test_divergence_has_the_right_values_at_its_ends() -> None:

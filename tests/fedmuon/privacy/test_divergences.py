@@ -153,6 +153,11 @@ def test_limits_of_relative_entropy_contain_the_quadrature(q: float, s: float) -
     require_nested(relative_entropy([Event(q, s)]), entropy(q, s))
 
 
+@pytest.mark.usefixtures("coarse")
+def test_limits_of_a_tiny_relative_entropy_allow_for_rounding() -> None:
+    require_nested(relative_entropy([Event(1e-4, 40.0)]), entropy(1e-4, 40.0))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("s", NOISES)
 def test_limits_of_relative_entropy_contain_the_quadrature_for_all_rates(s: float) -> None:
@@ -360,15 +365,15 @@ def test_lots_without_replacement_exceed_the_limits_of_poisson_lots() -> None:
     poisson = mixture_entropy(q, s, 1, 0)
     limits = relative_entropy([Event(q, s)])
     require_nested(limits, poisson)
-    assert wrong_design > 1.5 * limits.upper
+    assert wrong_design > 2.7 * limits.upper
 
 
 @pytest.mark.usefixtures("coarse")
-def test_lots_without_replacement_exceed_the_total_variation_of_poisson_lots() -> None:
-    """At a = exp(1), the set x < -1.5 - s^2 already has too large a difference."""
+def test_lots_without_replacement_exceed_the_curve_of_poisson_lots() -> None:
+    """The same contributions exceed the curve of Poisson lots at a = exp(1)."""
     q, s = 0.1, 0.5
     x = np.linspace(-7, 5, 4001)
     base = (1 - q) * normal(x, 0, s)
     excess = np.maximum(0, base + q * normal(x, -2, s) - math.e * (base + q * normal(x, -1, s)))
     _, upper = hockey_stick([Event(q, s)], np.array([1.0]))
-    assert excess.sum() * (x[1] - x[0]) > 1.02 * upper[0]
+    assert excess.sum() * (x[1] - x[0]) > 2.5 * upper[0]
