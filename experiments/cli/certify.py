@@ -3,14 +3,24 @@
 from pathlib import Path
 from typing import Annotated
 
-from typer import Option
+from typer import Argument, Option
 
-from fedmuon.experiments.cli.options import RunFolder
+import fedmuon.experiments.cli.completion as completion
+import fedmuon.experiments.cli.options as options
+from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli.output import print_path, tell
 
 
 def certify(
-    run_dir: RunFolder,
+    run_dir: Annotated[
+        Path | None,
+        Argument(help="Run folder, unless --plan is set.", autocompletion=completion.run_folders),
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        Option(help="Config of a private run: compute its limits before it is trained."),
+    ] = None,
+    overrides: options.Overrides = None,
     confidence: Annotated[
         float, Option(help="Probability with which each certified limit holds.")
     ] = 0.95,
@@ -23,6 +33,15 @@ def certify(
             )
         ),
     ] = 1,
+    width: Annotated[
+        float | None,
+        Option(
+            help=(
+                "With --plan: find the smallest noise with which the certified error exceeds the "
+                "train error by at most this number."
+            )
+        ),
+    ] = None,
     plot: Annotated[
         Path | None, Option(help="Also draw the limits into this .png, .pdf or .svg file.")
     ] = None,
@@ -30,18 +49,48 @@ def certify(
     """Compute upper limits of the error and loss of a run's final model on new samples.
 
     The limits follow from held-out samples, from the noise of a private run, and from the stability
-    bound. Each row names its assumptions and its costs, or the reason why there is no limit.
+    bound. Each row names its assumptions and its costs, or the reason why there is no limit. With
+    --plan, the limits of a private run follow from its config, before it is trained.
 
     Example: [bold]fedmuon certify runs/a[/]
     Example: [bold]fedmuon certify runs/a --settings 12 --plot certificates.svg[/]
     """
+    if (run_dir is None) == (plan is None):
+        raise InputError(
+            "Pass the folder of a finished run, such as `fedmuon certify runs/a`, or --plan and a "
+            "config, but not both."
+        )
+    if plan is not None:
+        _tell_planned(plan, overrides, confidence, settings, width, plot)
+        return
+    if width is not None or overrides:
+        raise InputError("--width and --set belong to --plan. Leave them out for a run folder.")
     from fedmuon.experiments.certifying import certify as certifying  # torch
     from fedmuon.experiments.certifying import shown
 
-    found = certifying.certify(run_dir, confidence, settings)
-    tell(found.record(), *shown.tables(found))
+    assert run_dir is not None
+    certificates = certifying.certify(run_dir, confidence, settings)
+    tell(certificates.record(), *shown.tables(certificates))
     if plot is not None:
         from fedmuon.analysis.report import style
 
-        style.saved_as(shown.figure(found), plot)
+        style.saved_as(shown.figure(certificates), plot)
         print_path("Figure:", plot)
+
+
+def _tell_planned(
+    file: Path,
+    overrides: list[str] | None,
+    confidence: float,
+    settings: int,
+    width: float | None,
+    plot: Path | None,
+) -> None:
+    """Print the limits that a private run will have."""
+    if plot is not None:
+        raise InputError("--plot draws the certificates of a run folder. Leave it out with --plan.")
+    from fedmuon.config.load import load
+    from fedmuon.experiments.certifying import planned  # torch
+
+    record = planned.plan(load(file, overrides or []), confidence, settings, width)
+    tell(record, planned.table(record))

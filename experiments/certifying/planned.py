@@ -1,0 +1,194 @@
+"""The certificate that a private run will have, computed before the run from its account alone."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from fedmuon.analysis.report.numbers import number
+from fedmuon.analysis.theory.certified_risk import expected_risk, one_draw_risk
+from fedmuon.analysis.theory.checks import positive, probability, whole
+from fedmuon.config.load import Config
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import Record
+from fedmuon.experiments.certifying.account import CUT, NO_ACCOUNT, Divergences, of_events
+from fedmuon.experiments.tables import columns
+from fedmuon.federated.accountant import (
+    PerClient,
+    PerExample,
+    rounds_taken,
+    unit_of,
+    with_noise,
+)
+from fedmuon.federated.build import build_experiment, resolve
+from fedmuon.federated.client_data import build_data, read_source
+from fedmuon.federated.rounds import begin
+from fedmuon.privacy.accounting.composition import event, least_noise
+from fedmuon.privacy.accounting.dominating_pairs import Event
+
+ERRORS = (0.05, 0.15, 0.3, 0.5)  # train errors for which the limits are shown
+PRECISION = 1e-3
+MOST_NOISE = 1e9
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """The releases that a private run will make.
+
+    Attributes:
+        unit: The protected unit, "example" or "client".
+        sizes: Number of samples of each client [N].
+        noise: The noise multiplier of the config.
+        releases: The releases of each client, for this noise.
+    """
+
+    unit: str
+    sizes: np.ndarray
+    noise: float
+    releases: Sequence[Sequence[Event]]
+
+    @classmethod
+    def of(cls, config: Config) -> "PlannedRun":
+        """Build the run of a private config, and collect its releases.
+
+        Raises:
+            InputError: If the config is not private, or its account has no relative entropy.
+        """
+        resolved = resolve(config)
+        data = build_data(resolved, read_source(resolved))
+        experiment = build_experiment(resolved, data)
+        fresh = begin(experiment.recipe, experiment.task, config.federation.seed)
+        if not experiment.recipe.private:
+            raise InputError(f"There is no certificate before training, because {NO_ACCOUNT}.")
+        noisy = with_noise(resolved, experiment, data.sizes, fresh.params)
+        unit = unit_of(noisy, experiment, data.sizes)
+        assert unit is not None
+        if config.privacy.max_lot:
+            raise InputError(f"There is no certificate before training, because {CUT}.")
+        releases = _releases(unit, noisy.privacy.noise, unit.blocks(fresh.params))
+        kind = "client" if isinstance(unit, PerClient) else "example"
+        return cls(kind, data.sizes, noisy.privacy.noise, releases)
+
+    def with_noise(self, noise: float) -> "PlannedRun":
+        """Return the same run with another noise multiplier."""
+        scale = noise / self.noise
+        releases = [
+            [
+                dataclasses.replace(event, noise_multiplier=scale * event.noise_multiplier)
+                for event in events
+            ]
+            for events in self.releases
+        ]
+        return dataclasses.replace(self, noise=noise, releases=releases)
+
+    @property
+    def divergences(self) -> Divergences:
+        """The relative entropies of the releases."""
+        return of_events(self.unit, self.releases, self.sizes)
+
+
+def _releases(unit: PerExample | PerClient, noise: float, blocks: int) -> list[list[Event]]:
+    """Return the releases of each client, for a noise multiplier above 0."""
+    if not noise:
+        raise InputError(
+            "[privacy] noise = 0 releases exact sums, so there is no certificate. Set noise above "
+            "0, or --width."
+        )
+    plan = unit.experiment.plan
+    if isinstance(unit, PerClient):
+        level = unit.released
+        counts = [plan.rounds] * plan.clients if level.poisson else rounds_taken(unit.experiment)
+        return [
+            [event(noise * level.counted, level.rate, int(count))] if count else []
+            for count in counts
+        ]
+    mechanism, releases = unit.released, []
+    for size, rounds in zip(unit.sizes.tolist(), rounds_taken(unit.experiment), strict=True):
+        if not rounds or not size:
+            releases.append([])
+            continue
+        rate, steps = mechanism.rate(size), int(rounds) * plan.steps
+        if mechanism.fixed_order is None:
+            releases.append([event(noise, rate, steps, blocks)])
+        else:  # all lots of a client are one release
+            factor = mechanism.fixed_order.alike(steps, round(1 / rate))
+            releases.append([event(noise / factor, 1.0, 1, blocks)])
+    return releases
+
+
+def plan(
+    config: Config, confidence: float = 0.95, settings: int = 1, width: float | None = None
+) -> Record:
+    """Return the limits that a private run will have, for several train errors.
+
+    Args:
+        config: The config of the run.
+        confidence: The confidence of the limit for one model.
+        settings: Number of settings from which the setting is chosen with the same samples.
+        width: If set, the smallest noise is searched with which the limit for one model exceeds the
+            train error by at most this number, for every train error.
+    """
+    failure = (1 - probability("confidence", confidence)) / whole("settings", settings)
+    if width is not None:
+        privacy = config.privacy.model_copy(update={"noise": 1.0, "epsilon": 0.0})
+        config = config.model_copy(update={"privacy": privacy})
+    planned = PlannedRun.of(config)
+    if width is not None:
+        planned = planned.with_noise(_noise_for(planned, positive("width", width), failure))
+    account = planned.divergences
+    rows = [
+        {
+            "train_error": error,
+            "estimated": expected_risk(error, account.mean) if settings == 1 else None,
+            "certified": one_draw_risk(error, account.total, account.units, failure),
+        }
+        for error in ERRORS
+    ]
+    return {
+        "unit": account.unit,
+        "units": account.units,
+        "noise": planned.noise,
+        "divergence": account.mean,
+        "confidence": confidence,
+        "settings": settings,
+        "width": max(row["certified"] - row["train_error"] for row in rows),
+        "rows": rows,
+    }
+
+
+def _noise_for(planned: PlannedRun, width: float, failure: float) -> float:
+    """Return the smallest noise for which the limit for one model is within `width`."""
+
+    def widest(noise: float) -> float:
+        account = planned.with_noise(noise).divergences
+        return max(
+            one_draw_risk(error, account.total, account.units, failure) - error for error in ERRORS
+        )
+
+    least = widest(MOST_NOISE)
+    if least > width:
+        raise InputError(
+            f"a width of {width:g} is impossible with {planned.divergences.units:,} protected "
+            f"{planned.unit}s: even without any signal, the limit for one model is {least:.3g} "
+            "above the train error. Choose a larger width, or more samples."
+        )
+    return least_noise(widest, width, 10.0, 2.0, PRECISION)
+
+
+def table(record: Record) -> Table:
+    """Return the record of `plan` as a table for the terminal."""
+    rows = [_row(row) for row in record["rows"]]
+    title = (
+        f"Limits before training: noise {number(record['noise'], 4)}, {record['units']:,} "
+        f"{record['unit']}s, KL₀ = {number(record['divergence'], 3)}"
+    )
+    head = ("if the train error is", "estimated at most", f"certified ({record['confidence']:g})")
+    return columns(title, head, rows, left=0)
+
+
+def _row(row: Record) -> tuple[str, ...]:
+    values: list[Any] = [row["train_error"], row["estimated"], row["certified"]]
+    return tuple("-" if value is None else number(value, 4) for value in values)
