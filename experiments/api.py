@@ -690,7 +690,11 @@ def unlearn(
 @in_python()
 @_plainly()
 def certify(
-    run: Result | str | Path, *, confidence: float = 0.95, settings: int = 1
+    run: Result | str | Path,
+    *,
+    confidence: float = 0.95,
+    settings: int = 1,
+    output_noise: float = 0.0,
 ) -> RiskCertificates:
     """Compute upper limits of the error and loss of a run's final model on new samples.
 
@@ -702,6 +706,9 @@ def certify(
         confidence: Probability with which each certified limit holds.
         settings: Number of settings from which this run's setting was chosen by looking at the same
             samples. The limits pay for all of them.
+        output_noise: Standard deviation of noise on the entries of a published model. For a run
+            with certificates, the error rate of the published model then has a limit. Fix this
+            number before you look at the samples, or count it in `settings`.
 
     Returns:
         One row for each certificate, with its assumptions, or with the reason why there is no
@@ -722,7 +729,7 @@ def certify(
     from fedmuon.experiments.certifying.certify import certify
 
     result = run if isinstance(run, Result) else Result(Path(run))
-    return certify(result.path, confidence, settings, result.given)
+    return certify(result.path, confidence, settings, result.given, output_noise)
 
 
 @in_python()

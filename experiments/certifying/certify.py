@@ -19,6 +19,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.files import Record, finite
 from fedmuon.experiments.certifying.account import Divergences, Unproved, of_ledger
 from fedmuon.experiments.certifying.measured import MeasuredRun, measure
+from fedmuon.experiments.certifying.output_noise import of_certificates, published
 from fedmuon.experiments.stability import certificates
 from fedmuon.experiments.stability.finished_run import from_directory
 from fedmuon.runs.directory import RunDirectory
@@ -117,7 +118,11 @@ class RiskCertificates:
 
 
 def certify(
-    folder: Path, confidence: float = 0.95, settings: int = 1, given: UserObjects = NOTHING
+    folder: Path,
+    confidence: float = 0.95,
+    settings: int = 1,
+    given: UserObjects = NOTHING,
+    output_noise: float = 0.0,
 ) -> RiskCertificates:
     """Return all certificates of the final model of a finished run.
 
@@ -127,6 +132,8 @@ def certify(
         settings: Number of settings from which this run's setting was chosen with the same samples.
             The failure probability is divided by this number (union bound).
         given: Python objects (such as a custom task) that the caller passed.
+        output_noise: Standard deviation of the noise on a published model. With 0, no noise is
+            added.
 
     Raises:
         InputError: If the run has not ended or is damaged, or an argument is out of range.
@@ -139,6 +146,7 @@ def certify(
         *_by_samples(folder, measured, failure, settings),
         _by_clients(folder, measured, failure, settings),
         _by_stability(folder, given, measured, failure),
+        *_by_output_noise(folder, given, measured, failure, settings, output_noise),
     ]
     return RiskCertificates(
         rows,
@@ -314,3 +322,25 @@ def _by_stability(
         "no samples and no noise", "Stability note, Theorem 4.1",
         (INDEPENDENT, FIXED, *bound.assumptions),
     )  # fmt: skip
+
+
+def _by_output_noise(
+    folder: Path,
+    given: UserObjects,
+    measured: MeasuredRun,
+    failure: float,
+    settings: int,
+    deviation: float,
+) -> list[RiskCertificate]:
+    """Return limits of the error of the final model with noise, which is then published."""
+    if not deviation:
+        return []
+    name = "noise on the output"
+    try:
+        certificate = certificates.certify(from_directory(folder, given=given))
+        account = of_certificates(certificate, deviation, measured.run.data.sizes)
+    except (InputError, Unproved) as reason:
+        return [RiskCertificate(name, "error", "refused", refusal=str(reason))]
+    params = published(measured.params, deviation, measured.run.config.federation.seed)
+    mean = float(measured.losses(params)["error"].mean())
+    return _pair(name, "error", mean, account, failure, settings, INDEPENDENT)

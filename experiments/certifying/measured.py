@@ -11,7 +11,7 @@ from fedmuon.core.arrays import read_tensors
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.runs.directory import RunDirectory
-from fedmuon.tasks.base import Batch
+from fedmuon.tasks.base import Batch, Params
 
 Losses = Mapping[str, np.ndarray]
 
@@ -41,6 +41,17 @@ class MeasuredRun:
         """The client of each training sample [n]."""
         return np.repeat(np.arange(len(self.run.data.sizes)), self.run.data.sizes)
 
+    def losses(self, params: Params, held_out: bool = False) -> Losses:
+        """Return the losses of another model on the training or the held-out samples."""
+        shards = self.run.experiment.shards
+        batch = shards.held_out if held_out else Batch(shards.inputs, shards.labels)
+        return losses_of(self.run, params, batch)
+
+    @property
+    def params(self) -> Params:
+        """The final model."""
+        return model_of(self.run, "model")
+
     def means(self, name: str) -> np.ndarray:
         """Return the mean loss of each client that has samples."""
         sizes = self.run.data.sizes
@@ -60,29 +71,36 @@ def measure(folder: Path, given: UserObjects = NOTHING) -> MeasuredRun:
     """
     RunDirectory(folder).finished()
     run = FinishedRun.open(folder, given)
-    shards, task = run.experiment.shards, run.experiment.task
-
-    def losses_of(stem: str, batch: Batch) -> Losses:
-        arrays, _ = read_tensors(folder / f"{stem}.safetensors")
-        params = {name: value[None].to(task.device, task.dtype) for name, value in arrays.items()}
-        losses, scores = task.losses(params, batch)
-        if "accuracy" not in scores:
-            raise InputError(
-                "this task reports no accuracy, so its models have no error rate. Certificates "
-                "need a loss in [0, 1]: let the task report the metric accuracy."
-            )
-        measured = {"error": 1 - scores["accuracy"][0].double().cpu().numpy()}
-        if run.config.task.name == "matrix":  # its loss is 1 - p_y
-            measured["loss"] = losses[0].double().cpu().numpy()
-        return measured
-
+    shards = run.experiment.shards
+    last, first = model_of(run, "model"), model_of(run, "initial")
     train = Batch(shards.inputs, shards.labels)
     rows = np.column_stack([shards.inputs.cpu().numpy(), shards.labels.cpu().numpy()])
     held_out = len(run.data.test_labels) > 0
     return MeasuredRun(
         run,
-        losses_of("model", train),
-        losses_of("model", shards.held_out) if held_out else {},
-        losses_of("initial", shards.held_out) if held_out else {},
+        losses_of(run, last, train),
+        losses_of(run, last, shards.held_out) if held_out else {},
+        losses_of(run, first, shards.held_out) if held_out else {},
         len(rows) - len(np.unique(rows, axis=0)),
     )
+
+
+def model_of(run: FinishedRun, stem: str) -> Params:
+    """Return a stored model of a run as a stack of one replica."""
+    arrays, _ = read_tensors(run.out / f"{stem}.safetensors")
+    task = run.experiment.task
+    return {name: value[None].to(task.device, task.dtype) for name, value in arrays.items()}
+
+
+def losses_of(run: FinishedRun, params: Params, batch: Batch) -> Losses:
+    """Return the losses of a model in [0, 1], sample by sample."""
+    losses, scores = run.experiment.task.losses(params, batch)
+    if "accuracy" not in scores:
+        raise InputError(
+            "this task reports no accuracy, so its models have no error rate. Certificates need a "
+            "loss in [0, 1]: let the task report the metric accuracy."
+        )
+    measured = {"error": 1 - scores["accuracy"][0].double().cpu().numpy()}
+    if run.config.task.name == "matrix":  # its loss is 1 - p_y
+        measured["loss"] = losses[0].double().cpu().numpy()
+    return measured

@@ -33,6 +33,15 @@ def certify(
             )
         ),
     ] = 1,
+    output_noise: Annotated[
+        float,
+        Option(
+            help=(
+                "Standard deviation of noise on the entries of a published model. A run with "
+                "certificates then has a limit of the error rate of this model."
+            )
+        ),
+    ] = 0.0,
     width: Annotated[
         float | None,
         Option(
@@ -60,6 +69,8 @@ def certify(
             "Pass the folder of a finished run, such as `fedmuon certify runs/a`, or --plan and a "
             "config, but not both."
         )
+    if plan is not None and output_noise:
+        raise InputError("--output-noise belongs to a run folder. Leave it out with --plan.")
     if plan is not None:
         _tell_planned(plan, overrides, confidence, settings, width, plot)
         return
@@ -69,7 +80,7 @@ def certify(
     from fedmuon.experiments.certifying import shown
 
     assert run_dir is not None
-    certificates = certifying.certify(run_dir, confidence, settings)
+    certificates = certifying.certify(run_dir, confidence, settings, output_noise=output_noise)
     tell(certificates.record(), *shown.tables(certificates))
     if plot is not None:
         from fedmuon.analysis.report import style

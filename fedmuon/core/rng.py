@@ -40,6 +40,7 @@ class Draw(IntEnum):
     COMPRESSION = 16
     BROADCAST = 17
     DEVICE = 18
+    OUTPUT = 19
 
 
 def generator(

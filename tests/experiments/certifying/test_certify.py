@@ -12,12 +12,16 @@ from scipy import integrate, stats
 from typer.testing import CliRunner
 
 import fedmuon
-from fedmuon.analysis.theory.certified_risk import one_draw_risk
+from fedmuon.analysis.theory.certified_risk import expected_risk, one_draw_risk
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.certifying.certify import RiskCertificate, certify
+from fedmuon.experiments.certifying.measured import measure
+from fedmuon.experiments.certifying.output_noise import published
 from fedmuon.experiments.certifying.shown import figure
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute
+from fedmuon.experiments.stability import certificates
+from fedmuon.experiments.stability.finished_run import from_directory
 
 PRIVATE = {"local": {"recipe": "dp-sgd", "steps": 2}, "privacy": {"noise": 12.0, "lot": 10}}
 CLIENTS = {"local": {"recipe": "fedavg"}, "privacy": {"level": "client", "noise": 9.0}}
@@ -201,3 +205,60 @@ def test_the_picture_has_a_mark_for_each_limit(plain: Path) -> None:
     marked = [line for axis in panels for line in axis.lines if line.get_marker() in ("o", "D")]
     limits = [row for row in found.rows if row.value is not None and "change" not in row.measure]
     assert sum(len(line.get_xdata()) for line in marked) == len(limits) >= 3
+
+
+# Noise on the output
+
+
+def test_the_distance_bounds_the_divergence(plain: Path) -> None:
+    distances = certificates.certify(from_directory(plain)).certificates
+    assert distances is not None
+    with np.load(plain / "partition.npz") as split:
+        sizes = np.bincount(split["client"])
+    deviation = float(distances.max())
+    mean = sum(n * (c / 2) ** 2 / (2 * deviation**2) for n, c in zip(sizes, distances, strict=True))
+    row = rows(plain, "noise on the output", output_noise=deviation)["error", "estimated"]
+    assert row.beside is not None
+    assert row.value == pytest.approx(expected_risk(row.beside, mean / 90), rel=0.003)
+    wrong = expected_risk(row.beside, 4 * mean / 90)  # the whole certificate instead of half of it
+    assert row.value < 0.99 * wrong
+
+
+def test_removing_a_sample_moves_the_model_by_half_a_certificate(tmp_path: Path) -> None:
+    """A sample of weight 0 has the gradient 0. Derivatives and weights are not needed: the sample
+    is replaced by zeros, whose gradient in the matrix task is 0."""
+    rng = np.random.default_rng(1)
+    inputs, labels = rng.standard_normal((30, 4)), rng.integers(0, 3, 30)
+    inputs /= np.linalg.norm(inputs, axis=1, keepdims=True)
+    tables = {
+        "data": {"normalize": "ball"}, "federation": {"clients": 2, "rounds": 4},
+        "local": {"lr": 0.01, "steps": 1}, "orthogonalizer": {"lambda": 0.1},
+        "engine": {"dtype": "float64"},
+    }  # fmt: skip
+    halves = [range(15), range(15, 30)]
+    run = fedmuon.run(tables, data=(inputs, labels), partition=halves, out=tmp_path / "all")
+    certificate = fedmuon.bound(run)["max_certificate"]
+    largest = 0.0
+    for row in range(6):
+        without = inputs.copy()
+        without[row] = 0
+        out = tmp_path / str(row)
+        other = fedmuon.run(tables, data=(without, labels), partition=halves, out=out)
+        moved = float((other.model["weight"] - run.model["weight"]).norm())
+        largest = max(largest, moved)
+    assert 0 < largest <= certificate / 2
+
+
+def test_noise_on_the_output_needs_certificates(private: Path, plain: Path) -> None:
+    row = rows(private, "noise on the output", output_noise=0.1)["error", "refused"]
+    assert "fedmuon bound" in row.refusal and not rows(private, "noise on the output")
+    with pytest.raises(InputError, match="output_noise"):
+        fedmuon.certify(plain, output_noise=-1.0)
+
+
+def test_the_noise_of_a_published_model_depends_on_the_seed_alone(plain: Path) -> None:
+    params = measure(plain).params
+    first, again, other = (published(params, 2.0, seed)["weight"] for seed in (3, 3, 4))
+    assert (first == again).all() and (first != other).all()
+    noise = (first - params["weight"]).numpy() / 2
+    assert abs(noise.mean()) < 0.8 and 0.4 < noise.std() < 1.6

@@ -1,0 +1,77 @@
+"""Noise on the final model of a run that has certificates, which turns them into an error rate.
+
+The published model is W + N. The entries of N are independent, Gaussian, with standard deviation s,
+and drawn independently of the samples. Let c_i be the certificate of client i: no replacement of
+one of its samples moves W by more than c_i = Delta_i Y_i, with Delta_i = 2 G_max / n_i.
+
+Let Q_a be the law of the published model if sample a has the gradient 0 in every step.
+It does not depend on sample a. A step of client i then changes by at most G_max / n_i, half of
+Delta_i. The recursion for the distance is linear in this number and uses only that the gradients
+are smooth, which is also true without the sample. So W moves by at most c_i / 2. The relative
+entropy of two Gaussians at this distance is
+
+    KL_a <= (c_i / 2)^2 / (2 s^2).
+
+`fedmuon.analysis.theory.certified_risk` derives limits of the risk of the published model from
+these numbers, for any loss in [0, 1], such as the error rate.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmuon.analysis.theory.checks import positive
+from fedmuon.core.rng import Draw, generator
+from fedmuon.experiments.certifying.account import Divergences, Unproved
+from fedmuon.experiments.stability.certificates import FAR_ABOVE, Certificate
+from fedmuon.tasks.base import Params
+
+NO_CERTIFICATE = (
+    "noise on the output needs certificates of the clients, but {}. Use a run of the matrix task "
+    "in float64 that `fedmuon bound` certifies"
+)
+
+
+def published(params: Params, deviation: float, seed: int) -> Params:
+    """Return the model with noise. The noise depends only on the seed of the run.
+
+    Args:
+        params: The final model.
+        deviation: The standard deviation of the noise.
+        seed: The seed of the run.
+    """
+    positive("output_noise", deviation)
+    return {
+        name: value + deviation * _draw(value, seed, place)
+        for place, (name, value) in enumerate(params.items())
+    }
+
+
+def _draw(like: Tensor, seed: int, place: int) -> Tensor:
+    normal = generator(seed, Draw.OUTPUT, block=place).standard_normal(tuple(like.shape))
+    return torch.from_numpy(normal).to(like)
+
+
+def of_certificates(certificate: Certificate, deviation: float, sizes: np.ndarray) -> Divergences:
+    """Return the divergences of the published model.
+
+    Raises:
+        Unproved: If the run has no certificates.
+    """
+    distances, status = certificate.certificates, certificate.status
+    if certificate.bound is not None:
+        status = certificate.bound.status
+    if distances is None or status not in ("certified", "realized"):
+        raise Unproved(
+            NO_CERTIFICATE.format(certificate.refusal.rstrip(".") or f"they are {status}")
+        )
+    if status == "realized":
+        raise Unproved(NO_CERTIFICATE.format("they hold only for the samples of this run"))
+    moved = distances / 2 * (1 + 2 / FAR_ABOVE)  # certificates contain a bound on rounding errors
+    with np.errstate(over="ignore"):
+        of_clients = moved**2 / (2 * deviation**2)
+    if not np.isfinite(of_clients).all():
+        of_clients = np.where(np.isfinite(of_clients), of_clients, math.inf)
+    return Divergences("example", of_clients, np.asarray(sizes, float))
