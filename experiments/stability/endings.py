@@ -5,14 +5,16 @@ The shorter runs use the first part of the schedule of the longest run.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
 from fedmuon.analysis import Realized
+from fedmuon.analysis.theory.trajectories import Start
 from fedmuon.config.load import Config
+from fedmuon.data.federated import FederatedData
 from fedmuon.data.source import Source
 from fedmuon.experiments.stability.certificates import (
     Certificate,
@@ -25,7 +27,9 @@ from fedmuon.experiments.stability.gap import proved_range
 from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.evaluation import risk
+from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.rounds import begin, run_rounds
+from fedmuon.tasks.base import Params
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,65 @@ class Ending:
     certificates: Mapping[str, Certificate]
 
 
+@dataclass(frozen=True)
+class Trained:
+    """The models of a run of the matrix task after some of its rounds.
+
+    Attributes:
+        config: The config, with all defaults resolved.
+        source: All samples of the data set.
+        data: The samples of the run.
+        experiment: The run.
+        rounds: The rounds after which the models were stored; the first one is 0.
+        models: The stack of these models.
+    """
+
+    config: Config
+    source: Source
+    data: FederatedData
+    experiment: Experiment
+    rounds: Sequence[int]
+    models: Params
+
+    @cached_property
+    def squares(self) -> np.ndarray:
+        """The mean squares of each model and client, as in `mean_squares`."""
+        return mean_squares(self.experiment, self.data.sizes, self.models)
+
+    @cached_property
+    def start(self) -> Start | None:
+        """The properties of the initial model."""
+        return start_of(self.models["weight"][0].cpu().numpy(), self.source)
+
+    def setting(self, place: int) -> CertifiedSetting:
+        """Return the facts about the run as if it had ended with the model at this place."""
+        round, plan = self.rounds[place], self.experiment.plan
+        federation = self.config.federation.model_copy(update={"rounds": round})
+        factors = plan.factors()
+        return CertifiedSetting(
+            self.config.model_copy(update={"federation": federation}),
+            self.data.sizes,
+            Realized(plan.schedule()[:round], plan.rows if plan.batch else None),
+            self.models["weight"][0].shape,
+            factors=None if factors is None else factors[:round],
+            start=self.start,
+            squares=lambda: self.squares[place],
+        )
+
+
+def train(config: Config, rounds: Sequence[int], source: Source | None = None) -> Trained:
+    """Train once, and return the initial model and the models after the given rounds."""
+    config = resolve(config)
+    source = read_source(config) if source is None else source
+    data = build_data(config, source)
+    experiment = build_experiment(config, data)
+    start = begin(experiment.recipe, experiment.task, config.federation.seed)
+    ends = (result.state for result in run_rounds(experiment, start))
+    weights = [end.params["weight"] for end in ends if end.round in rounds]
+    models = {"weight": torch.cat([start.params["weight"], *weights])}
+    return Trained(config, source, data, experiment, [0, *rounds], models)
+
+
 def endings(
     config: Config,
     rounds: Sequence[int],
@@ -58,39 +121,20 @@ def endings(
     `kinds` maps the name of each certificate to changes of the table [stability]. Each result
     contains one certificate per name.
     """
-    config = resolve(config)
-    source = read_source(config) if source is None else source
-    data = build_data(config, source)
-    experiment = build_experiment(config, data)
-    start = begin(experiment.recipe, experiment.task, config.federation.seed)
-    ends = (result.state for result in run_rounds(experiment, start))
-    weights = [end.params["weight"] for end in ends if end.round in rounds]
-    models = {"weight": torch.cat([start.params["weight"], *weights])}
+    run = train(config, rounds, source)
+    experiment, models = run.experiment, run.models
     held_out = experiment.shards.held_out
     test = risk(experiment.task, models, held_out.inputs, held_out.labels)
-    squares = mean_squares(experiment, data.sizes, models)
-
-    plan, (first, *_) = experiment.plan, models["weight"]
-    ball, factors = start_of(first.cpu().numpy(), source), plan.factors()
     certificates, tops = [{}], [1.0]  # the gap of X0 is not used, so its range is that of any loss
-    for place, round in enumerate(rounds, 1):
-        federation = config.federation.model_copy(update={"rounds": round})
-        case = CertifiedSetting(
-            config.model_copy(update={"federation": federation}),
-            data.sizes,
-            Realized(plan.schedule()[:round], plan.rows if plan.batch else None),
-            first.shape,
-            factors=None if factors is None else factors[:round],
-            start=ball,
-            squares=partial(np.asarray, squares[place]),
-        )
+    for place in range(1, len(run.rounds)):
+        case = run.setting(place)
         cases = {name: case.under(**changes) for name, changes in kinds.items()}
         certificates.append({name: certify(case) for name, case in cases.items()})
         name, first_case = next(iter(cases.items()))
         tops.append(proved_range(first_case, certificates[-1][name]))
-    losses = measured_losses(config, data, source.classes, experiment, models, tops)
+    losses = measured_losses(run.config, run.data, run.source.classes, experiment, models, tops)
     return [
         Ending(round, float(test.scores["accuracy"][place]), float(test.loss[place]),
                losses[place], certificates[place])
-        for place, round in enumerate([0, *rounds])
+        for place, round in enumerate(run.rounds)
     ]  # fmt: skip

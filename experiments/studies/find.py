@@ -5,6 +5,7 @@ from fedmuon.data.readers import available
 from fedmuon.experiments.studies import (
     attribution,
     bias,
+    certified_error,
     certified_loss,
     disk_map,
     disk_regression,
@@ -41,6 +42,7 @@ KINDS: dict[str, Study | RunStudy] = {  # the values that a suite's `kind` can h
         training.STUDY,
         attribution.STUDY,
         bias.STUDY,
+        certified_error.STUDY,
         certified_loss.STUDY,
         disk_map.STUDY,
         disk_regression.STUDY,

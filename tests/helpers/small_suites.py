@@ -137,6 +137,14 @@ STUDIES: dict[str, dict[str, Any]] = {
                  "local": {"recipe": "disk-sgd", "steps": 1},
                  "privacy": {"lot": 16.0, "delta": 0.01, "insecure-reproducible-noise": True}},
     },
+    "certified-error": {
+        "data": "synthetic", "seeds": [0, 1], "samples": [60, 90], "scaled-mus": [1.0, 2.0],
+        "base": {"data": {"dimension": 5, "classes": 3, "test": 30, "minimum": 5},
+                 "federation": {"clients": 3, "per-round": 3, "rounds": 3},
+                 "engine": {"dtype": "float64"}},
+        "methods": {"FedMuon": {"base": {"local": {"recipe": "fedmuon"}}, "lrs": [0.01, 0.05]},
+                    "FedAvg": {"base": {"local": {"recipe": "fedavg"}}, "lrs": [0.1]}},
+    },
     "certified-loss": {
         "data": "synthetic", "seeds": [0, 1], "tuning-seeds": [9], "samples": [60, 90],
         "lrs": [0.01, 0.05], "lambdas": [0.1], "horizons": [2, 3],
