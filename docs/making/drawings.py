@@ -13,8 +13,11 @@ from matplotlib.figure import Figure
 
 import fedmuon
 from fedmuon.analysis.report import style
+from fedmuon.analysis.theory import certified_risk
 from fedmuon.data import load
 from fedmuon.privacy.accounting import composition
+from fedmuon.privacy.accounting.divergences import relative_entropy
+from fedmuon.privacy.accounting.dominating_pairs import Event
 
 Drawn = Callable[[], Figure]
 DRAWINGS: dict[str, tuple[Drawn, str]] = {}
@@ -251,6 +254,37 @@ def _spent(axes: Axes) -> None:
     axes.set_yticks([], minor=True)
     axes.set_xlabel("parameter blocks per step")
     axes.set_ylabel("ε at δ = 8e−6")
+
+
+@drawing(
+    "Upper limits of the error at a train error of 0.2, by noise multiplier: 50,000 samples, an "
+    "expected lot of 200, 100 steps, and 95% confidence. The hold-out limit is that of 2,000 "
+    "errors on 10,000 further samples."
+)
+def certificates() -> Figure:
+    """Draw the limits of the error of a private run against its noise multiplier."""
+    figure, (axes,) = style.canvas(1, False, 2.8)
+    samples, train = 50_000, 0.2
+    noises = [1, 1.4, 2, 3, 5, 10, 20, 50]
+    entropies = [relative_entropy([Event(200 / samples, s, 100)]).upper for s in noises]
+    limits = {
+        "one draw (certified)": [
+            certified_risk.one_draw_risk(train, samples * kl, samples) for kl in entropies
+        ],
+        "in expectation (estimated)": [certified_risk.expected_risk(train, kl) for kl in entropies],
+    }
+    for (name, values), (color, mark) in zip(limits.items(), style.SERIES, strict=False):
+        axes.plot(noises, values, mark + "-", color=color, ms=4, label=name)
+    held_out = certified_risk.clopper_pearson(2000, 10_000)
+    axes.axhline(held_out, color=style.GREEN, lw=1.2, ls="-.", label="hold-out (certified)")
+    axes.axhline(train, color=style.BLACK, lw=0.8, ls="--", label="train error")
+    axes.set_xscale("log")
+    axes.set_xticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("noise multiplier σ")
+    axes.set_ylabel("error, at most")
+    style.legend(axes, 2)
+    return figure
 
 
 @style.styled
