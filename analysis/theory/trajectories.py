@@ -199,6 +199,7 @@ class Reach:
         radius: The radius of the ball at the end.
         smoothness: Lg_t of each local step [R, E].
         diameters: diam_t of each local step [R, E].
+        gradients: g_t of each local step [R, E].
         last: The constants at the end.
         deviation: The supremum of |loss - (1 - 1/c)| at the end.
     """
@@ -206,6 +207,7 @@ class Reach:
     radius: float
     smoothness: np.ndarray
     diameters: np.ndarray
+    gradients: np.ndarray
     last: Constants
     deviation: float
 
@@ -227,21 +229,22 @@ def reach(
         local_steps: Number of local steps E.
     """
     rule = method if isinstance(method, Method) else Method(method)
-    radius, size, velocity, pairs = 0.0, 0.0, 0.0, []
+    radius, size, velocity, triples = 0.0, 0.0, 0.0, []
     for lr in steps.tolist():
         begun = radius
         for _ in range(local_steps):
             gradient, *others = _at(start, radius)
-            pairs.append(others[:2])
+            triples.append((gradient, *others[:2]))
             size = rule.beta * size + rule.fresh * gradient
             ahead = rule.beta * size + rule.fresh * gradient if rule.looks_ahead else size
             radius += lr * growth(ahead)
         velocity = rule.server * velocity + radius - begun
         radius = begun + velocity if rule.server else radius
     gradient, _, smoothness, spread, deviation = _at(start, radius)
-    diameters, curved = np.array(pairs).T.reshape(2, len(steps), local_steps)
+    shape = 3, len(steps), local_steps
+    gradients, diameters, curved = np.array(triples).T.reshape(shape)
     last = Constants(spread, gradient, gradient, smoothness)
-    return Reach(radius, curved, diameters, last, deviation)
+    return Reach(radius, curved, diameters, gradients, last, deviation)
 
 
 def _at(start: Start, radius: float) -> tuple[float, ...]:

@@ -57,6 +57,10 @@ class Divergences:
         """KL_0, the mean over all units."""
         return self.total / self.units
 
+    def of(self, chosen: np.ndarray) -> "Divergences":
+        """Return the divergences of the chosen clients, a mask [N]."""
+        return Divergences(self.unit, self.of_clients[chosen], self.counts[chosen])
+
 
 def of_ledger(folder: Path, sizes: np.ndarray) -> Divergences:
     """Return the divergences of a finished run.

@@ -6,7 +6,7 @@ run stands for its mean), or `refused`, with the reason and what would help.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,12 @@ from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import Record, finite
 from fedmuon.experiments.certifying.account import Divergences, Unproved, of_ledger
-from fedmuon.experiments.certifying.measured import MeasuredRun, measure
+from fedmuon.experiments.certifying.measured import INDEPENDENT, MeasuredRun, measure
 from fedmuon.experiments.certifying.output_noise import of_certificates, published
 from fedmuon.experiments.stability import certificates
 from fedmuon.experiments.stability.finished_run import from_directory
 from fedmuon.runs.directory import RunDirectory
 
-INDEPENDENT = "the samples are independent draws from the distribution of future samples"
 UNTOUCHED = (
     "the held-out samples chose nothing: no setting, no checkpoint, no early stop (or --settings "
     "counts all that they could have chosen)"
@@ -254,7 +253,8 @@ def _by_samples(
         rows = []
         for measure_name, losses in measured.train.items():
             mean = float(losses.mean())
-            rows += _pair(name, measure_name, mean, account, failure, settings, INDEPENDENT)
+            assumed = measured.independent
+            rows += _pair(name, measure_name, mean, account, failure, settings, assumed)
         return rows
 
     return _private(folder, measured, "example", PER_EXAMPLE, name, limits)
@@ -268,6 +268,7 @@ def _by_clients(
 
     def limits(account: Divergences) -> list[RiskCertificate]:
         mean = float(measured.means("error").mean())
+        account = account.of(measured.run.data.sizes > 0)
         return _pair(name, "error", mean, account, failure, settings, POPULATION)
 
     return _private(folder, measured, "client", PER_CLIENT, name, limits)[-1]
@@ -320,7 +321,7 @@ def _by_stability(
     return RiskCertificate(
         name, "loss", "certified", min(1.0, mean + bound.value), mean, 1 - bound.failure,
         "no samples and no noise", "Stability note, Theorem 4.1",
-        (INDEPENDENT, FIXED, *bound.assumptions),
+        (measured.independent, FIXED, *bound.assumptions),
     )  # fmt: skip
 
 
@@ -337,10 +338,16 @@ def _by_output_noise(
         return []
     name = "noise on the output"
     try:
-        certificate = certificates.certify(from_directory(folder, given=given))
-        account = of_certificates(certificate, deviation, measured.run.data.sizes)
+        case = from_directory(folder, given=given)
+        certificate = certificates.certify(case)
+        account = of_certificates(case, certificate, deviation)
     except (InputError, Unproved) as reason:
         return [RiskCertificate(name, "error", "refused", refusal=str(reason))]
     params = published(measured.params, deviation, measured.run.config.federation.seed)
     mean = float(measured.losses(params)["error"].mean())
-    return _pair(name, "error", mean, account, failure, settings, INDEPENDENT)
+    rows = _pair(name, "error", mean, account, failure, settings, measured.independent)
+    proved = () if certificate.bound is None else certificate.bound.assumptions
+    return [
+        replace(row, assumptions=(*row.assumptions, *proved)) if row.value is not None else row
+        for row in rows
+    ]

@@ -7,13 +7,17 @@ from pathlib import Path
 import numpy as np
 
 from fedmuon.config.user_objects import NOTHING, UserObjects
-from fedmuon.core.arrays import read_tensors
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.runs.directory import RunDirectory
 from fedmuon.tasks.base import Batch, Params
 
 Losses = Mapping[str, np.ndarray]
+INDEPENDENT = "the samples are independent draws from the distribution of future samples"
+OF_LABELS = (
+    "given their labels, the samples are independent draws; future samples have the label shares "
+    "of the training samples, because the partition depends on labels"
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,13 @@ class MeasuredRun:
     repeated: int
 
     @property
+    def independent(self) -> str:
+        """What is assumed of the training samples."""
+        federation = self.run.config.federation
+        alone = federation.clients == 1 or federation.partition in ("iid", "quantity")
+        return INDEPENDENT if alone else OF_LABELS
+
+    @property
     def owners(self) -> np.ndarray:
         """The client of each training sample [n]."""
         return np.repeat(np.arange(len(self.run.data.sizes)), self.run.data.sizes)
@@ -50,7 +61,7 @@ class MeasuredRun:
     @property
     def params(self) -> Params:
         """The final model."""
-        return model_of(self.run, "model")
+        return self.run.model("model")
 
     def means(self, name: str) -> np.ndarray:
         """Return the mean loss of each client that has samples."""
@@ -72,7 +83,7 @@ def measure(folder: Path, given: UserObjects = NOTHING) -> MeasuredRun:
     RunDirectory(folder).finished()
     run = FinishedRun.open(folder, given)
     shards = run.experiment.shards
-    last, first = model_of(run, "model"), model_of(run, "initial")
+    last, first = run.model("model"), run.model("initial")
     train = Batch(shards.inputs, shards.labels)
     rows = np.column_stack([shards.inputs.cpu().numpy(), shards.labels.cpu().numpy()])
     held_out = len(run.data.test_labels) > 0
@@ -83,13 +94,6 @@ def measure(folder: Path, given: UserObjects = NOTHING) -> MeasuredRun:
         losses_of(run, first, shards.held_out) if held_out else {},
         len(rows) - len(np.unique(rows, axis=0)),
     )
-
-
-def model_of(run: FinishedRun, stem: str) -> Params:
-    """Return a stored model of a run as a stack of one replica."""
-    arrays, _ = read_tensors(run.out / f"{stem}.safetensors")
-    task = run.experiment.task
-    return {name: value[None].to(task.device, task.dtype) for name, value in arrays.items()}
 
 
 def losses_of(run: FinishedRun, params: Params, batch: Batch) -> Losses:

@@ -4,13 +4,15 @@ The published model is W + N. The entries of N are independent, Gaussian, with s
 and drawn independently of the samples. Let c_i be the certificate of client i: no replacement of
 one of its samples moves W by more than c_i = Delta_i Y_i, with Delta_i = 2 G_max / n_i.
 
-Let Q_a be the law of the published model if sample a has the gradient 0 in every step.
-It does not depend on sample a. A step of client i then changes by at most G_max / n_i, half of
-Delta_i. The recursion for the distance is linear in this number and uses only that the gradients
-are smooth, which is also true without the sample. So W moves by at most c_i / 2. The relative
-entropy of two Gaussians at this distance is
+Let Q_a be the law of the published model if sample a has the gradient 0 in every step. It does not
+depend on sample a. In step t, a replacement changes the mean of n_i gradients by at most D_t / n_i,
+where D_t is the diameter of the set of sample gradients, and a gradient 0 changes it by at most
+G_t / n_i, where G_t is the largest norm of a sample gradient. With the constants for all models,
+D_t = 2 G_t. The recursion for the distance is linear in these numbers and uses only that gradients
+are smooth, which is also true without the sample. So W moves by at most c_i max_t (G_t / D_t), and
+the relative entropy of two Gaussians at this distance is
 
-    KL_a <= (c_i / 2)^2 / (2 s^2).
+    KL_a <= (c_i max_t (G_t / D_t))^2 / (2 s^2).
 
 `fedmuon.analysis.theory.certified_risk` derives limits of the risk of the published model from
 these numbers, for any loss in [0, 1], such as the error rate.
@@ -25,7 +27,7 @@ from torch import Tensor
 from fedmuon.analysis.theory.checks import positive
 from fedmuon.core.rng import Draw, generator
 from fedmuon.experiments.certifying.account import Divergences, Unproved
-from fedmuon.experiments.stability.certificates import FAR_ABOVE, Certificate
+from fedmuon.experiments.stability.certificates import FAR_ABOVE, Certificate, CertifiedSetting
 from fedmuon.tasks.base import Params
 
 NO_CERTIFICATE = (
@@ -54,8 +56,15 @@ def _draw(like: Tensor, seed: int, place: int) -> Tensor:
     return torch.from_numpy(normal).to(like)
 
 
-def of_certificates(certificate: Certificate, deviation: float, sizes: np.ndarray) -> Divergences:
+def of_certificates(
+    case: CertifiedSetting, certificate: Certificate, deviation: float
+) -> Divergences:
     """Return the divergences of the published model.
+
+    Args:
+        case: The facts about the run.
+        certificate: The certificate of these facts.
+        deviation: The standard deviation of the noise.
 
     Raises:
         Unproved: If the run has no certificates.
@@ -69,9 +78,12 @@ def of_certificates(certificate: Certificate, deviation: float, sizes: np.ndarra
         )
     if status == "realized":
         raise Unproved(NO_CERTIFICATE.format("they hold only for the samples of this run"))
-    moved = distances / 2 * (1 + 2 / FAR_ABOVE)  # certificates contain a bound on rounding errors
+    share = (
+        0.5 if case.reach is None else float(np.max(case.reach.gradients / case.reach.diameters))
+    )
+    moved = distances * share * (1 + 2 / FAR_ABOVE)  # certificates contain a bound on rounding
     with np.errstate(over="ignore"):
         of_clients = moved**2 / (2 * deviation**2)
     if not np.isfinite(of_clients).all():
         of_clients = np.where(np.isfinite(of_clients), of_clients, math.inf)
-    return Divergences("example", of_clients, np.asarray(sizes, float))
+    return Divergences("example", of_clients, np.asarray(case.sizes, float))

@@ -111,6 +111,12 @@ class FinishedRun:
         plan, _ = fingerprints.with_factors(experiment.plan, config, stored)
         return cls(config, source, data, replace(experiment, plan=plan), out)
 
+    def model(self, stem: str = "model") -> Params:
+        """Return the stored "model" or "initial" model, as a stack of one replica."""
+        arrays, _ = read_tensors(self.out / f"{stem}.safetensors")
+        task = self.experiment.task
+        return {name: value[None].to(task.device, task.dtype) for name, value in arrays.items()}
+
 
 def from_directory(
     folder: Path,

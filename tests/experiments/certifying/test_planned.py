@@ -41,6 +41,7 @@ def test_the_plan_has_the_account_of_the_run(name: str, tmp_path: Path) -> None:
     assert of_plan["divergence"] == pytest.approx(of_run["mean"], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_the_least_noise_for_a_width() -> None:
     config = small(EXAMPLE, data={"train": 3000})
     found = plan(config, width=0.2)
