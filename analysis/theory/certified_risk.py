@@ -75,6 +75,8 @@ STEPS = 200  # of a bisection in doubles
 
 def binary_divergence(a: float, b: float) -> float:
     """Return kl(a || b), the relative entropy of Bernoulli distributions."""
+    _require_share("a", a)
+    _require_share("b", b)
     first = a * math.log(a / b) if a > 0 and b > 0 else math.inf if a > 0 else 0.0
     other = (1 - a) * math.log((1 - a) / (1 - b)) if a < 1 and b < 1 else math.inf if a < 1 else 0.0
     return first + other
@@ -172,6 +174,8 @@ def one_draw_budget(total: float, samples: int, failure: float = 0.05) -> float:
         failure: The probability b that the limit fails.
     """
     probability("failure", failure)
+    if not total >= 0:
+        raise InputError(f"total is {total}, but a sum of relative entropies is at least 0.")
     count, moment = whole("samples", samples), total + 1 / math.e
 
     def budget(share: float) -> float:
@@ -188,5 +192,5 @@ def one_draw_risk(mean: float, total: float, samples: int, failure: float = 0.05
 
 
 def _require_share(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
+    if not (math.isfinite(value) and 0 <= value <= 1):
         raise InputError(f"{name} is {value}, but it must be from 0 to 1.")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedmuon.orthogonalize import Uncertified
 from fedmuon.privacy.accounting.divergences import relative_entropy
 from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.ledger import Ledger
@@ -21,10 +22,6 @@ CUT = (
     "max-lot = 0"
 )
 NO_NOISE = "a release of the run has no noise. Set [privacy] noise above 0"
-
-
-class Unproved(Exception):
-    """No certificate follows from this account; the message says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +63,13 @@ def of_ledger(folder: Path, sizes: np.ndarray) -> Divergences:
     """Return the divergences of a finished run.
 
     Raises:
-        Unproved: If the run is not private, or the account has no proved relative entropy.
+        Uncertified: If the run is not private, or the account has no proved relative entropy.
     """
     if not (folder / "ledger.jsonl").exists():
-        raise Unproved(NO_ACCOUNT)
+        raise Uncertified(NO_ACCOUNT)
     ledger = RunDirectory(folder).ledger()
     if ledger.about.get("max_lot"):
-        raise Unproved(CUT)
+        raise Uncertified(CUT)
     unit = "client" if ledger.about.get("unit") == "client" else "example"
     return of_events(unit, events_of(ledger, len(sizes)), sizes)
 
@@ -92,7 +89,7 @@ def of_events(unit: str, events: Sequence[Sequence[Event]], sizes: np.ndarray) -
     for releases in events:
         key = tuple(sorted(_merged(releases)))
         if any(event.noise_multiplier == 0 for event in key):
-            raise Unproved(NO_NOISE)
+            raise Uncertified(NO_NOISE)
         if key not in values:
             values[key] = relative_entropy(key).upper
         of_clients.append(values[key])

@@ -17,11 +17,12 @@ from fedmuon.analysis.theory.checks import probability, whole
 from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import Record, finite
-from fedmuon.experiments.certifying.account import Divergences, Unproved, of_ledger
+from fedmuon.experiments.certifying.account import Divergences, of_ledger
 from fedmuon.experiments.certifying.measured import INDEPENDENT, MeasuredRun, measure
 from fedmuon.experiments.certifying.output_noise import of_certificates, published
 from fedmuon.experiments.stability import certificates
 from fedmuon.experiments.stability.finished_run import from_directory
+from fedmuon.orthogonalize import Uncertified
 from fedmuon.runs.directory import RunDirectory
 
 UNTOUCHED = (
@@ -99,6 +100,14 @@ class RiskCertificates:
         confidence: The confidence of each certified row.
         divergence: KL_0 and the protected unit, if the run is private.
         notes: Warnings.
+
+    Example:
+        >>> import fedmuon
+        >>> small = {"data": {"name": "synthetic", "train": 90, "test": 60, "dimension": 7},
+        ...          "federation": {"clients": 3, "rounds": 2}}
+        >>> certificates = fedmuon.certify(fedmuon.run(small), confidence=0.9)
+        >>> certificates.samples, certificates.held_out, len(certificates.rows)
+        (90, 60, 6)
     """
 
     rows: list[RiskCertificate]
@@ -211,16 +220,16 @@ def _held_out(measured: MeasuredRun, failure: float) -> list[RiskCertificate]:
 
 
 def _account(folder: Path, measured: MeasuredRun) -> Divergences:
-    """Return the divergences of the run. Raise `Unproved` if nothing follows from its account."""
+    """Return the divergences of the run, or raise `Uncertified`."""
     if (RunDirectory(folder).summary() or {}).get("stopped"):
-        raise Unproved(STOPPED)
+        raise Uncertified(STOPPED)
     return of_ledger(folder, measured.run.data.sizes)
 
 
 def _divergence(folder: Path, measured: MeasuredRun) -> Record:
     try:
         account = _account(folder, measured)
-    except Unproved:
+    except Uncertified:
         return {}
     return {"unit": account.unit, "mean": finite(account.mean), "units": account.units}
 
@@ -237,8 +246,8 @@ def _private(
     try:
         account = _account(folder, measured)
         if account.unit != unit:
-            raise Unproved(other)
-    except Unproved as reason:
+            raise Uncertified(other)
+    except Uncertified as reason:
         return [RiskCertificate(name, "error", "refused", refusal=str(reason))]
     return limits(account)
 
@@ -341,7 +350,7 @@ def _by_output_noise(
         case = from_directory(folder, given=given)
         certificate = certificates.certify(case)
         account = of_certificates(case, certificate, deviation)
-    except (InputError, Unproved) as reason:
+    except InputError as reason:
         return [RiskCertificate(name, "error", "refused", refusal=str(reason))]
     params = published(measured.params, deviation, measured.run.config.federation.seed)
     mean = float(measured.losses(params)["error"].mean())

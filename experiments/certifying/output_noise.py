@@ -26,8 +26,9 @@ from torch import Tensor
 
 from fedmuon.analysis.theory.checks import positive
 from fedmuon.core.rng import Draw, generator
-from fedmuon.experiments.certifying.account import Divergences, Unproved
+from fedmuon.experiments.certifying.account import Divergences
 from fedmuon.experiments.stability.certificates import FAR_ABOVE, Certificate, CertifiedSetting
+from fedmuon.orthogonalize import Uncertified
 from fedmuon.tasks.base import Params
 
 NO_CERTIFICATE = (
@@ -56,6 +57,13 @@ def _draw(like: Tensor, seed: int, place: int) -> Tensor:
     return torch.from_numpy(normal).to(like)
 
 
+def gradient_share(case: CertifiedSetting) -> float:
+    """Return max_t G_t / D_t, the share of a certificate by which a gradient 0 moves the model."""
+    if case.reach is None:
+        return 0.5
+    return float(np.max(case.reach.gradients / case.reach.diameters))
+
+
 def of_certificates(
     case: CertifiedSetting, certificate: Certificate, deviation: float
 ) -> Divergences:
@@ -67,23 +75,20 @@ def of_certificates(
         deviation: The standard deviation of the noise.
 
     Raises:
-        Unproved: If the run has no certificates.
+        Uncertified: If the run has no certificates.
     """
     distances, status = certificate.certificates, certificate.status
     if certificate.bound is not None:
         status = certificate.bound.status
     if distances is None or status not in ("certified", "realized"):
-        raise Unproved(
+        raise Uncertified(
             NO_CERTIFICATE.format(certificate.refusal.rstrip(".") or f"they are {status}")
         )
     if status == "realized":
-        raise Unproved(NO_CERTIFICATE.format("they hold only for the samples of this run"))
-    share = (
-        0.5 if case.reach is None else float(np.max(case.reach.gradients / case.reach.diameters))
-    )
-    moved = distances * share * (1 + 2 / FAR_ABOVE)  # certificates contain a bound on rounding
+        raise Uncertified(NO_CERTIFICATE.format("they hold only for the samples of this run"))
+    rounded_up = 1 + 2 / FAR_ABOVE  # certificates contain a bound on rounding
+    moved = distances * gradient_share(case) * rounded_up
     with np.errstate(over="ignore"):
         of_clients = moved**2 / (2 * deviation**2)
-    if not np.isfinite(of_clients).all():
         of_clients = np.where(np.isfinite(of_clients), of_clients, math.inf)
     return Divergences("example", of_clients, np.asarray(case.sizes, float))

@@ -84,8 +84,9 @@ def certify(
     tell(certificates.record(), *shown.tables(certificates))
     if plot is not None:
         from fedmuon.analysis.report import style
+        from fedmuon.experiments.certifying.figure import figure
 
-        style.saved_as(shown.figure(certificates), plot)
+        style.saved_as(figure(certificates), plot)
         print_path("Figure:", plot)
 
 

@@ -41,15 +41,15 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.tables import Table
 from fedmuon.data.federated import split
 from fedmuon.data.source import Source
-from fedmuon.experiments.certifying.account import Unproved
-from fedmuon.experiments.certifying.output_noise import of_certificates, published
-from fedmuon.experiments.stability.certificates import Certificate, certify
+from fedmuon.experiments.certifying.output_noise import gradient_share, of_certificates, published
+from fedmuon.experiments.stability.certificates import Certificate, CertifiedSetting, certify
 from fedmuon.experiments.stability.endings import Trained, train
 from fedmuon.experiments.studies.study import Study, distinct, heading, tuned_in_rows
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import Nested, SuiteRequest, cell, merged
 from fedmuon.federated.build import resolve
 from fedmuon.federated.client_data import read_source
+from fedmuon.orthogonalize import Uncertified
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Batch, Params
 
@@ -160,11 +160,12 @@ def of_noisy_model(
         delta: The failure probability of each limit.
         settings: The number of settings that share the failure probability of the certified limit.
     """
-    sizes, count = run.data.sizes, int(run.data.sizes.sum())
-    noise = noise_of(certificate, sizes, scaled_mu / math.sqrt(count))
+    count = int(run.data.sizes.sum())
+    case = run.setting(1)
+    noise = noise_of(case, certificate, scaled_mu / math.sqrt(count))
     try:
-        account = of_certificates(certificate, noise, sizes)
-    except Unproved as reason:
+        account = of_certificates(case, certificate, noise)
+    except Uncertified as reason:
         raise InputError(f"{run.config.local.recipe}: {reason}") from None
     final = {name: value[1:] for name, value in run.models.items()}
     noisy = published(final, noise, run.config.federation.seed)
@@ -186,15 +187,18 @@ def of_noisy_model(
     }
 
 
-def noise_of(certificate: Certificate, sizes: np.ndarray, mu: float) -> float:
-    """Return the standard deviation s = rms(c_a) / (2 mu), where c_a are the certificates."""
+def noise_of(case: CertifiedSetting, certificate: Certificate, mu: float) -> float:
+    """Return the standard deviation s for which the mean relative entropy is mu^2 / 2.
+
+    It is the root mean square of the distances by which a sample can move the model, over mu.
+    """
     if certificate.certificates is None:
         raise InputError(f"a run of the suite has no certificates: {certificate.refusal}")
     with np.errstate(over="ignore"):
-        mean_square = float(np.average(certificate.certificates**2, weights=sizes))
+        mean_square = float(np.average(certificate.certificates**2, weights=case.sizes))
     if not math.isfinite(mean_square):
         raise InputError("a certificate overflows. Leave out the largest step sizes in lrs.")
-    return math.sqrt(mean_square) / (2 * mu)
+    return math.sqrt(mean_square) * gradient_share(case) / mu
 
 
 def batches(run: Trained) -> tuple[Batch, Batch]:

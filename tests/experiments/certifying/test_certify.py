@@ -15,9 +15,9 @@ import fedmuon
 from fedmuon.analysis.theory.certified_risk import expected_risk, one_draw_risk
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.certifying.certify import RiskCertificate, certify
+from fedmuon.experiments.certifying.figure import figure
 from fedmuon.experiments.certifying.measured import measure
 from fedmuon.experiments.certifying.output_noise import published
-from fedmuon.experiments.certifying.shown import figure
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import certificates

@@ -12,6 +12,7 @@ from contrast import pale
 from study_rows import overprinted, rows_of, verdicts
 from suite_files import command, suite_of, table
 
+from fedmuon.analysis import Uniform
 from fedmuon.analysis.report.tables import Columns
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.certifying.certify import certify
@@ -171,10 +172,9 @@ def test_the_figure_shows_the_chosen_settings(narrow: bool) -> None:
 
 
 def test_the_noise_needs_finite_certificates() -> None:
-    sizes = np.array([1, 3])
+    case = certificates.CertifiedSetting(small(), np.array([1, 3]), Uniform(3, 0.1))
     found = certificates.Certificate(1.0, certificates=np.array([2.0, 4.0]))
-    assert certified_error.noise_of(found, sizes, 0.5) == pytest.approx(math.sqrt(13))
+    assert certified_error.noise_of(case, found, 0.5) == pytest.approx(math.sqrt(13))
+    overflowing = certificates.Certificate(1.0, certificates=np.array([2.0, math.inf]))
     with pytest.raises(InputError, match="overflows"):
-        certified_error.noise_of(
-            certificates.Certificate(1.0, certificates=np.array([2.0, math.inf])), sizes, 0.5
-        )
+        certified_error.noise_of(case, overflowing, 0.5)
