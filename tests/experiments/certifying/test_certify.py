@@ -179,7 +179,7 @@ def test_networks_have_an_error_and_no_bounded_loss(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("confidence", 1.0), ("settings", 0)])
-def test_arguments_out_of_range(private: Path, name: str, value: float) -> None:
+def test_arguments_out_of_range(private: Path, name: str, value: Any) -> None:
     with pytest.raises(InputError, match=name if name == "settings" else "confidence"):
         fedmuon.certify(private, **{name: value})
 
@@ -204,7 +204,7 @@ def test_the_picture_has_a_mark_for_each_limit(plain: Path) -> None:
     panels = figure(found).axes
     marked = [line for axis in panels for line in axis.lines if line.get_marker() in ("o", "D")]
     limits = [row for row in found.rows if row.value is not None and "change" not in row.measure]
-    assert sum(len(line.get_xdata()) for line in marked) == len(limits) >= 3
+    assert sum(np.size(line.get_xdata()) for line in marked) == len(limits) >= 3
 
 
 # Noise on the output
@@ -218,7 +218,7 @@ def test_the_distance_bounds_the_divergence(plain: Path) -> None:
     deviation = float(distances.max())
     mean = sum(n * (c / 2) ** 2 / (2 * deviation**2) for n, c in zip(sizes, distances, strict=True))
     row = rows(plain, "noise on the output", output_noise=deviation)["error", "estimated"]
-    assert row.beside is not None
+    assert row.beside is not None and row.value is not None
     assert row.value == pytest.approx(expected_risk(row.beside, mean / 90), rel=0.003)
     wrong = expected_risk(row.beside, 4 * mean / 90)  # the whole certificate instead of half of it
     assert row.value < 0.99 * wrong
