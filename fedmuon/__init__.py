@@ -218,15 +218,15 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
 
-        found: Any = version("fedmuon")
+        value: Any = version("fedmuon")
     elif name in _MODULES:
-        found = import_module(f"fedmuon.{_MODULES[name]}")
+        value = import_module(f"fedmuon.{_MODULES[name]}")
     elif name in _PLACES:
-        found = getattr(import_module(f"fedmuon.{_PLACES[name]}"), name)
+        value = getattr(import_module(f"fedmuon.{_PLACES[name]}"), name)
     else:
         raise AttributeError(f"module 'fedmuon' has no attribute {name!r}")
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -82,8 +82,9 @@ def run_round(
         received = received_message(recipe, start)
         cohort = [(client, by_number[client]) for client in numbers]
         replies += client_updates(recipe, task, plan, cohort, received, own, experiment.measured)
-    for reply in replies if keeping else ():
-        stored.write(reply.client, state.round, reply.own)
+    own = {reply.client: reply.own for reply in replies}
+    for client, _ in keeping:
+        stored.write(client, state.round, own[client])
     after, records = next_state(experiment, state, replies)
     return after, replies, records
 

@@ -248,7 +248,7 @@ class Recipe:
             _require_own_names(
                 ((stage, stage.stores) for stage in self.stages), self.persistent, "stores a client"
             )
-            knowing = [f"the link {one.name}" for one in self.chain.links if one.knows_samples]
+            knowing = [f"the link {link.name}" for link in self.chain.links if link.knows_samples]
             if self.private and (knowing or self.knows_samples):
                 asking = f"{knowing[0]} has knows_samples=True" if knowing else ASKING
                 raise InputError(
@@ -263,7 +263,7 @@ class Recipe:
                     f"round because {link.name} is missing in {' and '.join(lost)}. Add "
                     f"{link.name} to {' and '.join(lost)}, or set lasting=False."
                 )
-        follows = [one.name for one in self.chain.links if one.averaged is not None]
+        follows = [link.name for link in self.chain.links if link.averaged is not None]
         if self.aggregate.shares is None and set(follows) & set(self.returned):
             raise InputError(
                 f"the link {follows[0]} corrects for noise, but the variance of the noise is "
@@ -279,7 +279,7 @@ def parameters_of(rule: Callable[..., Any] | None) -> frozenset[str]:
     with contextlib.suppress(TypeError, ValueError):
         parameters = inspect.signature(rule).parameters.values()
         named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        return frozenset(one.name for one in parameters if one.kind in named)
+        return frozenset(entry.name for entry in parameters if entry.kind in named)
     return frozenset()
 
 
@@ -380,8 +380,8 @@ def initial_states(recipe: Recipe, params: Params) -> States:
         return states
     first = _declared_state(recipe.aggregate, params)
     others = {
-        one: _declared_state(recipe.aggregate, first_state(recipe, one, learned))
-        for one in recipe.returned
+        name: _declared_state(recipe.aggregate, first_state(recipe, name, learned))
+        for name in recipe.returned
     }
     named = {aggregate_state(name): state for name, state in others.items()}
     return states | {aggregate_state(): first} | named
@@ -389,8 +389,8 @@ def initial_states(recipe: Recipe, params: Params) -> States:
 
 def first_state(recipe: Recipe, name: str, learned: Params) -> State:
     """Return the first value of a state, whose names and shapes all later values have."""
-    made = {link.name: link.init for link in recipe.chain.links} | dict(recipe.initial)
-    return made.get(name, zeros)(learned)
+    first = {link.name: link.init for link in recipe.chain.links} | dict(recipe.initial)
+    return first.get(name, zeros)(learned)
 
 
 def _declared_state(aggregator: Aggregator, like: Params) -> Params:
@@ -398,23 +398,23 @@ def _declared_state(aggregator: Aggregator, like: Params) -> Params:
     assert aggregator.init is not None
 
     def declared(params: Params) -> dict[str, Tensor]:
-        found = dict(aggregator.init(params))  # type: ignore[misc]
-        for name, value in found.items():
+        state = dict(aggregator.init(params))  # type: ignore[misc]
+        for name, value in state.items():
             if not isinstance(name, str) or not isinstance(value, Tensor):
                 raise InputError(
                     "init of an Aggregator must return a mapping of strings to tensors, but it "
                     f"returns a {type(value).__name__} for {plain(name, 60)}. Return a mapping of "
                     "names to tensors."
                 )
-        return found
+        return state
 
     if aggregator.stacked:
-        found = declared(like)
+        state = declared(like)
     else:
         count = len(next(iter(like.values())))
         alone = [{name: value[s] for name, value in like.items()} for s in range(count)]
-        found = stack_results([declared(one) for one in alone])
-    return {name: value.detach().clone() for name, value in found.items()}
+        state = stack_results([declared(one) for one in alone])
+    return {name: value.detach().clone() for name, value in state.items()}
 
 
 def aggregate_state(link: str = "") -> str:

@@ -46,50 +46,50 @@ def forms_of(trees: Mapping[str, Mapping[str, torch.Tensor]]) -> Forms:
     }
 
 
-def with_replicas(expected: Forms, found: Forms, replicas: int) -> Forms:
+def with_replicas(expected: Forms, actual: Forms, replicas: int) -> Forms:
     """Convert the forms of one replica to those of several replicas.
 
-    A first axis of length 1 gets the length of the replicas, except if the found tensor has length
+    A first axis of length 1 gets the length of the replicas, except if the actual tensor has length
     1, too: then its first axis is not the replicas.
     """
     forms = dict(expected)
     for key, (shape, dtype) in expected.items():
-        if shape and shape[0] == 1 and found.get(key) != (shape, dtype):
+        if shape and shape[0] == 1 and actual.get(key) != (shape, dtype):
             forms[key] = torch.Size((replicas, *shape[1:])), dtype
     return forms
 
 
-def restorable(expected: Forms, found: Forms, personal: frozenset[str], model: str) -> Forms:
+def restorable(expected: Forms, actual: Forms, personal: frozenset[str], model: str) -> Forms:
     """Return the forms that a result must have, without missing parameters that are personal."""
-    optional = {(model, name) for name in personal} - found.keys()
+    optional = {(model, name) for name in personal} - actual.keys()
     return {key: form for key, form in expected.items() if key not in optional}
 
 
-def in_trees_of(expected: Forms, found: Forms) -> Forms:
+def in_trees_of(expected: Forms, actual: Forms) -> Forms:
     """Return the forms in the expected trees.
 
     Further trees are allowed, because a stage can add states to the messages.
     """
     trees = {tree for tree, _ in expected}
-    return {key: form for key, form in found.items() if key[0] in trees}
+    return {key: form for key, form in actual.items() if key[0] in trees}
 
 
-def difference(action: str, source: str, expected: Forms, found: Forms) -> str:
+def difference(action: str, source: str, expected: Forms, actual: Forms) -> str:
     """Describe the first tensor of a result that has not the expected form.
 
     Args:
         action: What was done with the tensors, such as "`send` returns".
         source: Where the expected forms come from, such as "`sent_like` announces".
         expected: The expected forms.
-        found: The forms of the result, which differ from the expected ones.
+        actual: The forms of the result, which differ from the expected ones.
     """
-    key = next(key for key in (*expected, *found) if expected.get(key) != found.get(key))
+    key = next(key for key in (*expected, *actual) if expected.get(key) != actual.get(key))
     name = repr(plain(f"{key[0]}.{key[1]}", 60))
-    if key not in found:
+    if key not in actual:
         return f"{action} no tensor {name}, but {source} one"
     if key not in expected:
         return f"{action} the tensor {name}, but {source} no such tensor"
     was, wanted = (
-        f"shape {tuple(s)} and dtype {dtype}" for s, dtype in (found[key], expected[key])
+        f"shape {tuple(s)} and dtype {dtype}" for s, dtype in (actual[key], expected[key])
     )
     return f"{action} the tensor {name} with {was}, but {source} {wanted}"

@@ -184,11 +184,11 @@ class _Trial:
             with self._unchanged(stage, "open", trees, of_server):
                 trees = stage.open(trees, lambda: server.params)
             if isinstance(stage, GuardedStage):
-                found = forms_of(trees)
+                actual = forms_of(trees)
                 self._require_restored(
-                    stage, "open", "`send` received", self._opened[number], found
+                    stage, "open", "`send` received", self._opened[number], actual
                 )
-                if flat := [key for key, (shape, _) in found.items() if not shape]:
+                if flat := [key for key, (shape, _) in actual.items() if not shape]:
                     raise stage.wrong(
                         f"the tensor {'.'.join(flat[0])!r} in the message of `send` has no axes, "
                         "but the first axis must be the replicas. Use the shape [replicas]."
@@ -248,10 +248,10 @@ class _Trial:
                 reply = stage.reply(reply, received, memory)
             if isinstance(stage, GuardedStage):
                 own = {name: reply.own[name] for name in stage.stores}
-                found = forms_of(own)
-                expected = self._stored.setdefault(number, found)
+                actual = forms_of(own)
+                expected = self._stored.setdefault(number, actual)
                 stage.require_like(
-                    "`reply` stores", "another call stored", expected, found, STORED_ALIKE
+                    "`reply` stores", "another call stored", expected, actual, STORED_ALIKE
                 )
                 yield stage, {**reply.trees, **{f"stored {name}": own[name] for name in own}}
         return reply
@@ -270,14 +270,14 @@ class _Trial:
                 replies, states = stage.read(replies, lambda: received, server)
             if isinstance(stage, GuardedStage):
                 self._states[number] = expected = stage.tensor_forms(known, "`initial` returns")
-                found = forms_of(states)
+                actual = forms_of(states)
                 stage.require_like(
-                    "`read` returns", "`initial` returns", expected, found, ANNOUNCED
+                    "`read` returns", "`initial` returns", expected, actual, ANNOUNCED
                 )
                 for reply in replies:
-                    found = forms_of(reply.trees)
+                    actual = forms_of(reply.trees)
                     self._require_restored(
-                        stage, "read", "`reply` received", self._read[number], found
+                        stage, "read", "`reply` received", self._read[number], actual
                     )
                     yield stage, reply.trees
                 yield stage, states
@@ -292,12 +292,12 @@ class _Trial:
         return contextlib.nullcontext()
 
     def _require_restored(
-        self, stage: GuardedStage, method: str, source: str, expected: Forms, found: Forms
+        self, stage: GuardedStage, method: str, source: str, expected: Forms, actual: Forms
     ) -> None:
         """Raise an error if a result is not like what an earlier method received."""
-        found = in_trees_of(expected, found)
-        expected = restorable(expected, found, self.personal, MODEL)
-        stage.require_like(f"`{method}` returns", source, expected, found, RESTORED)
+        actual = in_trees_of(expected, actual)
+        expected = restorable(expected, actual, self.personal, MODEL)
+        stage.require_like(f"`{method}` returns", source, expected, actual, RESTORED)
 
     @cached_property
     def personal(self) -> frozenset[str]:

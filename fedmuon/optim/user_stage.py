@@ -112,10 +112,10 @@ class GuardedStage(Stage):
         """Undo `send` on the clients."""
         with self.guard:
             opened = _trees(self.stage.open(_copied(message), model), "open")
-            found = self.tensor_forms(opened, "`open` returns")
+            actual = self.tensor_forms(opened, "`open` returns")
             if self.forms is not None:
                 expected, replicas = self.forms.opened, lambda: _replicas(model())
-                self._require_restored("open", "`send` received", expected, found, replicas)
+                self._require_restored("open", "`send` received", expected, actual, replicas)
             return opened
 
     def adopt(
@@ -126,12 +126,12 @@ class GuardedStage(Stage):
             device = next(iter(models.values())).device
             own = [_moved(memory, device) for memory in memories]
             adopted = mapping(self.stage.adopt(dict(models), first, own))
-            found = self.tensor_forms({MODEL: adopted}, "`adopt` returns")
+            actual = self.tensor_forms({MODEL: adopted}, "`adopt` returns")
             expected = forms_of({MODEL: models})
-            if found.keys() > expected.keys():  # parameters that clients store
+            if actual.keys() > expected.keys():  # parameters that clients store
                 initial = forms_of({MODEL: first()})
-                expected = {key: form for key, form in initial.items() if key in found} | expected
-            self.require_like("`adopt` returns", "it received", expected, found, RESTORED)
+                expected = {key: form for key, form in initial.items() if key in actual} | expected
+            self.require_like("`adopt` returns", "it received", expected, actual, RESTORED)
             return adopted
 
     def reply(self, reply: Reply, received: Broadcast, memory: States) -> Reply:
@@ -175,10 +175,12 @@ class GuardedStage(Stage):
                 raise self.wrong("`read` returns no replies. Return at least one reply.")
             for reply in read:
                 self._require_read(reply, server)
-            found = self.tensor_forms(states, "`read` returns")
+            actual = self.tensor_forms(states, "`read` returns")
             if self.forms is not None:
-                expected = with_replicas(self.forms.states, found, _replicas(server.params))
-                self.require_like("`read` returns", "`initial` returns", expected, found, ANNOUNCED)
+                expected = with_replicas(self.forms.states, actual, _replicas(server.params))
+                self.require_like(
+                    "`read` returns", "`initial` returns", expected, actual, ANNOUNCED
+                )
             return read, states
 
     def sent_like(self, message: Trees) -> Trees:
@@ -212,11 +214,11 @@ class GuardedStage(Stage):
         return forms_of(trees)
 
     def require_like(
-        self, action: str, source: str, expected: Forms, found: Forms, remedy: str
+        self, action: str, source: str, expected: Forms, actual: Forms, remedy: str
     ) -> None:
         """Raise an error if names, shapes or dtypes of a result are not the expected ones."""
-        if found != expected:
-            raise self.wrong(f"{difference(action, source, expected, found)}. {remedy}")
+        if actual != expected:
+            raise self.wrong(f"{difference(action, source, expected, actual)}. {remedy}")
 
     def _require_announced(self, method: str, like: str, message: Trees, changed: Trees) -> None:
         key = like, tuple(forms_of(message).items())
@@ -224,19 +226,19 @@ class GuardedStage(Stage):
             self._announced[key] = self.tensor_forms(
                 getattr(self, like)(message), f"`{like}` returns"
             )
-        expected, found = self._announced[key], self.tensor_forms(changed, f"`{method}` returns")
-        self.require_like(f"`{method}` returns", f"`{like}` announces", expected, found, ANNOUNCED)
+        expected, actual = self._announced[key], self.tensor_forms(changed, f"`{method}` returns")
+        self.require_like(f"`{method}` returns", f"`{like}` announces", expected, actual, ANNOUNCED)
 
     def _require_restored(
-        self, method: str, source: str, expected: Forms, found: Forms, replicas: Callable[[], int]
+        self, method: str, source: str, expected: Forms, actual: Forms, replicas: Callable[[], int]
     ) -> None:
         """Raise an error if a result lacks an expected tensor, or has a further parameter."""
         assert self.forms is not None
-        found = in_trees_of(expected, found)
-        expected = restorable(expected, found, self.forms.personal, MODEL)
-        if found != expected:
-            expected = with_replicas(expected, found, replicas())
-        self.require_like(f"`{method}` returns", source, expected, found, RESTORED)
+        actual = in_trees_of(expected, actual)
+        expected = restorable(expected, actual, self.forms.personal, MODEL)
+        if actual != expected:
+            expected = with_replicas(expected, actual, replicas())
+        self.require_like(f"`{method}` returns", source, expected, actual, RESTORED)
 
     def _require_read(self, reply: Any, server: ServerState) -> None:
         if not isinstance(reply, Reply):
@@ -244,10 +246,10 @@ class GuardedStage(Stage):
                 f"`read` returns a {type(reply).__name__} among the replies. Return replies, such "
                 "as reply.with_trees(trees)."
             )
-        found = self.tensor_forms(reply.trees, "`read` returns")
+        actual = self.tensor_forms(reply.trees, "`read` returns")
         if self.forms is not None:
             expected, replicas = self.forms.read, lambda: _replicas(server.params)
-            self._require_restored("read", "`reply` received", expected, found, replicas)
+            self._require_restored("read", "`reply` received", expected, actual, replicas)
         self._require_measured("read", reply, _replicas(server.params))
 
     def _require_measured(self, method: str, reply: Reply, replicas: int) -> None:
@@ -285,16 +287,16 @@ class GuardedStage(Stage):
                     f"Return reply.storing({name!r}, state) for every client, with a mapping of "
                     "names to tensors as the state."
                 )
-        found = self.tensor_forms({name: own[name] for name in self.stores}, "`reply` stores")
-        for (tree, name), (_, dtype) in found.items():
+        actual = self.tensor_forms({name: own[name] for name in self.stores}, "`reply` stores")
+        for (tree, name), (_, dtype) in actual.items():
             if dtype not in STORABLE:
                 raise self.wrong(
                     f"`reply` stores the tensor {f'{tree}.{name}'!r} with dtype {dtype}, which "
                     "files of client states cannot contain. Convert it to torch.float32."
                 )
-        if self.forms is not None and found != (expected := self.forms.stored):
-            expected = with_replicas(expected, found, len(reply.loss))
-            self.require_like("`reply` stores", "the trial stored", expected, found, STORED_ALIKE)
+        if self.forms is not None and actual != (expected := self.forms.stored):
+            expected = with_replicas(expected, actual, len(reply.loss))
+            self.require_like("`reply` stores", "the trial stored", expected, actual, STORED_ALIKE)
 
 
 def _at(round: int, clients: Sequence[int] = ()) -> contextlib.AbstractContextManager[None]:
@@ -342,17 +344,17 @@ def _trees(result: Any, method: str) -> Trees:
     return trees
 
 
-def as_stages(found: Any, guard: Guard) -> tuple[Stage, ...]:
+def as_stages(passed: Any, guard: Guard) -> tuple[Stage, ...]:
     """Convert a custom stage or a sequence of stages to guarded stages.
 
     Args:
-        found: A `fedmuon.Stage`, or a tuple or list of them.
+        passed: A `fedmuon.Stage`, or a tuple or list of them.
         guard: A guard, whose object is named in errors of the stages.
 
     Raises:
         InputError: If an object is not a stage.
     """
-    stages = tuple(found) if isinstance(found, tuple | list) else (found,)
+    stages = tuple(passed) if isinstance(passed, tuple | list) else (passed,)
     for stage in stages:
         if not isinstance(stage, Stage):
             raise unfit(stage, "stage", WANTED, guard.named)
