@@ -695,6 +695,7 @@ def certify(
     confidence: float = 0.95,
     settings: int = 1,
     output_noise: float = 0.0,
+    probes: int = 0,
 ) -> RiskCertificates:
     """Compute upper limits of the error and loss of a run's final model on new samples.
 
@@ -709,6 +710,9 @@ def certify(
         output_noise: Standard deviation of noise on the entries of a published model. For a run
             with certificates, the error rate of the published model then has a limit. Fix this
             number before you look at the samples, or count it in `settings`.
+        probes: Number of random probes with which derivatives predict the gap of the loss, such as
+            8. With 0, no gap is predicted. The prediction is accurate to first order and certifies
+            nothing.
 
     Returns:
         One row for each certificate, with its assumptions, or with the reason why there is no
@@ -729,7 +733,7 @@ def certify(
     from fedmuon.experiments.certifying.certify import certify
 
     result = run if isinstance(run, Result) else Result(Path(run))
-    return certify(result.path, confidence, settings, result.given, output_noise)
+    return certify(result.path, confidence, settings, result.given, output_noise, probes)
 
 
 @in_python()

@@ -22,6 +22,7 @@ from fedmuon.experiments.certifying.measured import INDEPENDENT, MeasuredRun, me
 from fedmuon.experiments.certifying.output_noise import of_certificates, published
 from fedmuon.experiments.stability import certificates
 from fedmuon.experiments.stability.finished_run import from_directory
+from fedmuon.experiments.stability.predicted_gap import predict
 from fedmuon.orthogonalize import Uncertified
 from fedmuon.runs.directory import RunDirectory
 
@@ -100,6 +101,8 @@ class RiskCertificates:
         confidence: The confidence of each certified row.
         divergence: KL_0 and the protected unit, if the run is private.
         notes: Warnings.
+        predicted: The gap of the loss that derivatives predict, with its standard error, if it was
+            requested.
 
     Example:
         >>> import fedmuon
@@ -119,6 +122,7 @@ class RiskCertificates:
     confidence: float
     divergence: Record = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    predicted: Record = field(default_factory=dict)
 
     def record(self) -> Record:
         """Return the certificates as one JSON object."""
@@ -131,6 +135,7 @@ def certify(
     settings: int = 1,
     given: UserObjects = NOTHING,
     output_noise: float = 0.0,
+    probes: int = 0,
 ) -> RiskCertificates:
     """Return all certificates of the final model of a finished run.
 
@@ -142,6 +147,7 @@ def certify(
         given: Python objects (such as a custom task) that the caller passed.
         output_noise: Standard deviation of the noise on a published model. With 0, no noise is
             added.
+        probes: Number of random probes for the predicted gap. With 0, no gap is predicted.
 
     Raises:
         InputError: If the run has not ended or is damaged, or an argument is out of range.
@@ -166,7 +172,16 @@ def certify(
         confidence,
         _divergence(folder, measured),
         _notes(measured),
+        _predicted(measured, probes),
     )
+
+
+def _predicted(measured: MeasuredRun, probes: int) -> Record:
+    """Return the predicted gap of the loss, or {} if there are no probes."""
+    if not probes:
+        return {}
+    gap = predict(measured.run, probes)
+    return {"gap": gap.value, "standard_error": finite(gap.standard_error), "probes": probes}
 
 
 def _notes(measured: MeasuredRun) -> list[str]:

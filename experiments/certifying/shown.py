@@ -43,4 +43,8 @@ def _assumptions(found: RiskCertificates) -> list[tuple[str, object]]:
     for sentence, names in users.items():
         by_names.setdefault(", ".join(names), []).append(sentence)
     rows = [line for names, lines in by_names.items() for line in listed(names, lines)]
+    if gap := found.predicted:
+        error = "" if gap["standard_error"] is None else f" ± {number(gap['standard_error'], 2)}"
+        rows.append(("predicted gap of the loss", f"{number(gap['gap'], 4)}{error} (standard error "
+                     f"over {gap['probes']} probes; first order, certifies nothing)"))  # fmt: skip
     return [*rows, *listed("note", found.notes)]

@@ -42,6 +42,15 @@ def certify(
             )
         ),
     ] = 0.0,
+    probes: Annotated[
+        int,
+        Option(
+            help=(
+                "Number of random probes with which derivatives predict the gap of the loss, such "
+                "as 8. The prediction certifies nothing."
+            )
+        ),
+    ] = 0,
     width: Annotated[
         float | None,
         Option(
@@ -69,8 +78,10 @@ def certify(
             "Pass the folder of a finished run, such as `fedmuon certify runs/a`, or --plan and a "
             "config, but not both."
         )
-    if plan is not None and output_noise:
-        raise InputError("--output-noise belongs to a run folder. Leave it out with --plan.")
+    if plan is not None and (output_noise or probes):
+        raise InputError(
+            "--output-noise and --probes belong to a run folder. Leave them out with --plan."
+        )
     if plan is not None:
         _tell_planned(plan, overrides, confidence, settings, width, plot)
         return
@@ -80,7 +91,9 @@ def certify(
     from fedmuon.experiments.certifying import shown
 
     assert run_dir is not None
-    certificates = certifying.certify(run_dir, confidence, settings, output_noise=output_noise)
+    certificates = certifying.certify(
+        run_dir, confidence, settings, output_noise=output_noise, probes=probes
+    )
     tell(certificates.record(), *shown.tables(certificates))
     if plot is not None:
         from fedmuon.analysis.report import style

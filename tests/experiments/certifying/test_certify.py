@@ -21,7 +21,8 @@ from fedmuon.experiments.certifying.output_noise import published
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import certificates
-from fedmuon.experiments.stability.finished_run import from_directory
+from fedmuon.experiments.stability.finished_run import FinishedRun, from_directory
+from fedmuon.experiments.stability.predicted_gap import predict
 
 PRIVATE = {"local": {"recipe": "dp-sgd", "steps": 2}, "privacy": {"noise": 12.0, "lot": 10}}
 CLIENTS = {"local": {"recipe": "fedavg"}, "privacy": {"level": "client", "noise": 9.0}}
@@ -205,6 +206,16 @@ def test_the_picture_has_a_mark_for_each_limit(plain: Path) -> None:
     marked = [line for axis in panels for line in axis.lines if line.get_marker() in ("o", "D")]
     limits = [row for row in found.rows if row.value is not None and "change" not in row.measure]
     assert sum(np.size(line.get_xdata()) for line in marked) == len(limits) >= 3
+
+
+def test_the_predicted_gap_is_shown_on_request(plain: Path) -> None:
+    found = fedmuon.certify(plain, probes=3)
+    alone = predict(FinishedRun.open(plain), 3)
+    assert found.predicted["gap"] == alone.value and not fedmuon.certify(plain).predicted
+    done = CliRunner().invoke(app, ["certify", str(plain), "--probes", "3"], env={"COLUMNS": "200"})
+    assert "predicted gap" in done.output and done.exit_code == 0
+    with pytest.raises(InputError, match="probes"):
+        fedmuon.certify(plain, probes=-1)
 
 
 # Noise on the output
