@@ -158,7 +158,7 @@ def certify(
     rows = [
         *_held_out(measured, failure),
         *_by_samples(folder, measured, failure, settings),
-        _by_clients(folder, measured, failure, settings),
+        *_by_clients(folder, measured, failure, settings),
         _by_stability(folder, given, measured, failure),
         *_by_output_noise(folder, given, measured, failure, settings, output_noise),
     ]
@@ -286,8 +286,8 @@ def _by_samples(
 
 def _by_clients(
     folder: Path, measured: MeasuredRun, failure: float, settings: int
-) -> RiskCertificate:
-    """Return a limit of the mean error of new clients."""
+) -> list[RiskCertificate]:
+    """Return limits of the mean error of new clients."""
     name = "privacy of clients"
 
     def limits(account: Divergences) -> list[RiskCertificate]:
@@ -295,7 +295,7 @@ def _by_clients(
         account = account.of(measured.run.data.sizes > 0)
         return _pair(name, "error", mean, account, failure, settings, POPULATION)
 
-    return _private(folder, measured, "client", PER_CLIENT, name, limits)[-1]
+    return _private(folder, measured, "client", PER_CLIENT, name, limits)
 
 
 def _pair(

@@ -31,7 +31,7 @@ class MeasuredRun:
         train: The losses of the final model on the training samples [n], sorted by client.
         test: The losses of the final model on the held-out samples [m].
         start: The losses of the initial model on the held-out samples [m].
-        repeated: Number of training samples that equal another training sample.
+        repeated: Number of training samples that are copies of another one.
     """
 
     run: FinishedRun

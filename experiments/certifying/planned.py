@@ -1,6 +1,7 @@
 """The certificate that a private run will have, computed before the run from its account alone."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 from rich.table import Table
 
 from fedmuon.analysis.report.numbers import number
-from fedmuon.analysis.theory.certified_risk import expected_risk, one_draw_risk
+from fedmuon.analysis.theory.certified_risk import expected_risk, one_draw_budget, one_draw_risk
 from fedmuon.analysis.theory.checks import positive, probability, whole
 from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
@@ -77,10 +78,10 @@ class PlannedRun:
         scale = noise / self.noise
         releases = [
             [
-                dataclasses.replace(event, noise_multiplier=scale * event.noise_multiplier)
-                for event in events
+                dataclasses.replace(release, noise_multiplier=scale * release.noise_multiplier)
+                for release in client
             ]
-            for events in self.releases
+            for client in self.releases
         ]
         return dataclasses.replace(self, noise=noise, releases=releases)
 
@@ -154,19 +155,24 @@ def plan(
         "divergence": account.mean,
         "confidence": confidence,
         "settings": settings,
-        "width": max(row["certified"] - row["train_error"] for row in rows),
+        "width": _width(account, failure),
         "rows": rows,
     }
+
+
+def _width(account: Divergences, failure: float) -> float:
+    """Return by how much the limit for one model can exceed a train error (Pinsker's inequality).
+
+    kl(R_hat || R) <= b implies R <= R_hat + sqrt(b / 2) for every train error R_hat.
+    """
+    return math.sqrt(one_draw_budget(account.total, account.units, failure) / 2)
 
 
 def _noise_for(planned: PlannedRun, width: float, failure: float) -> float:
     """Return the smallest noise for which the limit for one model is within `width`."""
 
     def widest(noise: float) -> float:
-        account = planned.with_noise(noise).divergences
-        return max(
-            one_draw_risk(error, account.total, account.units, failure) - error for error in ERRORS
-        )
+        return _width(planned.with_noise(noise).divergences, failure)
 
     least = widest(MOST_NOISE)
     if least > width:

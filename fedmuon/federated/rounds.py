@@ -82,9 +82,9 @@ def run_round(
         received = received_message(recipe, start)
         cohort = [(client, by_number[client]) for client in numbers]
         replies += client_updates(recipe, task, plan, cohort, received, own, experiment.measured)
-    own = {reply.client: reply.own for reply in replies}
+    reply_of = {reply.client: reply for reply in replies}
     for client, _ in keeping:
-        stored.write(client, state.round, own[client])
+        stored.write(client, state.round, reply_of[client].own)
     after, records = next_state(experiment, state, replies)
     return after, replies, records
 
