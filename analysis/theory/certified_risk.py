@@ -45,8 +45,9 @@ If one run's R_hat replaces E R_hat, the result is an estimate and not a limit.
 
 Proof. Let i be the information density, the logarithm of the density of (S, A) with respect to the
 product of its marginals. Its mean is I(S; A). By the chain rule and independence, I(S; A) = sum_a
-I(z_a; A | z_1 ... z_{a-1}) <= sum_a I(z_a; A | all other samples) <= sum_a KL_a. The negative part
-of i has a mean of at most 1/e: E i^- = E_product[r max(0, -ln r)] <= max over r of -r ln r = 1/e.
+I(z_a; A | z_1 ... z_{a-1}) <= sum_a I(z_a; A | all other samples) <= sum_a KL_a. Let
+r = exp(i) be the density itself. The negative part of i has the mean E_product[r max(0, -ln r)].
+This mean is at most 1/e, because -r ln r is at most 1/e for every r.
 Markov's inequality for i^+ gives i <= (sum_a KL_a + 1/e) / b_1 except with probability b_1. Under
 the product measure the samples are independent of A, and E exp(n kl(R_hat || R)) <= 2 sqrt(n)
 (Maurer 2004). For samples with different laws, Hoeffding's comparison of a sum of independent

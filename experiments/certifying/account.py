@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from fedmuon.orthogonalize import Uncertified
+from fedmuon.privacy.accounting.composition import merge
 from fedmuon.privacy.accounting.divergences import relative_entropy
 from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanisms.client_level import EVERYONE
-from fedmuon.runs.directory import RunDirectory
+from fedmuon.runs.directory import LEDGERS, RunDirectory
 
 NO_ACCOUNT = (
     "the run has no privacy mechanism, so its model may depend on each sample without limit. Train "
@@ -65,7 +66,7 @@ def of_ledger(folder: Path, sizes: np.ndarray) -> Divergences:
     Raises:
         Uncertified: If the run is not private, or the account has no proved relative entropy.
     """
-    if not (folder / "ledger.jsonl").exists():
+    if not (folder / LEDGERS[0]).exists():
         raise Uncertified(NO_ACCOUNT)
     ledger = RunDirectory(folder).ledger()
     if ledger.about.get("max_lot"):
@@ -87,7 +88,7 @@ def of_events(unit: str, events: Sequence[Sequence[Event]], sizes: np.ndarray) -
     values: dict[tuple[Event, ...], float] = {}
     of_clients = []
     for releases in events:
-        key = tuple(sorted(_merged(releases)))
+        key = tuple(sorted(merge(releases)))
         if any(event.noise_multiplier == 0 for event in key):
             raise Uncertified(NO_NOISE)
         if key not in values:
@@ -95,13 +96,3 @@ def of_events(unit: str, events: Sequence[Sequence[Event]], sizes: np.ndarray) -
         of_clients.append(values[key])
     counts = np.ones(len(sizes)) if unit == "client" else np.asarray(sizes, float)
     return Divergences(unit, np.array(of_clients), counts)
-
-
-def _merged(events: Sequence[Event]) -> list[Event]:
-    """Return the events with equal releases as one event. An event with rate 0 releases nothing."""
-    counts: dict[tuple[float, float], int] = {}
-    for event in events:
-        if event.count and event.sampling_probability:
-            kind = event.sampling_probability, event.noise_multiplier
-            counts[kind] = counts.get(kind, 0) + event.count
-    return [Event(*kind, count) for kind, count in counts.items()]

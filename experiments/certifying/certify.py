@@ -5,7 +5,6 @@ stated confidence), `estimated` (a limit in expectation over runs, in which the 
 run stands for its mean), or `refused`, with the reason and what would help.
 """
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from fedmuon.experiments.certifying.account import Divergences, of_ledger
 from fedmuon.experiments.certifying.measured import INDEPENDENT, MeasuredRun, measure
 from fedmuon.experiments.certifying.output_noise import of_certificates, published
 from fedmuon.experiments.stability import certificates
+from fedmuon.experiments.stability.certificates import Certificate, CertifiedSetting
 from fedmuon.experiments.stability.finished_run import from_directory
 from fedmuon.experiments.stability.predicted_gap import predict
 from fedmuon.orthogonalize import Uncertified
@@ -46,6 +46,10 @@ ONE_MODEL = (
 STOPPED = (
     "a callback ended the run early, and the account does not know on which values it decided. Run "
     "without early stopping"
+)
+VIOLATED = (
+    "a neighbour moved the model by {:.3g} times its certificate, so the assumptions of the bound "
+    "do not hold for this run"
 )
 NO_TEST = "no sample is held out. Lower [data] train, or set [data] test"
 PER_EXAMPLE = (
@@ -155,12 +159,13 @@ def certify(
     failure = 1 - probability("confidence", confidence)
     failure /= whole("settings", settings)
     measured = measure(folder, given)
+    account, stability = _account(folder, measured), _stability(folder, given, failure)
     rows = [
         *_held_out(measured, failure),
-        *_by_samples(folder, measured, failure, settings),
-        *_by_clients(folder, measured, failure, settings),
-        _by_stability(folder, given, measured, failure),
-        *_by_output_noise(folder, given, measured, failure, settings, output_noise),
+        *_by_samples(account, measured, failure, settings),
+        *_by_clients(account, measured, failure, settings),
+        _by_stability(stability, measured),
+        *_by_output_noise(stability, measured, failure, settings, output_noise),
     ]
     return RiskCertificates(
         rows,
@@ -170,7 +175,7 @@ def certify(
         len(measured.run.data.test_labels),
         settings,
         confidence,
-        _divergence(folder, measured),
+        _divergence(account),
         _notes(measured),
         _predicted(measured, probes),
     )
@@ -234,68 +239,51 @@ def _held_out(measured: MeasuredRun, failure: float) -> list[RiskCertificate]:
 # The privacy account
 
 
-def _account(folder: Path, measured: MeasuredRun) -> Divergences:
-    """Return the divergences of the run, or raise `Uncertified`."""
+def _account(folder: Path, measured: MeasuredRun) -> Divergences | Uncertified:
+    """Return the divergences of the run, or why nothing follows from its account."""
     if (RunDirectory(folder).summary() or {}).get("stopped"):
-        raise Uncertified(STOPPED)
-    return of_ledger(folder, measured.run.data.sizes)
-
-
-def _divergence(folder: Path, measured: MeasuredRun) -> Record:
+        return Uncertified(STOPPED)
     try:
-        account = _account(folder, measured)
-    except Uncertified:
+        return of_ledger(folder, measured.run.data.sizes)
+    except Uncertified as reason:
+        return reason
+
+
+def _divergence(account: Divergences | Uncertified) -> Record:
+    if isinstance(account, Uncertified):
         return {}
     return {"unit": account.unit, "mean": finite(account.mean), "units": account.units}
 
 
-def _private(
-    folder: Path,
-    measured: MeasuredRun,
-    unit: str,
-    other: str,
-    name: str,
-    limits: Callable[[Divergences], list[RiskCertificate]],
-) -> list[RiskCertificate]:
-    """Return the rows of `limits`, or one row with the reason why there is no certificate."""
-    try:
-        account = _account(folder, measured)
-        if account.unit != unit:
-            raise Uncertified(other)
-    except Uncertified as reason:
-        return [RiskCertificate(name, "error", "refused", refusal=str(reason))]
-    return limits(account)
-
-
 def _by_samples(
-    folder: Path, measured: MeasuredRun, failure: float, settings: int
+    account: Divergences | Uncertified, measured: MeasuredRun, failure: float, settings: int
 ) -> list[RiskCertificate]:
     """Return limits of the risk on new samples, for each loss."""
     name = "privacy of samples"
-
-    def limits(account: Divergences) -> list[RiskCertificate]:
-        rows = []
-        for measure_name, losses in measured.train.items():
-            mean = float(losses.mean())
-            assumed = measured.independent
-            rows += _pair(name, measure_name, mean, account, failure, settings, assumed)
-        return rows
-
-    return _private(folder, measured, "example", PER_EXAMPLE, name, limits)
+    if isinstance(account, Uncertified) or account.unit != "example":
+        why = str(account) if isinstance(account, Uncertified) else PER_EXAMPLE
+        return [RiskCertificate(name, "error", "refused", refusal=why)]
+    return [
+        row
+        for measure_name, losses in measured.train.items()
+        for row in _pair(
+            name, measure_name, float(losses.mean()), account, failure, settings,
+            measured.independent,
+        )
+    ]  # fmt: skip
 
 
 def _by_clients(
-    folder: Path, measured: MeasuredRun, failure: float, settings: int
+    account: Divergences | Uncertified, measured: MeasuredRun, failure: float, settings: int
 ) -> list[RiskCertificate]:
     """Return limits of the mean error of new clients."""
     name = "privacy of clients"
-
-    def limits(account: Divergences) -> list[RiskCertificate]:
-        mean = float(measured.means("error").mean())
-        account = account.of(measured.run.data.sizes > 0)
-        return _pair(name, "error", mean, account, failure, settings, POPULATION)
-
-    return _private(folder, measured, "client", PER_CLIENT, name, limits)
+    if isinstance(account, Uncertified) or account.unit != "client":
+        why = str(account) if isinstance(account, Uncertified) else PER_CLIENT
+        return [RiskCertificate(name, "error", "refused", refusal=why)]
+    mean = float(measured.means("error").mean())
+    with_samples = account.of(measured.run.data.sizes > 0)
+    return _pair(name, "error", mean, with_samples, failure, settings, POPULATION)
 
 
 def _pair(
@@ -326,16 +314,28 @@ def _pair(
 # Stability
 
 
+def _stability(
+    folder: Path, given: UserObjects, failure: float
+) -> tuple[CertifiedSetting, Certificate] | InputError:
+    """Return the certificates of the Stability note, or why there are none."""
+    try:
+        case = from_directory(folder, [f"stability.delta={failure!r}"], given=given)
+    except InputError as reason:
+        return reason
+    certificate = certificates.certify(case)
+    if violation := certificate.violation(case.moved):
+        return Uncertified(VIOLATED.format(violation))
+    return case, certificate
+
+
 def _by_stability(
-    folder: Path, given: UserObjects, measured: MeasuredRun, failure: float
+    stability: tuple[CertifiedSetting, Certificate] | InputError, measured: MeasuredRun
 ) -> RiskCertificate:
     """Return the limit of the loss by the bound of the Stability note."""
     name = "stability"
-    try:
-        case = from_directory(folder, [f"stability.delta={failure!r}"], given=given)
-        certificate = certificates.certify(case)
-    except InputError as error:
-        return RiskCertificate(name, "loss", "refused", refusal=str(error))
+    if isinstance(stability, InputError):
+        return RiskCertificate(name, "loss", "refused", refusal=str(stability))
+    case, certificate = stability
     bound = certificate.bound
     if bound is None or bound.status != "certified" or "loss" not in measured.train:
         why = certificate.refusal or "its constants are only estimated for this task"
@@ -350,8 +350,7 @@ def _by_stability(
 
 
 def _by_output_noise(
-    folder: Path,
-    given: UserObjects,
+    stability: tuple[CertifiedSetting, Certificate] | InputError,
     measured: MeasuredRun,
     failure: float,
     settings: int,
@@ -361,16 +360,17 @@ def _by_output_noise(
     if not deviation:
         return []
     name = "noise on the output"
+    params = published(measured.params, deviation, measured.run.config.federation.seed)
     try:
-        case = from_directory(folder, given=given)
-        certificate = certificates.certify(case)
-        account = of_certificates(case, certificate, deviation)
+        if isinstance(stability, InputError):
+            raise stability
+        account = of_certificates(*stability, deviation)
     except InputError as reason:
         return [RiskCertificate(name, "error", "refused", refusal=str(reason))]
-    params = published(measured.params, deviation, measured.run.config.federation.seed)
     mean = float(measured.losses(params)["error"].mean())
     rows = _pair(name, "error", mean, account, failure, settings, measured.independent)
-    proved = () if certificate.bound is None else certificate.bound.assumptions
+    bound = stability[1].bound
+    proved = () if bound is None else bound.assumptions
     return [
         replace(row, assumptions=(*row.assumptions, *proved)) if row.value is not None else row
         for row in rows

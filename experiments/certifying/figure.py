@@ -12,23 +12,25 @@ from fedmuon.experiments.certifying.certify import RiskCertificate, RiskCertific
 MARKS = {"certified": "o", "estimated": "D"}
 
 
-def panels(found: RiskCertificates, narrow: bool = False, width: float = 0.0) -> Figure:
+def panels(certificates: RiskCertificates, narrow: bool = False, width: float = 0.0) -> Figure:
     """Draw the certificates of each loss beside the train and test values."""
-    measures = [name for name in ("error", "loss") if name in found.train]
+    measures = [name for name in ("error", "loss") if name in certificates.train]
     figure, axes = style.canvas(len(measures), narrow, 2.6, width=width)
     for axis, measure in zip(axes, measures, strict=True):
-        rows = [row for row in found.rows if row.measure == measure and row.value is not None]
-        _draw(axis, found, measure, rows)
+        rows = [
+            row for row in certificates.rows if row.measure == measure and row.value is not None
+        ]
+        _draw(axis, certificates, measure, rows)
     style.legend_below(figure, axes[0], 4)
     return figure
 
 
 def _draw(
-    axis: Axes, found: RiskCertificates, measure: str, rows: Sequence[RiskCertificate]
+    axis: Axes, certificates: RiskCertificates, measure: str, rows: Sequence[RiskCertificate]
 ) -> None:
-    axis.axvline(found.train[measure], color=style.BLUE, lw=1.4, label="train")
-    if measure in found.test:
-        axis.axvline(found.test[measure], color=style.ORANGE, lw=1.4, ls="--", label="test")
+    axis.axvline(certificates.train[measure], color=style.BLUE, lw=1.4, label="train")
+    if measure in certificates.test:
+        axis.axvline(certificates.test[measure], color=style.ORANGE, lw=1.4, ls="--", label="test")
     for status, mark in MARKS.items():
         chosen = [(place, row.value) for place, row in enumerate(rows) if row.status == status]
         filled = style.BLACK if status == "certified" else "none"

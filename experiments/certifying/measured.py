@@ -42,7 +42,7 @@ class MeasuredRun:
 
     @property
     def independent(self) -> str:
-        """What is assumed of the training samples."""
+        """The assumption about the training samples."""
         federation = self.run.config.federation
         alone = federation.clients == 1 or federation.partition in ("iid", "quantity")
         return INDEPENDENT if alone else OF_LABELS

@@ -8,7 +8,7 @@ from fedmuon.experiments.certifying.certify import RiskCertificate, RiskCertific
 from fedmuon.experiments.tables import columns, facts, listed
 
 
-def tables(found: RiskCertificates) -> list[Table]:
+def tables(certificates: RiskCertificates) -> list[Table]:
     """Return the table of certificates, and the table of their assumptions."""
     rows = [
         (
@@ -17,13 +17,12 @@ def tables(found: RiskCertificates) -> list[Table]:
             "-" if row.beside is None else number(row.beside, 4),
             row.status if row.value is None else number(row.value, 4),
         )
-        for row in found.rows
+        for row in certificates.rows
     ]
-    title = (
-        f"Risk of the final model ({found.samples:,} training samples, {found.held_out:,} held out)"
-    )
+    counts = f"{certificates.samples:,} training samples, {certificates.held_out:,} held out"
+    title = f"Risk of the final model ({counts})"
     table = columns(title, ("certificate", "what it is", "measured", "at most"), rows, left=2)
-    return [table, facts("Assumptions", _assumptions(found))]
+    return [table, facts("Assumptions", _assumptions(certificates))]
 
 
 def _holds(row: RiskCertificate) -> str:
@@ -32,10 +31,10 @@ def _holds(row: RiskCertificate) -> str:
     return f"{row.status}{with_what}; {row.method}; costs {row.cost}"
 
 
-def _assumptions(found: RiskCertificates) -> list[tuple[str, object]]:
+def _assumptions(certificates: RiskCertificates) -> list[tuple[str, object]]:
     """Return each assumption once, under the certificates that use it."""
     users: dict[str, list[str]] = {}
-    for row in found.rows:
+    for row in certificates.rows:
         for sentence in row.assumptions:
             names = users.setdefault(sentence, [])
             names += [row.name] * (row.name not in names)
@@ -43,8 +42,8 @@ def _assumptions(found: RiskCertificates) -> list[tuple[str, object]]:
     for sentence, names in users.items():
         by_names.setdefault(", ".join(names), []).append(sentence)
     rows = [line for names, lines in by_names.items() for line in listed(names, lines)]
-    if gap := found.predicted:
+    if gap := certificates.predicted:
         error = "" if gap["standard_error"] is None else f" ± {number(gap['standard_error'], 2)}"
         rows.append(("predicted gap of the loss", f"{number(gap['gap'], 4)}{error} (standard error "
                      f"over {gap['probes']} probes; first order, certifies nothing)"))  # fmt: skip
-    return [*rows, *listed("note", found.notes)]
+    return [*rows, *listed("note", certificates.notes)]

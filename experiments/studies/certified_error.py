@@ -216,7 +216,7 @@ def errors_of(run: Trained, params: Params, batch: Batch) -> int:
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Certified]:
     """Return a cell for each method and number of samples."""
     contents.require_free("[base]", settings.base, SETTLED)
-    found, configs = [], []
+    cells_of_suite, configs = [], []
     for name, method in settings.methods.items():
         contents.require_free(f"[methods.{name!r}.base]", method.base, SETTLED)
         for samples in settings.samples:
@@ -229,10 +229,10 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Certified]:
             source = read_source(resolve(config))  # raises an error for sizes that do not fit
             split(source.labels, source.official_test, samples, config.data.test, settings.seeds[0])
             size = runs * config.federation.rounds * samples
-            found.append(Certified(slug, size, head, config, tables, settings))
+            cells_of_suite.append(Certified(slug, size, head, config, tables, settings))
             configs.append(config)
     contents.require_read("[base]", settings.base, configs)
-    return found
+    return cells_of_suite
 
 
 # Claims
@@ -309,14 +309,14 @@ def differences(rows: Columns, others: Columns) -> Slope:
 def claims(rows: Columns) -> Sequence[Claim]:
     """Return the claims about the certified error of the chosen settings."""
     best, sizes, methods = chosen(rows), sizes_of(rows), distinct(rows, "method")
-    found = [_covered(rows)]
+    all_claims = [_covered(rows)]
     for method in methods:
         parts = {size: where(best, method=method, samples=size) for size in sizes}
         means = "; ".join(f"n = {size:g}: {number(part['certified'].mean(), 3)}"
                           for size, part in parts.items())  # fmt: skip
         worst = [(part["certified"] - part["chance"]).max() for part in parts.values()]
         places = [f"n = {size:g}" for size in sizes]
-        found.append(
+        all_claims.append(
             Claim(
                 f"{method}: for every n and seed, the certified error is below the error of a "
                 "guess.",
@@ -329,7 +329,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
         steps = {f"n = {large:g} against {small:g}": differences(parts[large], parts[small])
                  for small, large in itertools.pairwise(sizes)}  # fmt: skip
         if steps:
-            found.append(
+            all_claims.append(
                 Claim(
                     f"{method}: the certified error falls with n.",
                     Effect.between("difference of certified errors", steps, unit="ratio"),
@@ -337,7 +337,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
                     means,
                 )
             )
-    return [*found, *(_compared(rows, best, methods[0], other) for other in methods[1:])]
+    return [*all_claims, *(_compared(rows, best, methods[0], other) for other in methods[1:])]
 
 
 def _covered(rows: Columns) -> Claim:
@@ -358,7 +358,7 @@ def _covered(rows: Columns) -> Claim:
 def _compared(rows: Columns, best: Columns, method: str, other: str) -> Claim:
     """Return the claim that the certified error of the first method is smaller."""
     sizes = sizes_of(rows)
-    found = {
+    steps = {
         f"n = {size:g}": differences(
             where(best, method=method, samples=size), where(best, method=other, samples=size)
         )
@@ -374,10 +374,10 @@ def _compared(rows: Columns, best: Columns, method: str, other: str) -> Claim:
         for name in (method, other)
     }  # fmt: skip
     words = (f"{size}: {number(step.value, 3)} ({number(step.low, 3)} to {number(step.high, 3)})"
-             for size, step in found.items())  # fmt: skip
+             for size, step in steps.items())  # fmt: skip
     return Claim(
         f"For every n, the certified error of {method} is below that of {other}.",
-        Effect.between("difference of certified errors", found, unit="ratio"),
+        Effect.between("difference of certified errors", steps, unit="ratio"),
         NEGATIVE,
         "; ".join(words),
         untuned=objection([method, other], tuned),

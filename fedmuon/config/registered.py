@@ -82,15 +82,16 @@ def _registered_in(places: tuple[str, ...]) -> Registrations:
             text = _entry_points_of(package)
             if entries := [*_entries_in(text)]:
                 name = _name_of(package)
-                own = [Registration(entry, name) for entry in entries]
+                items = [Registration(entry, name) for entry in entries]
                 # Python imports a package from the first of its folders.
-                of_package.setdefault(re.sub(r"[-_.]+", "-", name).lower(), own)
+                of_package.setdefault(re.sub(r"[-_.]+", "-", name).lower(), items)
         except ValueError as error:
             unreadable[_folder(package)] = str(error)
     by_name: dict[str, tuple[Registration, ...]] = {}
-    found = [one for own in of_package.values() for one in own]
-    for one in sorted(found, key=lambda one: (one.entry.name, one.entry.value)):
-        by_name[one.entry.name] = (*by_name.get(one.entry.name, ()), one)
+    registrations = [item for items in of_package.values() for item in items]
+    for registration in sorted(registrations, key=lambda item: (item.entry.name, item.entry.value)):
+        name = registration.entry.name
+        by_name[name] = (*by_name.get(name, ()), registration)
     return Registrations(by_name, unreadable)
 
 

@@ -267,6 +267,15 @@ def test_noise_on_the_output_needs_certificates(private: Path, plain: Path) -> N
         fedmuon.certify(plain, output_noise=-1.0)
 
 
+def test_a_violated_certificate_certifies_nothing(
+    plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificates.Certificate, "violation", lambda self, moved: 2.5)
+    for name, measure_name in (("stability", "loss"), ("noise on the output", "error")):
+        row = rows(plain, name, output_noise=0.1)[measure_name, "refused"]
+        assert "2.5 times its certificate" in row.refusal
+
+
 def test_the_noise_of_a_published_model_depends_on_the_seed_alone(plain: Path) -> None:
     params = measure(plain).params
     first, again, other = (published(params, 2.0, seed)["weight"] for seed in (3, 3, 4))
