@@ -39,45 +39,51 @@ in R and R_hat, for example 1/n, and KL_0 = sum_a w_a KL_a.
 
 If one run's R_hat replaces E R_hat, the result is an estimate and not a limit.
 
-**For one run, with probability 1 - b:** for all b_1 + b_2 = b,
+**By the whole privacy profile:** E R <= a E R_hat + H(a) for every a >= 0. H(a) is the weighted
+mean of the hockey-stick divergences of replacing one sample. Proof. E f(A(S), z') = E f(A(S^i),
+z_i) for every f in [0, 1], where S^i has z' in place of z_i, because (S^i, z_i) and (S, z') have
+the same law. For a fixed pair of data sets, the mean of f changes to at most a E f + H_i(a).
 
-    n kl(R_hat || R) <= (sum_a KL_a + 1/e) / b_1 + ln(2 sqrt(n) / b_2),     w_a = 1/n.
+**For one run, with probability 1 - b:** the run also releases u = R_hat + s g, where g is a
+standard normal number and s a public one. H(a) is that of all releases, including u. Let a >= 1,
+t >= 0, and psi(x) the mean of the positive part of g - x. Then, except with probability b,
 
-Proof. Let i be the information density, the logarithm of the density of (S, A) with respect to the
-product of its marginals. Its mean is I(S; A). By the chain rule and independence, I(S; A) = sum_a
-I(z_a; A | z_1 ... z_{a-1}) <= sum_a I(z_a; A | all other samples) <= sum_a KL_a. Let
-r = exp(i) be the density itself. The negative part of i has the mean E_product[r max(0, -ln r)].
-This mean is at most 1/e, because -r ln r is at most 1/e for every r.
-Markov's inequality for i^+ gives i <= (sum_a KL_a + 1/e) / b_1 except with probability b_1. Under
-the product measure the samples are independent of A, and E exp(n kl(R_hat || R)) <= 2 sqrt(n)
-(Maurer 2004). For samples with different laws, Hoeffding's comparison of a sum of independent
-Bernoulli variables with a binomial one (1956, Theorem 3) leads to the same bound, because the
-exponential is convex in the sum. A change of measure E exp(n kl - i) <= 2 sqrt(n) and Markov's
-inequality give the last term.
+    R <= a (u + t) + c,             c = (H(a) + a s psi(t / s)) / b,
+    R <= 1 - (1 - u - t - c') / a,  c' = (H(a) + s psi(t / s)) / b,
 
-The best b_1 depends on b and the account, but not on the samples. It may thus be chosen freely.
+each for itself. Proof. Let E be the event R > a (u + t) + c. It depends only on the releases, so
+f = 1_E loss is allowed above: E 1_E (R - a R_hat) <= H(a). On E, R - a R_hat > c + a (s g + t). So
+c P(E) + a E 1_E (s g + t) <= H(a). The second term is at least -a s psi(t / s), because -g has the
+law of g. The other line is the same proof for 1 - loss, with R and R_hat exchanged:
+E 1_E ((1 - R_hat) - a (1 - R)) <= H(a).
 
-**By the whole privacy profile:** E R <= a E R_hat + H_a for every a >= 0, with the hockey-stick
-divergence H_a of replacing one sample. Proof. E loss(A(S), z') = E loss(A(S^a), z_a), where S^a has
-z' in place of z_a, because (S^a, z_a) and (S, z') have the same law. For a fixed pair of data sets
-and a loss in [0, 1], the means under the two laws of A differ by E' loss <= a E loss + H_a.
+A sample changes u by at most 1 / (2 n) from its value for the loss 1/2. So u is one release with
+the noise multiplier 2 n s. The numbers a, t and s may depend on the account, b, n and a guess of
+the train error that was fixed in advance, but not on the samples. The guess changes only how small
+the limit is.
+
+The limits above do not divide the whole relative entropy of the run by b, as Markov's inequality
+for the information density does: n kl(R_hat || R) <= (sum KL_a + 1/e) / b_1 + ln(2 sqrt(n) / b_2).
+For a small b, and thus for many settings, they are much smaller.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from fedmuon.analysis.theory.checks import probability, whole
+from fedmuon.analysis.theory.checks import probability, share, whole
 from fedmuon.core.errors import InputError
 
 STEPS = 200  # of a bisection in doubles
+LARGEST_SHIFT = 20.0  # a replaced sample is certain to be recognized
 
 
 def binary_divergence(a: float, b: float) -> float:
     """Return kl(a || b), the relative entropy of Bernoulli distributions."""
-    _require_share("a", a)
-    _require_share("b", b)
+    share("a", a)
+    share("b", b)
     first = a * math.log(a / b) if a > 0 and b > 0 else math.inf if a > 0 else 0.0
     other = (1 - a) * math.log((1 - a) / (1 - b)) if a < 1 and b < 1 else math.inf if a < 1 else 0.0
     return first + other
@@ -85,7 +91,7 @@ def binary_divergence(a: float, b: float) -> float:
 
 def largest_risk(mean: float, budget: float) -> float:
     """Return an upper limit of the largest R with kl(mean || R) <= budget."""
-    _require_share("the mean loss", mean)
+    share("the mean loss", mean)
     if math.isinf(budget):
         return 1.0
     low, high = mean, 1.0
@@ -166,32 +172,86 @@ def risk_by_profile(
     return float(min(1.0, (np.exp(tried) * mean + curve(tried)).min()))
 
 
-def one_draw_budget(total: float, samples: int, failure: float = 0.05) -> float:
-    """Return an upper limit of kl(R_hat || R) for one run.
+@dataclass(frozen=True)
+class ReleasedLimit:
+    """A limit of the risk of the model of one run, from its released train error u.
+
+    Attributes:
+        noise: The standard deviation s of the noise on the train error.
+        slope: The factor of u in the limit.
+        intercept: The limit for u = 0.
+    """
+
+    noise: float
+    slope: float
+    intercept: float
+
+    def risk(self, released: float) -> float:
+        """Return the limit for a released train error."""
+        return min(1.0, max(0.0, self.slope * released + self.intercept))
+
+
+Profile = Callable[[float, np.ndarray], np.ndarray]
+
+
+def released_limit(
+    profile: Profile, shift: float, samples: int, failure: float = 0.05, guess: float = 0.2
+) -> ReleasedLimit:
+    """Return the limit that is smallest if the released train error equals the guess.
 
     Args:
-        total: The sum of KL_a over all samples.
+        profile: Function that receives the noise s on the train error and epsilons. It returns
+            upper limits of H(a) of replacing one sample at a = exp(epsilon), for all releases
+            including the train error.
+        shift: About the distance of two Gaussians with the profile of the run without the train
+            error. It only determines s, so every value leads to a valid limit.
         samples: The number n of samples.
         failure: The probability b that the limit fails.
+        guess: The train error that is expected, fixed in advance.
     """
     probability("failure", failure)
-    if not total >= 0:
-        raise InputError(f"total is {total}, but a sum of relative entropies is at least 0.")
-    count, moment = whole("samples", samples), total + 1 / math.e
+    share("guess", guess)
+    count = whole("samples", samples)
+    if not shift < LARGEST_SHIFT:  # the releases say everything about a sample
+        return ReleasedLimit(1 / math.sqrt(count), 0.0, 1.0)
 
-    def budget(share: float) -> float:
-        first, other = share * failure, (1 - share) * failure
-        return (moment / first + math.log(2 * math.sqrt(count) / other)) / count
+    def of_gaussians(noise: float) -> tuple[ReleasedLimit, float]:
+        width = math.hypot(shift, 1 / (count * noise))
+        epsilons = width * np.linspace(0.2, 6, 60)
+        return _smallest(epsilons, gaussian_profile(width, epsilons), noise, failure, guess)
 
-    shares = 1 - np.geomspace(1e-6, 0.5, 400)  # any share is valid; the best one depends on no data
-    return min(budget(float(share)) for share in shares)
-
-
-def one_draw_risk(mean: float, total: float, samples: int, failure: float = 0.05) -> float:
-    """Return an upper limit of the risk R of the model of one run, from its R_hat."""
-    return largest_risk(mean, one_draw_budget(total, samples, failure))
+    scale = math.sqrt(max(min(guess, 1 - guess), 1 / count) / count)
+    noise = min((scale * np.geomspace(0.05, 20, 60)).tolist(), key=lambda s: of_gaussians(s)[1])
+    epsilons = math.hypot(shift, 1 / (count * noise)) * np.linspace(0.2, 8, 400)
+    return _smallest(epsilons, profile(noise, epsilons), noise, failure, guess)[0]
 
 
-def _require_share(name: str, value: float) -> None:
-    if not (math.isfinite(value) and 0 <= value <= 1):
-        raise InputError(f"{name} is {value}, but it must be from 0 to 1.")
+def _smallest(
+    epsilons: np.ndarray, heights: np.ndarray, noise: float, failure: float, guess: float
+) -> tuple[ReleasedLimit, float]:
+    """Return the limit with the best epsilon and t, and its value at the guess."""
+    from scipy.special import ndtr
+
+    scaled = np.linspace(0.2, 6, 117)
+    density = np.exp(-(scaled**2) / 2) / math.sqrt(2 * math.pi)
+    moved, above = noise * scaled, noise * (density - scaled * ndtr(-scaled))
+    factor, height = np.exp(epsilons)[:, None], heights[:, None]
+    if guess <= 0.5:
+        slopes = np.broadcast_to(factor, (len(epsilons), len(scaled)))
+        intercepts = factor * moved + (height + factor * above) / failure
+    else:
+        slopes = np.broadcast_to(1 / factor, (len(epsilons), len(scaled)))
+        intercepts = 1 - (1 - moved - (height + above) / failure) / factor
+    values = slopes * guess + intercepts
+    best = np.unravel_index(values.argmin(), values.shape)
+    limit = ReleasedLimit(noise, float(slopes[best]), float(intercepts[best]))
+    return limit, float(values[best])
+
+
+def gaussian_profile(shift: float, epsilons: np.ndarray) -> np.ndarray:
+    """Return H(exp(epsilon)) of two Gaussians whose means differ by `shift` deviations."""
+    from scipy.special import ndtr
+
+    return ndtr(shift / 2 - epsilons / shift) - np.exp(epsilons) * ndtr(
+        -shift / 2 - epsilons / shift
+    )

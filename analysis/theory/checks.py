@@ -41,6 +41,13 @@ def probability(name: str, value: float) -> float:
     return float(value)
 
 
+def share(name: str, value: float) -> float:
+    """Return the value if it is in [0, 1]. Otherwise raise InputError."""
+    if not 0 <= value <= 1:
+        raise InputError(f"{name} is {value}, but it must be from 0 to 1.")
+    return float(value)
+
+
 def at_least(name: str, value: float, floor: float = 0.0) -> float:
     """Return the value if it is finite and at least `floor`. Otherwise raise InputError."""
     if not (math.isfinite(value) and value >= floor):

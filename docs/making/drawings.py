@@ -15,8 +15,8 @@ import fedmuon
 from fedmuon.analysis.report import style
 from fedmuon.analysis.theory import certified_risk
 from fedmuon.data import load
+from fedmuon.experiments.certifying.account import Account
 from fedmuon.privacy.accounting import composition
-from fedmuon.privacy.accounting.divergences import relative_entropy
 from fedmuon.privacy.accounting.dominating_pairs import Event
 
 Drawn = Callable[[], Figure]
@@ -266,13 +266,15 @@ def certificates() -> Figure:
     figure, (axes,) = style.canvas(1, False, 2.8)
     samples, train = 50_000, 0.2
     noises = [1, 1.4, 2, 3, 5, 10, 20, 50]
-    entropies = [relative_entropy([Event(200 / samples, s, 100)]).upper for s in noises]
+    releases = [(Event(200 / samples, noise, 100),) for noise in noises]
+    accounts = [Account("example", [events], np.array([samples])) for events in releases]
     limits = {
-        "one draw (certified)": [
-            certified_risk.one_draw_risk(train, samples * kl, samples) for kl in entropies
-        ],
-        "in expectation (estimated)": [certified_risk.expected_risk(train, kl) for kl in entropies],
+        f"one draw, {count} setting{'s' * (count > 1)} (certified)": [
+            account.released_limit(0.05 / count, train).risk(train) for account in accounts
+        ]
+        for count in (1, 9)
     }
+    limits["in expectation (estimated)"] = [account.expected_risk(train) for account in accounts]
     for (name, values), (color, mark) in zip(limits.items(), style.SERIES, strict=False):
         axes.plot(noises, values, mark + "-", color=color, ms=4, label=name)
     held_out = certified_risk.clopper_pearson(2000, 10_000)

@@ -1,14 +1,23 @@
-"""The relative entropy of a run's releases, from its privacy ledger or from its plan."""
+"""How much a run's releases tell about a unit, from its privacy ledger or from its plan."""
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
+from fedmuon.analysis.theory.certified_risk import (
+    ReleasedLimit,
+    expected_risk,
+    released_limit,
+    risk_by_profile,
+)
 from fedmuon.orthogonalize import Uncertified
 from fedmuon.privacy.accounting.composition import merge
-from fedmuon.privacy.accounting.divergences import relative_entropy
+from fedmuon.privacy.accounting.divergences import hockey_stick, relative_entropy
 from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanisms.client_level import EVERYONE
@@ -26,23 +35,29 @@ NO_NOISE = "a release of the run has no noise. Set [privacy] noise above 0"
 
 
 @dataclass(frozen=True)
-class Divergences:
-    """Upper limits of the relative entropy with and without one protected unit.
+class Account:
+    """The releases that depend on each protected unit, and the divergences that they cause.
 
     Attributes:
         unit: The protected unit, "example" or "client".
-        of_clients: For each client: the relative entropy for one of its samples, or for the client
+        releases: For each client: the releases that depend on one of its samples, or on the client
             itself [N].
         counts: Number of units of each client [N]: its samples, or 1.
     """
 
     unit: str
-    of_clients: np.ndarray
+    releases: Sequence[tuple[Event, ...]]
     counts: np.ndarray
+
+    @cached_property
+    def of_clients(self) -> np.ndarray:
+        """Upper limits of KL_a, the relative entropy with and without a unit of each client [N]."""
+        different = {events: relative_entropy(events).upper for events in {*self.releases}}
+        return np.array([different[events] for events in self.releases])
 
     @property
     def total(self) -> float:
-        """The sum over all units."""
+        """The sum of KL_a over all units."""
         return float(self.of_clients @ self.counts)
 
     @property
@@ -55,13 +70,51 @@ class Divergences:
         """KL_0, the mean over all units."""
         return self.total / self.units
 
-    def of(self, chosen: np.ndarray) -> "Divergences":
-        """Return the divergences of the chosen clients, a mask [N]."""
-        return Divergences(self.unit, self.of_clients[chosen], self.counts[chosen])
+    @property
+    def shift(self) -> float:
+        """The distance of two Gaussians about as different as the runs with a replaced unit."""
+        return 2 * math.sqrt(2 * self.mean)
+
+    def of(self, chosen: np.ndarray) -> "Account":
+        """Return the account of the chosen clients, a mask [N]."""
+        releases = [self.releases[client] for client in np.flatnonzero(chosen)]
+        return Account(self.unit, releases, self.counts[chosen])
+
+    def profile(self, epsilons: np.ndarray, *others: Event) -> np.ndarray:
+        """Return upper limits of the mean H_a of replacing one unit, at a = exp(epsilon).
+
+        Args:
+            epsilons: The epsilons.
+            others: Further releases, which depend on every unit.
+        """
+        weights: dict[tuple[Event, ...], float] = {}
+        for events, count in zip(self.releases, self.counts.tolist(), strict=True):
+            weights[events] = weights.get(events, 0.0) + count / self.units
+        curve = np.zeros(len(epsilons))
+        for events, weight in weights.items():
+            replaced = [dataclasses.replace(event, replaced=True) for event in (*events, *others)]
+            curve += weight * hockey_stick(replaced, epsilons)[1]
+        return curve
+
+    def with_train_error(self, noise: float, epsilons: np.ndarray) -> np.ndarray:
+        """Return `profile` if the train error is also released, with noise of this deviation."""
+        return self.profile(epsilons, Event(1.0, 2 * self.units * noise))
+
+    def released_limit(self, failure: float, guess: float) -> ReleasedLimit:
+        """Return the limit of the risk of one run from its released train error."""
+        return released_limit(self.with_train_error, self.shift, self.units, failure, guess)
+
+    def expected_risk(self, mean: float) -> float:
+        """Return the smaller limit of E R, by the relative entropy or by the profile."""
+        epsilons = np.linspace(0, 4, 401) * self.shift
+        if not np.isfinite(epsilons).all():
+            return 1.0
+        by_profile = risk_by_profile(mean, self.profile, epsilons)
+        return min(expected_risk(mean, self.mean), by_profile)
 
 
-def of_ledger(folder: Path, sizes: np.ndarray) -> Divergences:
-    """Return the divergences of a finished run.
+def of_ledger(folder: Path, sizes: np.ndarray) -> Account:
+    """Return the account of a finished run.
 
     Raises:
         Uncertified: If the run is not private, or the account has no proved relative entropy.
@@ -83,16 +136,10 @@ def events_of(ledger: Ledger, clients: int) -> list[Sequence[Event]]:
     return [ledger.events(client) if client in known else [] for client in range(clients)]
 
 
-def of_events(unit: str, events: Sequence[Sequence[Event]], sizes: np.ndarray) -> Divergences:
-    """Return the divergences of these releases of each client."""
-    values: dict[tuple[Event, ...], float] = {}
-    of_clients = []
-    for releases in events:
-        key = tuple(sorted(merge(releases)))
-        if any(event.noise_multiplier == 0 for event in key):
-            raise Uncertified(NO_NOISE)
-        if key not in values:
-            values[key] = relative_entropy(key).upper
-        of_clients.append(values[key])
+def of_events(unit: str, events: Sequence[Sequence[Event]], sizes: np.ndarray) -> Account:
+    """Return the account of these releases of each client."""
+    merged = [tuple(sorted(merge(releases))) for releases in events]
+    if any(event.noise_multiplier == 0 for releases in merged for event in releases):
+        raise Uncertified(NO_NOISE)
     counts = np.ones(len(sizes)) if unit == "client" else np.asarray(sizes, float)
-    return Divergences(unit, np.array(of_clients), counts)
+    return Account(unit, merged, counts)

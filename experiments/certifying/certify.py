@@ -12,12 +12,17 @@ from typing import Any
 import numpy as np
 
 from fedmuon.analysis.theory import certified_risk as theory
-from fedmuon.analysis.theory.checks import probability, whole
+from fedmuon.analysis.theory.checks import probability, share, whole
 from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import Record, finite
-from fedmuon.experiments.certifying.account import Divergences, of_ledger
-from fedmuon.experiments.certifying.measured import INDEPENDENT, MeasuredRun, measure
+from fedmuon.experiments.certifying.account import Account, of_ledger
+from fedmuon.experiments.certifying.measured import (
+    INDEPENDENT,
+    MeasuredRun,
+    measure,
+    released_noise,
+)
 from fedmuon.experiments.certifying.output_noise import of_certificates, published
 from fedmuon.experiments.stability import certificates
 from fedmuon.experiments.stability.certificates import Certificate, CertifiedSetting
@@ -38,6 +43,7 @@ FROM_START = "both models are fixed before the held-out samples are used"
 EXPECTED = (
     "in expectation over samples and noise; the train error of this run stands for its expectation"
 )
+GUESSED = "the expected train error, --guess, was fixed before the samples were used"
 POPULATION = "the clients are independent draws from a population of clients"
 ONE_MODEL = (
     "a limit in expectation holds only for a setting that was fixed in advance. If it was, use "
@@ -51,6 +57,7 @@ VIOLATED = (
     "a neighbour moved the model by {:.3g} times its certificate, so the assumptions of the bound "
     "do not hold for this run"
 )
+GUESS = 0.2  # the expected train error, if the caller expects nothing
 NO_TEST = "no sample is held out. Lower [data] train, or set [data] test"
 PER_EXAMPLE = (
     "the run protects whole clients and not single samples. For a certificate on new samples, set "
@@ -60,6 +67,21 @@ PER_CLIENT = (
     "the run protects single samples and not whole clients. For a certificate on new clients, set "
     "[privacy] level = 'client'"
 )
+
+
+@dataclass(frozen=True)
+class Paid:
+    """What each certified limit from privacy pays for, and where it is smallest.
+
+    Attributes:
+        failure: The failure probability, divided by the number of settings.
+        settings: The number of settings.
+        guess: The train error that was expected before the samples were used.
+    """
+
+    failure: float
+    settings: int
+    guess: float
 
 
 @dataclass(frozen=True)
@@ -103,7 +125,8 @@ class RiskCertificates:
         held_out: Number of held-out samples.
         settings: Number of settings that are paid for.
         confidence: The confidence of each certified row.
-        divergence: KL_0 and the protected unit, if the run is private.
+        divergence: If the run is private: the protected unit, KL_0 as `mean`, and the total
+            variation distance if a unit is replaced.
         notes: Warnings.
         predicted: The gap of the loss that derivatives predict, with its standard error, if it was
             requested.
@@ -140,6 +163,7 @@ def certify(
     given: UserObjects = NOTHING,
     output_noise: float = 0.0,
     probes: int = 0,
+    guess: float = GUESS,
 ) -> RiskCertificates:
     """Return all certificates of the final model of a finished run.
 
@@ -152,6 +176,8 @@ def certify(
         output_noise: Standard deviation of the noise on a published model. With 0, no noise is
             added.
         probes: Number of random probes for the predicted gap. With 0, no gap is predicted.
+        guess: The train error that is expected, fixed before the samples are used. The certified
+            limits from privacy are smallest if the train error equals it.
 
     Raises:
         InputError: If the run has not ended or is damaged, or an argument is out of range.
@@ -159,13 +185,14 @@ def certify(
     failure = 1 - probability("confidence", confidence)
     failure /= whole("settings", settings)
     measured = measure(folder, given)
+    paid = Paid(failure, settings, share("guess", guess))
     account, stability = _account(folder, measured), _stability(folder, given, failure)
     rows = [
         *_held_out(measured, failure),
-        *_by_samples(account, measured, failure, settings),
-        *_by_clients(account, measured, failure, settings),
+        *_by_samples(account, measured, paid),
+        *_by_clients(account, measured, paid),
         _by_stability(stability, measured),
-        *_by_output_noise(stability, measured, failure, settings, output_noise),
+        *_by_output_noise(stability, measured, paid, output_noise),
     ]
     return RiskCertificates(
         rows,
@@ -239,8 +266,8 @@ def _held_out(measured: MeasuredRun, failure: float) -> list[RiskCertificate]:
 # The privacy account
 
 
-def _account(folder: Path, measured: MeasuredRun) -> Divergences | Uncertified:
-    """Return the divergences of the run, or why nothing follows from its account."""
+def _account(folder: Path, measured: MeasuredRun) -> Account | Uncertified:
+    """Return the account of the run, or why nothing follows from its account."""
     if (RunDirectory(folder).summary() or {}).get("stopped"):
         return Uncertified(STOPPED)
     try:
@@ -249,32 +276,39 @@ def _account(folder: Path, measured: MeasuredRun) -> Divergences | Uncertified:
         return reason
 
 
-def _divergence(account: Divergences | Uncertified) -> Record:
+def _divergence(account: Account | Uncertified) -> Record:
     if isinstance(account, Uncertified):
         return {}
-    return {"unit": account.unit, "mean": finite(account.mean), "units": account.units}
+    variation = float(account.profile(np.zeros(1))[0])
+    return {
+        "unit": account.unit,
+        "mean": finite(account.mean),
+        "units": account.units,
+        "total_variation": variation,
+    }
 
 
 def _by_samples(
-    account: Divergences | Uncertified, measured: MeasuredRun, failure: float, settings: int
+    account: Account | Uncertified, measured: MeasuredRun, paid: Paid
 ) -> list[RiskCertificate]:
     """Return limits of the risk on new samples, for each loss."""
     name = "privacy of samples"
     if isinstance(account, Uncertified) or account.unit != "example":
         why = str(account) if isinstance(account, Uncertified) else PER_EXAMPLE
         return [RiskCertificate(name, "error", "refused", refusal=why)]
+    seed = measured.run.config.federation.seed
     return [
         row
         for measure_name, losses in measured.train.items()
         for row in _pair(
-            name, measure_name, float(losses.mean()), account, failure, settings,
-            measured.independent,
+            name, measure_name, float(losses.mean()), account, paid, measured.independent,
+            released_noise(seed, measure_name),
         )
     ]  # fmt: skip
 
 
 def _by_clients(
-    account: Divergences | Uncertified, measured: MeasuredRun, failure: float, settings: int
+    account: Account | Uncertified, measured: MeasuredRun, paid: Paid
 ) -> list[RiskCertificate]:
     """Return limits of the mean error of new clients."""
     name = "privacy of clients"
@@ -283,30 +317,32 @@ def _by_clients(
         return [RiskCertificate(name, "error", "refused", refusal=why)]
     mean = float(measured.means("error").mean())
     with_samples = account.of(measured.run.data.sizes > 0)
-    return _pair(name, "error", mean, with_samples, failure, settings, POPULATION)
+    drawn = released_noise(measured.run.config.federation.seed, "error of clients")
+    return _pair(name, "error", mean, with_samples, paid, POPULATION, drawn)
 
 
 def _pair(
     name: str,
     measure_name: str,
     mean: float,
-    account: Divergences,
-    failure: float,
-    settings: int,
+    account: Account,
+    paid: Paid,
     units: str,
+    drawn: float,
 ) -> list[RiskCertificate]:
     """Return the limit in expectation, and the limit for this model."""
     cost = f"noise: KL₀ = {account.mean:.3g} per {account.unit}"
     expected = RiskCertificate(
-        name, measure_name, "estimated", theory.expected_risk(mean, account.mean), mean,
+        name, measure_name, "estimated", account.expected_risk(mean), mean,
         cost=cost, method="information, in expectation", assumptions=(units, FIXED, EXPECTED),
     )  # fmt: skip
-    if settings > 1:
+    if paid.settings > 1:
         expected = RiskCertificate(name, measure_name, "refused", refusal=ONE_MODEL)
+    limit = account.released_limit(paid.failure, paid.guess)
     one_draw = RiskCertificate(
-        name, measure_name, "certified",
-        theory.one_draw_risk(mean, account.total, account.units, failure), mean, 1 - failure,
-        cost, "information, one draw", (units, FIXED),
+        name, measure_name, "certified", limit.risk(mean + limit.noise * drawn), mean,
+        1 - paid.failure, f"{cost}; noise {limit.noise:.2g} on the train error",
+        "privacy profile, one draw", (units, FIXED, GUESSED),
     )  # fmt: skip
     return [expected, one_draw]
 
@@ -352,15 +388,15 @@ def _by_stability(
 def _by_output_noise(
     stability: tuple[CertifiedSetting, Certificate] | InputError,
     measured: MeasuredRun,
-    failure: float,
-    settings: int,
+    paid: Paid,
     deviation: float,
 ) -> list[RiskCertificate]:
     """Return limits of the error of the final model with noise, which is then published."""
     if not deviation:
         return []
     name = "noise on the output"
-    params = published(measured.params, deviation, measured.run.config.federation.seed)
+    seed = measured.run.config.federation.seed
+    params = published(measured.params, deviation, seed)
     try:
         if isinstance(stability, InputError):
             raise stability
@@ -368,7 +404,8 @@ def _by_output_noise(
     except InputError as reason:
         return [RiskCertificate(name, "error", "refused", refusal=str(reason))]
     mean = float(measured.losses(params)["error"].mean())
-    rows = _pair(name, "error", mean, account, failure, settings, measured.independent)
+    drawn = released_noise(seed, "error of the published model")
+    rows = _pair(name, "error", mean, account, paid, measured.independent, drawn)
     bound = stability[1].bound
     proved = () if bound is None else bound.assumptions
     return [

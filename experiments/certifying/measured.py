@@ -8,6 +8,7 @@ import numpy as np
 
 from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw, generator
 from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.runs.directory import RunDirectory
 from fedmuon.tasks.base import Batch, Params
@@ -68,6 +69,16 @@ class MeasuredRun:
         sizes = self.run.data.sizes
         sums = np.bincount(self.owners, self.train[name], len(sizes))
         return sums[sizes > 0] / sizes[sizes > 0]
+
+
+# Train errors that a certificate releases with noise
+RELEASED = ("error", "loss", "error of clients", "error of the published model")
+
+
+def released_noise(seed: int, name: str) -> float:
+    """Return the standard normal number that is part of a released train error."""
+    block = RELEASED.index(name)
+    return float(generator(seed, Draw.TRAIN_ERROR, block=block).standard_normal())
 
 
 def measure(folder: Path, given: UserObjects = NOTHING) -> MeasuredRun:

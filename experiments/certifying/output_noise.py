@@ -18,17 +18,16 @@ the relative entropy of two Gaussians at this distance is
 these numbers, for any loss in [0, 1], such as the error rate.
 """
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedmuon.analysis.theory.checks import positive
 from fedmuon.core.rng import Draw, generator
-from fedmuon.experiments.certifying.account import Divergences
+from fedmuon.experiments.certifying.account import Account
 from fedmuon.experiments.stability.certificates import FAR_ABOVE, Certificate, CertifiedSetting
 from fedmuon.orthogonalize import Uncertified
+from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.tasks.base import Params
 
 NO_CERTIFICATE = (
@@ -64,10 +63,8 @@ def gradient_share(case: CertifiedSetting) -> float:
     return float(np.max(case.reach.gradients / case.reach.diameters))
 
 
-def of_certificates(
-    case: CertifiedSetting, certificate: Certificate, deviation: float
-) -> Divergences:
-    """Return the divergences of the published model.
+def of_certificates(case: CertifiedSetting, certificate: Certificate, deviation: float) -> Account:
+    """Return the account of the published model.
 
     Args:
         case: The facts about the run.
@@ -88,7 +85,5 @@ def of_certificates(
         raise Uncertified(NO_CERTIFICATE.format("they hold only for the samples of this run"))
     rounded_up = 1 + 2 / FAR_ABOVE  # certificates contain a bound on rounding
     moved = distances * gradient_share(case) * rounded_up
-    with np.errstate(over="ignore"):
-        of_clients = moved**2 / (2 * deviation**2)
-        of_clients = np.where(np.isfinite(of_clients), of_clients, math.inf)
-    return Divergences("example", of_clients, np.asarray(case.sizes, float))
+    releases = [(Event(1.0, deviation / distance),) if distance else () for distance in moved]
+    return Account("example", releases, np.asarray(case.sizes, float))

@@ -1,7 +1,6 @@
 """The certificate that a private run will have, computed before the run from its account alone."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +9,12 @@ import numpy as np
 from rich.table import Table
 
 from fedmuon.analysis.report.numbers import number
-from fedmuon.analysis.theory.certified_risk import expected_risk, one_draw_budget, one_draw_risk
-from fedmuon.analysis.theory.checks import positive, probability, whole
+from fedmuon.analysis.theory.checks import positive, probability, share, whole
 from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import Record
-from fedmuon.experiments.certifying.account import CUT, NO_ACCOUNT, Divergences, of_events
+from fedmuon.experiments.certifying.account import CUT, NO_ACCOUNT, Account, of_events
+from fedmuon.experiments.certifying.certify import GUESS
 from fedmuon.experiments.tables import columns
 from fedmuon.federated.accountant import (
     PerClient,
@@ -30,7 +29,7 @@ from fedmuon.federated.rounds import begin
 from fedmuon.privacy.accounting.composition import event, least_noise
 from fedmuon.privacy.accounting.dominating_pairs import Event
 
-ERRORS = (0.05, 0.15, 0.3, 0.5)  # train errors for which the limits are shown
+ERRORS = (0.05, 0.1, 0.2, 0.4)  # train errors for which the limits are shown
 PRECISION = 1e-3
 MOST_NOISE = 1e9
 
@@ -86,8 +85,8 @@ class PlannedRun:
         return dataclasses.replace(self, noise=noise, releases=releases)
 
     @property
-    def divergences(self) -> Divergences:
-        """The relative entropies of the releases."""
+    def account(self) -> Account:
+        """The account of the releases."""
         return of_events(self.unit, self.releases, self.sizes)
 
 
@@ -121,7 +120,11 @@ def _releases(unit: PerExample | PerClient, noise: float, blocks: int) -> list[l
 
 
 def plan(
-    config: Config, confidence: float = 0.95, settings: int = 1, width: float | None = None
+    config: Config,
+    confidence: float = 0.95,
+    settings: int = 1,
+    width: float | None = None,
+    guess: float = GUESS,
 ) -> Record:
     """Return the limits that a private run will have, for several train errors.
 
@@ -130,23 +133,25 @@ def plan(
         confidence: The confidence of the limit for one model.
         settings: Number of settings from which the setting is chosen with the same samples.
         width: If set, the smallest noise is searched with which the limit for one model exceeds the
-            train error by at most this number, for every train error.
+            train error by at most this number, if the train error is the guess.
+        guess: The train error that is expected.
     """
     failure = (1 - probability("confidence", confidence)) / whole("settings", settings)
+    share("guess", guess)
     if width is not None:
         privacy = config.privacy.model_copy(update={"noise": 1.0, "epsilon": 0.0})
         config = config.model_copy(update={"privacy": privacy})
     planned = PlannedRun.of(config)
     if width is not None:
-        planned = planned.with_noise(_noise_for(planned, positive("width", width), failure))
-    account = planned.divergences
+        planned = planned.with_noise(_noise_for(planned, positive("width", width), failure, guess))
+    account = planned.account
     rows = [
         {
             "train_error": error,
-            "estimated": expected_risk(error, account.mean) if settings == 1 else None,
-            "certified": one_draw_risk(error, account.total, account.units, failure),
+            "estimated": account.expected_risk(error) if settings == 1 else None,
+            "certified": account.released_limit(failure, error).risk(error),
         }
-        for error in ERRORS
+        for error in sorted({*ERRORS, guess})
     ]
     return {
         "unit": account.unit,
@@ -155,31 +160,29 @@ def plan(
         "divergence": account.mean,
         "confidence": confidence,
         "settings": settings,
-        "width": _width(account, failure),
+        "guess": guess,
+        "width": _width(account, failure, guess),
         "rows": rows,
     }
 
 
-def _width(account: Divergences, failure: float) -> float:
-    """Return by how much the limit for one model can exceed a train error (Pinsker's inequality).
-
-    kl(R_hat || R) <= b implies R <= R_hat + sqrt(b / 2) for every train error R_hat.
-    """
-    return math.sqrt(one_draw_budget(account.total, account.units, failure) / 2)
+def _width(account: Account, failure: float, guess: float) -> float:
+    """Return by how much the limit for one model exceeds a train error that equals the guess."""
+    return account.released_limit(failure, guess).risk(guess) - guess
 
 
-def _noise_for(planned: PlannedRun, width: float, failure: float) -> float:
+def _noise_for(planned: PlannedRun, width: float, failure: float, guess: float) -> float:
     """Return the smallest noise for which the limit for one model is within `width`."""
 
     def widest(noise: float) -> float:
-        return _width(planned.with_noise(noise).divergences, failure)
+        return _width(planned.with_noise(noise).account, failure, guess)
 
     least = widest(MOST_NOISE)
     if least > width:
         raise InputError(
-            f"a width of {width:g} is impossible with {planned.divergences.units:,} protected "
+            f"a width of {width:g} is impossible with {planned.account.units:,} protected "
             f"{planned.unit}s: even without any signal, the limit for one model is {least:.3g} "
-            "above the train error. Choose a larger width, or more samples."
+            f"above a train error of {guess:g}. Choose a larger width, or more samples."
         )
     return least_noise(widest, width, 10.0, 2.0, PRECISION)
 

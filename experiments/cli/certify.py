@@ -51,12 +51,21 @@ def certify(
             )
         ),
     ] = 0,
+    guess: Annotated[
+        float,
+        Option(
+            help=(
+                "The train error that you expect, fixed before you look at the samples. Each value "
+                "is valid. The certified limits from privacy are smallest if it is right."
+            )
+        ),
+    ] = 0.2,
     width: Annotated[
         float | None,
         Option(
             help=(
                 "With --plan: find the smallest noise with which the certified error exceeds the "
-                "train error by at most this number."
+                "expected train error by at most this number."
             )
         ),
     ] = None,
@@ -83,7 +92,7 @@ def certify(
             "--output-noise and --probes belong to a run folder. Leave them out with --plan."
         )
     if plan is not None:
-        _tell_planned(plan, overrides, confidence, settings, width, plot)
+        _tell_planned(plan, overrides, confidence, settings, width, guess, plot)
         return
     if width is not None or overrides:
         raise InputError("--width and --set belong to --plan. Leave them out for a run folder.")
@@ -92,7 +101,7 @@ def certify(
 
     assert run_dir is not None
     certificates = certifying.certify(
-        run_dir, confidence, settings, output_noise=output_noise, probes=probes
+        run_dir, confidence, settings, output_noise=output_noise, probes=probes, guess=guess
     )
     tell(certificates.record(), *shown.tables(certificates))
     if plot is not None:
@@ -109,6 +118,7 @@ def _tell_planned(
     confidence: float,
     settings: int,
     width: float | None,
+    guess: float,
     plot: Path | None,
 ) -> None:
     """Print the limits that a private run will have."""
@@ -117,5 +127,5 @@ def _tell_planned(
     from fedmuon.config.load import load
     from fedmuon.experiments.certifying import planned  # torch
 
-    record = planned.plan(load(file, overrides or []), confidence, settings, width)
+    record = planned.plan(load(file, overrides or []), confidence, settings, width, guess)
     tell(record, planned.table(record))

@@ -34,13 +34,14 @@ from fedmuon.analysis.report.verdicts import (
     curve,
     mean_of,
 )
-from fedmuon.analysis.theory.certified_risk import clopper_pearson, expected_risk, one_draw_risk
+from fedmuon.analysis.theory.certified_risk import clopper_pearson
 from fedmuon.config.load import Config
 from fedmuon.config.schema import Chance, Count, Natural, Positive
 from fedmuon.core.errors import InputError
 from fedmuon.core.tables import Table
 from fedmuon.data.federated import split
 from fedmuon.data.source import Source
+from fedmuon.experiments.certifying.measured import released_noise
 from fedmuon.experiments.certifying.output_noise import gradient_share, of_certificates, published
 from fedmuon.experiments.stability.certificates import Certificate, CertifiedSetting, certify
 from fedmuon.experiments.stability.endings import Trained, train
@@ -75,11 +76,13 @@ class Method(Table):
 class Settings(Table):
     """The keys that the suite's TOML file may contain.
 
-    `scaled-mus` are the values of k = mu sqrt(n). The first method is compared with the others.
+    `guess` is the expected train error, for which the certified limit is smallest. `scaled-mus` are
+    the values of k = mu sqrt(n). The first method is compared with the others.
     """
 
     seeds: Annotated[list[Natural], Field(min_length=1)]
     delta: Chance
+    guess: Chance
     samples: Annotated[list[Count], Field(min_length=1)]
     scaled_mus: Annotated[list[Positive], Field(min_length=1)]
     methods: Annotated[dict[str, Method], Field(min_length=1)]
@@ -120,8 +123,9 @@ class Certified:
         certificate = certify(run.setting(1))
         head: Record = {**self.head, "seed": seed, "lr": lr} | of_model(run, certificate)
         count = len(self.lrs) * len(self.settings.scaled_mus)
+        guess, delta = self.settings.guess, self.settings.delta
         return [
-            head | of_noisy_model(run, certificate, scaled_mu, self.settings.delta, count)
+            head | of_noisy_model(run, certificate, scaled_mu, delta, count, guess)
             for scaled_mu in self.settings.scaled_mus
         ]
 
@@ -149,7 +153,12 @@ def of_model(run: Trained, certificate: Certificate) -> Record:
 
 
 def of_noisy_model(
-    run: Trained, certificate: Certificate, scaled_mu: float, delta: float, settings: int
+    run: Trained,
+    certificate: Certificate,
+    scaled_mu: float,
+    delta: float,
+    settings: int,
+    guess: float,
 ) -> Record:
     """Return the measures of the final model with noise, and the limits of its error.
 
@@ -159,6 +168,7 @@ def of_noisy_model(
         scaled_mu: The value k = mu sqrt(n), which sets the noise.
         delta: The failure probability of each limit.
         settings: The number of settings that share the failure probability of the certified limit.
+        guess: The expected train error, for which the certified limit is smallest.
     """
     count = int(run.data.sizes.sum())
     case = run.setting(1)
@@ -171,6 +181,8 @@ def of_noisy_model(
     noisy = published(final, noise, run.config.federation.seed)
     train_samples, held_out = batches(run)
     train_error = errors_of(run, noisy, train_samples) / count
+    limit = account.released_limit(delta / settings, guess)
+    drawn = released_noise(run.config.federation.seed, "error of the published model")
     wrong, tested = errors_of(run, noisy, held_out), len(held_out.labels)
     return {
         "scaled_mu": scaled_mu,
@@ -178,8 +190,8 @@ def of_noisy_model(
         "noise": noise,
         "divergences": account.total,
         "train_error": train_error,
-        "estimated": expected_risk(train_error, account.mean),
-        "certified": one_draw_risk(train_error, account.total, count, delta / settings),
+        "estimated": account.expected_risk(train_error),
+        "certified": limit.risk(train_error + limit.noise * drawn),
         "test_error": wrong / tested,
         "test_low": 1 - clopper_pearson(tested - wrong, tested, 0.025),
         "test_high": clopper_pearson(wrong, tested, 0.025),

@@ -41,6 +41,7 @@ class Draw(IntEnum):
     BROADCAST = 17
     DEVICE = 18
     OUTPUT = 19
+    TRAIN_ERROR = 20
 
 
 def generator(

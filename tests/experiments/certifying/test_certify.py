@@ -12,17 +12,19 @@ from scipy import integrate, stats
 from typer.testing import CliRunner
 
 import fedmuon
-from fedmuon.analysis.theory.certified_risk import expected_risk, one_draw_risk
+from fedmuon.analysis.theory.certified_risk import expected_risk, released_limit
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.certifying.certify import RiskCertificate, certify
 from fedmuon.experiments.certifying.figure import figure
-from fedmuon.experiments.certifying.measured import measure
+from fedmuon.experiments.certifying.measured import measure, released_noise
 from fedmuon.experiments.certifying.output_noise import published
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import certificates
 from fedmuon.experiments.stability.finished_run import FinishedRun, from_directory
 from fedmuon.experiments.stability.predicted_gap import predict
+from fedmuon.privacy.accounting.divergences import hockey_stick, total_variation
+from fedmuon.privacy.accounting.dominating_pairs import Event
 
 PRIVATE = {"local": {"recipe": "dp-sgd", "steps": 2}, "privacy": {"noise": 12.0, "lot": 10}}
 CLIENTS = {"local": {"recipe": "fedavg"}, "privacy": {"level": "client", "noise": 9.0}}
@@ -80,16 +82,37 @@ def test_the_account_is_the_sum_over_releases_of_the_plan(private: Path) -> None
     assert found.divergence["unit"] == "example"
     assert found.divergence["mean"] * 90 == pytest.approx(total, rel=1e-5)
     row = rows(private, "privacy of samples")["error", "certified"]
-    assert row.value == pytest.approx(one_draw_risk(found.train["error"], total, 90, 0.05), 1e-5)
+
+    def profile(deviation: float, epsilons: np.ndarray) -> np.ndarray:
+        curve = np.zeros(len(epsilons))
+        for n, r in zip(sizes, rounds, strict=True):
+            own = [Event(min(1, 10 / n), noise, 2 * r, replaced=True)] if r else []
+            last = Event(1.0, 2 * 90 * deviation, replaced=True)
+            curve += n / 90 * hockey_stick([*own, last], epsilons)[1]
+        return curve
+
+    limit = released_limit(profile, 2 * math.sqrt(2 * total / 90), 90, 0.05, 0.2)
+    released = found.train["error"] + limit.noise * released_noise(0, "error")
+    assert row.value == pytest.approx(limit.risk(released), rel=1e-3)
+    assert found.divergence["total_variation"] == pytest.approx(
+        sum(
+            n / 90 * total_variation([Event(min(1, 10 / n), noise, 2 * r, replaced=True)]).upper
+            for n, r in zip(sizes, rounds, strict=True)
+            if r
+        ),
+        rel=1e-6,
+    )
 
 
-def test_each_setting_is_paid_for(private: Path) -> None:
-    alone = rows(private, "privacy of samples")
-    among = rows(private, "privacy of samples", settings=20)
+def test_each_setting_is_paid_for(tmp_path: Path) -> None:
+    noisy = {**PRIVATE, "privacy": {"noise": 400.0, "lot": 10}}
+    folder = finished(tmp_path / "run", noisy)
+    alone = rows(folder, "privacy of samples", guess=0.7)
+    among = rows(folder, "privacy of samples", guess=0.7, settings=20)
     assert alone["error", "estimated"].value is not None
     assert "--settings 1" in among["error", "refused"].refusal
     first, other = (table["error", "certified"].value for table in (alone, among))
-    assert first is not None and other is not None and first < other
+    assert first is not None and other is not None and first < other < 1
 
 
 def test_a_limit_is_above_what_it_limits(private: Path, plain: Path) -> None:

@@ -26,6 +26,7 @@ title = "A certified error rate"
 data = "digits"
 seeds = [3, 4]
 delta = 0.06
+guess = 0.6
 samples = [60, 90]
 scaled-mus = [1.0, 4.0]
 base.data = { test = 60, minimum = 5 }
@@ -68,7 +69,8 @@ def test_every_limit_is_that_of_fedmuon_certify(
     bound = certificates.report(case, certificates.certify(case))["value"]
     assert [row["scaled_mu"] for row in rows] == ["1.0", "4.0"]
     for row in rows:
-        found = certify(tmp_path / "run", 0.94, settings, output_noise=float(row["noise"])).rows
+        noise = float(row["noise"])
+        found = certify(tmp_path / "run", 0.94, settings, output_noise=noise, guess=0.6).rows
         *_, certified = (one for one in found if one.name == "noise on the output")
         (tested,) = (
             one for one in found if (one.name, one.measure) == ("held-out samples", "error")
