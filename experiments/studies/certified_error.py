@@ -57,7 +57,6 @@ from fedmuon.tasks.base import Batch, Params
 SETTLED = {
     "data.name": "--data",
     "data.train": "samples",
-    "federation.partition": "the study, because the noise must not depend on the labels",
     "federation.seed": "seeds",
     "local.lr": "lrs",
     "stability.delta": "delta",
@@ -131,7 +130,7 @@ class Certified:
 
     def _config(self, lr: float, seed: int) -> Config:
         tables: Nested = {
-            "federation": {"partition": "iid", "seed": seed},
+            "federation": {"seed": seed},
             "local": {"lr": lr},
             "stability": {"delta": self.settings.delta / len(self.lrs), "c-hp": FORM},
         }
@@ -266,13 +265,15 @@ STANDS_ON = (
     "nothing, so it pays for no other setting. The stability bound is the train loss plus the "
     "bound of the Stability note (form `variance`) for the model without noise, with the best step "
     "size. It limits the loss 1 − p_y and not the error. For X⁰ = 0, this loss is the same number "
-    "as the error of a guess. The clients are drawn without labels (iid), so the noise depends on "
-    "no sample. The samples must be independent draws from the distribution of future samples. "
+    "as the error of a guess. If clients are drawn without labels (iid), the noise depends on no "
+    "sample. If they are drawn by labels (Dirichlet), all limits hold given the labels, for new "
+    "samples with the label shares of the training samples. The samples must be independent draws from the distribution of future samples. "
     "The held-out samples of Fashion-MNIST are from its official test part, which may have another "
     "distribution. "
     "Seeds draw partly the same samples. If n is the number of all training samples of the data "
     "set, all seeds share this one data set and differ in their partitions and their noise. The "
-    "intervals over seeds do not account for this."
+    "intervals over seeds do not account for this. The certified limits are smallest for the train "
+    "error `guess`, which is the same for all n."
 )
 # Line style, mark, size of the mark and colour of each line of the figure.
 Look = tuple[str, str, float, str]
