@@ -35,7 +35,14 @@ def _private(config: Config) -> str:
 # Demands of any run
 
 CENTRED_DATA = Demand(
-    where("data.center", "none".__ne__), {Trait.TOKENS: "only numeric samples have a mean"}
+    where("data.center", "none".__ne__),
+    {Trait.TOKENS: "only numeric samples have a mean"},
+    instead="set center = 'none'",
+)
+FEATURES = Demand(
+    where("data.features", "none".__ne__),
+    {Trait.TOKENS: "only images have these features"},
+    instead="set features = 'none'",
 )
 MATRIX_TASK = Demand(
     where("task.name", "matrix".__eq__),
@@ -94,7 +101,7 @@ FEDBUFF = Demand(
     instead="set mode = 'deadline'",
 )
 OF_ANY_RUN = (
-    *(CENTRED_DATA, MATRIX_TASK, HEAVY_TAILED, LABELLED_TEXT),
+    *(CENTRED_DATA, FEATURES, MATRIX_TASK, HEAVY_TAILED, LABELLED_TEXT),
     *(COMPRESSION, EF21, SERVER_STEPS, POLARGRAD, BIAS_CORRECTED, FEDBUFF),
 )
 

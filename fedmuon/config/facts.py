@@ -57,7 +57,11 @@ def _orthogonalizes(config: Config) -> bool:
 # Facts that one key shows, in the order of the tables
 
 FACTS: tuple[Fact[Config], ...] = (
-    Fact(Trait.TOKENS, where("data.normalize", "tokens".__eq__), "Set [data] center = 'none'"),
+    Fact(
+        Trait.TOKENS,
+        where("data.normalize", "tokens".__eq__),
+        "Set [data] name to data other than text",
+    ),
     Fact(
         Trait.UNSCALED_SAMPLES,
         where(

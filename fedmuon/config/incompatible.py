@@ -45,6 +45,12 @@ def problems(config: Config) -> Iterator[str]:
             f"clients needs minimum = {data.minimum} samples. Raise train, or lower minimum or "
             "[federation] clients."
         )
+    if data.public == data.name:
+        yield (
+            f"[data] public = '{data.public}' is also the data set of the run, but components must "
+            "not be learnt from the samples of the run. Choose another public data set, or set "
+            "public = 'none'."
+        )
     if config.task.name == "matrix":
         yield from one_matrix_problems(config.local.adjust)
     yield from _step_problems(config)

@@ -166,7 +166,9 @@ class Config(Table):
             return tables
         data, federation = dict(sections["data"]), dict(sections["federation"])
         if data.get("normalize", "auto") == "auto":
-            scaling = "unit" if sections["task"].get("name", "matrix") == "matrix" else "pixels"
+            bounded = sections["task"].get("name", "matrix") == "matrix"
+            bounded |= data.get("features", "none") != "none"
+            scaling = "unit" if bounded else "pixels"
             data["normalize"] = "tokens" if data.get("name") in TEXTS else scaling
         if federation.get("aggregate", "auto") == "auto":
             recipe = sections["local"].get("recipe", Local.model_fields["recipe"].default)

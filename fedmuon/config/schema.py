@@ -201,6 +201,19 @@ OWN_SOURCE = ReadIf(
 SYNTHETIC_SOURCE = ReadIf("data.name", using("data.name", "dimension"))
 
 # [federation]
+FEATURES = ReadIf(
+    "data.features", "none".__ne__, "features of images", "set [data] features = 'hog'"
+)
+RANDOM_CONV = ReadIf("data.features", ("random-conv",), "random convolutions")
+PUBLIC_FEATURES = (
+    FEATURES,
+    ReadIf(
+        "data.public",
+        "none".__ne__,
+        "principal components of public data",
+        "set [data] public = 'mnist5k'",
+    ),
+)
 PUBLIC_CENTER = ReadIf("data.center", ("public",), "runs with a public center")
 DIRICHLET_PARTITION = ReadIf("federation.partition", using("federation.partition", "alpha"))
 
@@ -474,12 +487,36 @@ class Data(Table):
         "Number of public samples whose mean is subtracted from each sample (see `center`).",
         read_if=PUBLIC_CENTER,
     )
+    features: Literal["none", "hog", "scattering", "random-conv"] = key(
+        "none",
+        "Fixed transform of images into feature vectors. Nothing is learnt from the samples, so "
+        "features cost no privacy. `hog` computes histograms of oriented gradients, `scattering` "
+        "a wavelet scattering transform of order 2, and `random-conv` convolutions with random "
+        "filters. With `none`, the samples are the pixels.",
+    )
+    features_seed: Natural = key(
+        0, "Random seed of the filters of `random-conv`, which are public.", read_if=RANDOM_CONV
+    )
+    public: Literal["none", "mnist5k", "mnist", "fashion-mnist", "cifar10", "digits"] = key(
+        "none",
+        "Public data set on which principal components of the features are learnt. Each component "
+        "is divided by its standard deviation on the public data. The public images must have the "
+        "same shape as the images of `name`, and must not be among them. With `none`, features "
+        "are not projected.",
+        read_if=FEATURES,
+    )
+    components: Annotated[int, Field(ge=0, le=10**6)] = key(
+        0,
+        "k, the number of principal components. Noise in private training grows with k. 0 means "
+        "all components.",
+        read_if=PUBLIC_FEATURES,
+    )
     normalize: Literal["auto", "unit", "ball", "pixels", "tokens"] = key(
         "auto",
         "How each sample is scaled. `unit` divides each sample by its norm. `ball` divides a "
         "sample by its norm only if the norm exceeds 1. `pixels` divides uint8 arrays by 255. "
         "`tokens` leaves samples unchanged. `auto` selects `tokens` for text, `unit` for the "
-        "matrix task, and `pixels` for networks.",
+        "matrix task and for `features`, and `pixels` for networks.",
     )
     folder: Text = key(
         "",
@@ -1578,7 +1615,7 @@ LATER = tuple(
                         "feedback"),
         "orthogonalizer": ("safety", "products", "row-memory", "shards", "full-every"),
         "data": ("validation", "client-test", "target", "client", "center", "center-samples",
-                 "pad-token"),
+                 "pad-token", "features", "features-seed", "public", "components"),
         "devices": tuple(FIELDS["devices"]),
     }.items()
     for key in keys

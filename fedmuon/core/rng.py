@@ -42,6 +42,7 @@ class Draw(IntEnum):
     DEVICE = 18
     OUTPUT = 19
     TRAIN_ERROR = 20
+    FEATURES = 21
 
 
 def generator(

@@ -13,7 +13,7 @@ MANY_CLASSES = 1_000_000  # a label this high is rejected, unless there are as m
 CHUNK = 512  # number of rows mapped at once, so that temporary arrays fit into a cache
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # equal only if identical, because arrays are slow to compare
 class Source:
     """Labelled samples in the order of the source, with their stored values.
 
@@ -32,6 +32,7 @@ class Source:
         center: A vector [d] that is subtracted from every sample before scaling, or None.
         public: The number of public samples whose mean is `center`. `inputs` does not contain these
             public samples.
+        images: The images [n, ...] of which `inputs` are features, or None.
 
     Raises:
         InputError: If shapes do not match, or inputs or labels have invalid values.
@@ -49,6 +50,7 @@ class Source:
     public: int = 0
     owner_names: tuple[str, ...] = ()
     label_names: tuple[str, ...] = ()
+    images: np.ndarray | None = None
 
     def rows(self, normalize: str, chosen: np.ndarray | None = None) -> np.ndarray:
         """Return all samples, or the samples with the indices `chosen`, as the rows of a matrix.

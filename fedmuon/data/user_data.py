@@ -575,10 +575,11 @@ def _of_objects(labels: np.ndarray, what: str, place: Place) -> np.ndarray:
 def digest(source: Source) -> str:
     """Return a hash of all samples.
 
-    A resumed run compares this hash to check that its data are unchanged.
+    A resumed run compares this hash to check that its data are unchanged. If samples are features,
+    the hash is of their images, because features may be rounded differently on another machine.
     """
     hasher = hashlib.sha256()
-    for array in (source.inputs, source.labels):
+    for array in (source.inputs if source.images is None else source.images, source.labels):
         hasher.update(f"{array.dtype} {array.shape}".encode())
         hasher.update(np.ascontiguousarray(array).data)
     return hasher.hexdigest()[:16]

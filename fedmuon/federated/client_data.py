@@ -27,6 +27,7 @@ from fedmuon.core.errors import Guard, InputError
 from fedmuon.core.registry import absolute_name, make, require_callable, takes
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import Option
+from fedmuon.data.features import Features
 from fedmuon.data.federated import Dealt, FederatedData, federate, first_of, split
 from fedmuon.data.partition import (
     COLUMN,
@@ -61,16 +62,19 @@ def read_source(config: Config, mapped: bool = False) -> Source:
     With a public center, the samples of the center are removed from the result. If `mapped` is
     true, or within `one_copy`, the arrays are memory maps of files. User data are never mapped.
     """
-    table = config.data
+    table, shared = config.data, mapped or _shared.get()
     if user_objects(config).data is not None:
         source = _read_user_data(*_user_data(config))
-    elif mapped or _shared.get():
+    elif shared:
         source = read_mapped(table.name, reader_options(config))
     else:
         if table.name == "synthetic":
             require_room(config, (table.dimension,))
         options = reader_options(config)
         source = _read(table.name, options, stamp(table.name, options))
+    if table.features != "none":
+        features = Features(table.features, table.features_seed, table.public, table.components)
+        source = _with_features(features, source, shared)
     return source if table.center == "none" else source.with_public_center(table.center_samples)
 
 
@@ -89,7 +93,16 @@ def _read(name: str, options: tuple[tuple[str, Option], ...], files: Stamp) -> S
     return read(name, **dict(options))
 
 
-forget_source = _read.cache_clear
+@lru_cache(maxsize=1)
+def _with_features(features: Features, source: Source, mapped: bool) -> Source:
+    """Return the source with features in place of images. The last result is cached."""
+    return features.mapped(source) if mapped else features.of(source)
+
+
+def forget_source() -> None:
+    """Free the memory of the source that was read last, and of its features."""
+    _read.cache_clear()
+    _with_features.cache_clear()
 
 
 def reader_options(config: Config) -> tuple[tuple[str, Option], ...]:

@@ -40,6 +40,8 @@ OTHER: dict[str, Any] = {
     "data.name": "digits", "data.train": 60, "data.test": 30, "data.alpha": 5.0,
     "data.validation": 10.0, "data.client-test": 0.3,
     "data.target": "y", "data.client": "y", "data.center": "public", "data.center-samples": 7,
+    "data.features": "hog", "data.features-seed": 3, "data.public": "mnist5k",
+    "data.components": 6,
     "data.minimum": 12, "data.normalize": "ball", "data.folder": "nowhere", "data.context": 8,
     "data.tokenizer": "nowhere", "data.pad-token": True, "data.dimension": 9, "data.classes": 4,
     "data.options": (("odd", 1),), "federation.options": (("odd", 1),),
@@ -206,6 +208,8 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
 # that `fedmuon stability` runs, by what keeps a run's progress, and by what refuses combinations.
 ELSEWHERE = {
     "data.center-samples",  # tests/fedmuon/data/test_given_data.py
+    # tests/fedmuon/data/test_features.py: they need images that are not those of MNIST
+    "data.features-seed", "data.public", "data.components",
     "data.folder", "data.target", "data.client", "data.tokenizer", "data.pad-token", "task.weights",
     "task.lora-rank", "engine.name",
     "engine.cpus-per-client",
