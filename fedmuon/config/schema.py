@@ -1579,6 +1579,13 @@ class Output(Table):
         "and after the local steps, the drift, the norm of the momentum, and the cosine to the "
         "mean update. Private runs reject this key.",
     )
+    average: Share = key(
+        0.0,
+        "Share of the last rounds whose models are averaged. With 0.5, the average of the models "
+        "after the last half of the rounds is saved in `average.safetensors`, and evaluated "
+        "like the final model. It changes neither training nor the final model. In a private run, "
+        "it costs no privacy, because all these models are released. With 0, no model is averaged.",
+    )
     options: Options = ()
 
 
@@ -1610,7 +1617,7 @@ LATER = tuple(
         "task": ("head", "positions", "label-smoothing"),
         "federation": ("stage",),
         "privacy": ("blocks", "buffers", "max-lot"),
-        "output": ("fine-tune", "clients"),
+        "output": ("fine-tune", "clients", "average"),
         "compression": ("uplink", "downlink", "share", "levels", "rank", "iterations",
                         "feedback"),
         "orthogonalizer": ("safety", "products", "row-memory", "shards", "full-every"),

@@ -309,6 +309,7 @@ OutputKeys = TypedDict(
         "checkpoint-every": int,
         "callback": Literal["none", "early-stopping", "tensorboard", "mlflow", "wandb"] | str,
         "clients": bool,
+        "average": float,
         "options": Mapping[str, Any],
     },
     total=False,

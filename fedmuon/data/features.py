@@ -26,7 +26,8 @@ from fedmuon.data.readers import read, stamp
 from fedmuon.data.source import Source
 
 NO_PUBLIC = "none"
-CHUNK = 128  # number of images that are transformed at once
+CHUNK = 16  # number of images that are transformed at once, so that arrays fit into a cache
+PIECE = 32 * CHUNK  # number of images of a piece of work
 MOST_PUBLIC = 10_000  # number of public images from which the projection is learnt
 RIDGE = 0.01  # is added to every variance, as a share of the largest variance
 SMALLEST_SIDE = 8  # in pixels
@@ -84,25 +85,16 @@ class Features:
         return self._of_images(source.inputs, projection)
 
     def _of_images(self, images: np.ndarray, projection: "Projection | None") -> np.ndarray:
-        """Transform images in chunks, which do not depend on the number of threads."""
-        starts = range(0, len(images), CHUNK)
-        first = self._of_chunk(images, projection, 0)
-        rows = np.empty((len(images), first.shape[1]), np.float32)
+        """Transform images in pieces, which do not depend on the number of threads."""
+        pieces = [images[start : start + PIECE] for start in range(0, len(images), PIECE)]
+        return np.concatenate(spread([partial(self._of_piece, p, projection) for p in pieces]))
 
-        def transform(start: int) -> None:
-            rows[start : start + CHUNK] = self._of_chunk(images, projection, start)
-
-        spread([partial(transform, start) for start in starts])
-        return rows
-
-    def _of_chunk(
-        self, images: np.ndarray, projection: "Projection | None", start: int
-    ) -> np.ndarray:
+    def _of_piece(self, images: np.ndarray, projection: "Projection | None") -> np.ndarray:
+        transform = TRANSFORMS[self.transform]
         with torch.no_grad():
-            features = TRANSFORMS[self.transform](
-                as_pixels(images[start : start + CHUNK]), self.seed
-            )
-            return (features if projection is None else projection.of(features)).numpy()
+            chunks = as_pixels(images).split(CHUNK)
+            rows = torch.cat([transform(chunk, self.seed) for chunk in chunks])
+            return (rows if projection is None else projection.of(rows)).numpy()
 
     def _projection(self, source: Source) -> "Projection":
         """Learn the projection on the public data.

@@ -119,27 +119,22 @@ def scattered(padded: Tensor, down: int, across: int) -> Tensor:
         left = window(images.shape[-2], down, step) * scale
         return left @ images @ window(images.shape[-1], across, step).T
 
-    def moduli(spectrum: Tensor, scales: slice) -> Tensor:  # [n, channels, paths, 1, rows, columns]
-        return (spectrum * filters[scales]).flatten(0, 1)
-
     spectrum = torch.fft.fft2(padded)[:, :, None]
-    fine = torch.fft.ifft2(spectrum * filters[0]).abs()
+    first = torch.fft.ifft2(spectrum * filters[0]).abs()
     coarse = torch.fft.ifft2(halved(spectrum * filters[1])).abs()
-    of_fine = torch.fft.fft2(fine)[:, :, :, None]
-    second = torch.fft.ifft2(halved(of_fine * filters[1])).abs().flatten(2, 3)
-    orders = (
-        averaged(padded[:, :, None], 1),
-        averaged(fine, 1),
-        averaged(coarse, 2),
-        averaged(second, 2),
-    )
-    return torch.cat(orders, 2)
+    results = [averaged(padded[:, :, None], 1), averaged(first, 1), averaged(coarse, 2)]
+    spectrum = torch.fft.fft2(first)
+    for angle in range(ANGLES):  # all at once would not fit into a cache
+        fields = spectrum[:, :, angle : angle + 1] * filters[1]
+        results.append(averaged(torch.fft.ifft2(halved(fields)).abs(), 2))
+    return torch.cat(results, 2)
 
 
 def halved(spectrum: Tensor) -> Tensor:
     """Return the spectra of images of which only every second row and column remains."""
     rows, columns = (side // 2 for side in spectrum.shape[-2:])
-    return spectrum.unflatten(-1, (2, columns)).unflatten(-3, (2, rows)).mean((-4, -2))
+    folded = spectrum[..., :rows, :] + spectrum[..., rows:, :]
+    return (folded[..., :columns] + folded[..., columns:]) / 4
 
 
 @lru_cache(maxsize=8)
@@ -204,43 +199,56 @@ def gabor(
 
 # Random convolutions
 
-PATCH = 6  # side of a filter, in pixels
+PATCH = 6  # side of a patch, in pixels
+STEP = 2  # distance of two patches, in pixels
 FILTERS = 256
-POOLS = 3  # averages along each axis
+POOLS = 3  # regions along each axis
 SMALLEST_CONTRAST = 0.1  # is added to the contrast of a patch, as SMALLEST_NORM
-THRESHOLD = 1.0  # responses below it become 0
+THRESHOLD = 1.0  # smaller responses become 0
 
 
 def random_conv(images: Tensor, seed: int) -> Tensor:
-    """Compute responses to random filters of 6 x 6 pixels, and average them over 3 x 3 regions.
+    """Compute responses of patches of 6 x 6 pixels to random filters, and average over regions.
 
     Each filter is Gaussian with mean 0 and norm 1. A response is divided by the contrast of its
-    patch. Its positive part above a threshold and its negative part below one are averaged.
+    patch, the standard deviation of its pixels. The part of a response above 1, and of its
+    negative, are averaged over 3 x 3 regions.
 
     Args:
         images: Images [n, channels, height, width].
         seed: Seed of the filters.
 
     Returns:
-        Features [n, 2 * 256 * 9].
+        Features [n, 9 * 512].
     """
-    filters = random_filters(images.shape[1], seed)
-    responses = functional.conv2d(images, filters)
-    mean = functional.avg_pool2d(images.mean(1, keepdim=True), PATCH, 1)
-    square = functional.avg_pool2d(images.square().mean(1, keepdim=True), PATCH, 1)
-    contrast = (square - mean.square()).clamp(min=0).sqrt()
-    responses = responses / (contrast + SMALLEST_CONTRAST)
-    parts = torch.cat([responses, -responses], 1).sub(THRESHOLD).relu()
-    return functional.adaptive_avg_pool2d(parts, POOLS).flatten(1)
+    patches = images.unfold(2, PATCH, STEP).unfold(3, PATCH, STEP)
+    down, across = patches.shape[2:4]
+    patches = patches.permute(0, 2, 3, 1, 4, 5).flatten(1, 2).flatten(2)
+    patches = patches - patches.mean(2, keepdim=True)
+    patches /= patches.square().mean(2, keepdim=True).sqrt() + SMALLEST_CONTRAST
+    responses = patches @ random_filters(images.shape[1], seed)
+    pools = region_means(down, across)
+    parts = [pools @ (sign * responses - THRESHOLD).relu() for sign in (1, -1)]
+    return torch.cat(parts, 2).flatten(1)
 
 
 @lru_cache(maxsize=4)
 def random_filters(channels: int, seed: int) -> Tensor:
-    """Draw filters [256, channels, 6, 6] with mean 0 and norm 1."""
-    filters = generator(seed, Draw.FEATURES).standard_normal((FILTERS, channels, PATCH, PATCH))
-    filters -= filters.mean((1, 2, 3), keepdims=True)
-    filters /= np.sqrt((filters**2).sum((1, 2, 3), keepdims=True))
-    return torch.from_numpy(filters.astype(np.float32))
+    """Draw filters [channels * 36, 256] with mean 0 and norm 1."""
+    filters = generator(seed, Draw.FEATURES).standard_normal((channels * PATCH**2, FILTERS))
+    filters -= filters.mean(0)
+    return torch.from_numpy((filters / np.linalg.norm(filters, axis=0)).astype(np.float32))
+
+
+@lru_cache(maxsize=8)
+def region_means(down: int, across: int) -> Tensor:
+    """Return weights [regions, down * across], with which means over regions are computed."""
+    axes = []
+    for count in (down, across):
+        region = np.arange(count) * min(POOLS, count) // count
+        weights = (region == np.arange(min(POOLS, count))[:, None]).astype(np.float32)
+        axes.append(weights / weights.sum(1, keepdims=True))
+    return torch.from_numpy(np.kron(*axes))
 
 
 # Name in a config -> function of images and a seed, which only random convolutions use

@@ -12,8 +12,10 @@ from fedmuon.federated.wire import named, unpack
 from fedmuon.optim.stage import ServerState
 from fedmuon.runs.directory import RunDirectory, answered
 from fedmuon.runs.prepare import Run
+from fedmuon.tasks.base import Params
 
 OLDER = "older."  # prefix of the names of older models in a checkpoint
+OBSERVED = "observed."  # prefix of the names of tensors of observers
 
 
 def restored(directory: RunDirectory, fresh: ServerState) -> ServerState:
@@ -25,7 +27,11 @@ def restored(directory: RunDirectory, fresh: ServerState) -> ServerState:
         return fresh
     arrays, about = checkpoint
     try:
-        tensors = {name: torch.from_numpy(value) for name, value in arrays.items()}
+        tensors = {
+            name: torch.from_numpy(value)
+            for name, value in arrays.items()
+            if not name.startswith(OBSERVED)
+        }
         older: dict[int, dict[str, torch.Tensor]] = {}
         for name in [name for name in tensors if name.startswith(OLDER)]:
             number, _, plain_name = name.removeprefix(OLDER).partition("/")
@@ -56,14 +62,37 @@ def restore_client_states(run: Run, round: int, earlier: Sequence[Record]) -> No
         run.experiment.client_states.restore(round, latest, run.directory.saved_rounds())
 
 
-def save_checkpoint(run: Run, state: ServerState, ledger: str) -> None:
+def stored_by_observers(directory: RunDirectory, prefix: str) -> Params:
+    """Return the tensors of an observer in the last valid checkpoint, without their prefix.
+
+    If there is no checkpoint, or the observer stored nothing, the result is empty.
+    """
+    arrays, _ = directory.newest_checkpoint() or ({}, {})
+    start = OBSERVED + prefix
+    return {
+        name.removeprefix(start): torch.from_numpy(value)
+        for name, value in arrays.items()
+        if name.startswith(start)
+    }
+
+
+def save_checkpoint(
+    run: Run, state: ServerState, ledger: str, of_observers: Sequence[Params] = ()
+) -> None:
     """Write the states of the clients that are in no file yet, and then the checkpoint.
 
-    For a private run, `ledger` is the hash of the last entry in its ledger.
+    Args:
+        run: The run.
+        state: The server's state.
+        ledger: The hash of the last entry in the ledger of a private run.
+        of_observers: Further tensors, see `Observer.tensors`.
     """
     memory = run.experiment.client_states
     memory.flush()
-    run.directory.checkpoint(state.round, to_numpy(_tensors(state)), ledger)
+    tensors = _tensors(state)
+    for observed in of_observers:
+        tensors |= {OBSERVED + name: value for name, value in observed.items()}
+    run.directory.checkpoint(state.round, to_numpy(tensors), ledger)
     memory.commit(state.round)
 
 

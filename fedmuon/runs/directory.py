@@ -43,13 +43,14 @@ LEDGER_LOST = (
 )
 RUN_ID = "run-id.txt"  # identifies the run to nodes that store client states
 PERSONAL_MODELS = "personal.safetensors"
+AVERAGE_MODEL = "average.safetensors"  # the average of the models after the last rounds
 MAYBE = ("routes.txt", "objects.json", CLIENT_NAMES, CLOCK, RUN_ID, *LEDGERS, CLIENTS,
-         "personal.csv", PERSONAL_MODELS)  # fmt: skip
+         "personal.csv", PERSONAL_MODELS, AVERAGE_MODEL)  # fmt: skip
 # The files in MAYBE that have a checksum only in finished runs.
-LATE = (*LEDGERS, CLIENTS, "personal.csv", PERSONAL_MODELS)
+LATE = (*LEDGERS, CLIENTS, "personal.csv", PERSONAL_MODELS, AVERAGE_MODEL)
 # Files with samples or tensors, and files that may be as large.
 READ_WHOLE = {"config.toml", "rounds.jsonl", "summary.json"}
-NOT_SHOWN = {*FIXED, *ENDS, CLIENTS, PERSONAL_MODELS} - READ_WHOLE
+NOT_SHOWN = {*FIXED, *ENDS, CLIENTS, PERSONAL_MODELS, AVERAGE_MODEL} - READ_WHOLE
 LARGE = 1 << 20  # a larger file is not read completely only to list its run, in bytes
 AUDIT = "one-run.json"  # exists in runs with canaries
 FAILED = "failed.txt"  # the reason why the run has no finite model

@@ -56,7 +56,8 @@ def train(
     restore_client_states(run, state.round, earlier)
 
     def save() -> None:
-        save_checkpoint(run, state, accountant.ledger.head if accountant else "")
+        tensors = [observer.tensors(state) for observer in observers]
+        save_checkpoint(run, state, accountant.ledger.head if accountant else "", tensors)
 
     # Every private release is spent privacy. Save after each round, so that a kill does not waste
     # it.

@@ -1,6 +1,7 @@
 """Which observers a run has."""
 
 from fedmuon.federated.experiment import Engine
+from fedmuon.runs.observers.average_model import AverageModel
 from fedmuon.runs.observers.client_records import ClientRecords
 from fedmuon.runs.observers.client_tests import ClientTests
 from fedmuon.runs.observers.evaluation import Evaluation
@@ -27,6 +28,8 @@ def observers_of(run: Run, engine: Engine) -> tuple[Observer, ...]:
         observers.append(SimulatedTime(clock))
     observers.append(Replies(clock))
     observers.append(ClientTests(run) if run.config.data.client_test else Evaluation(run))
+    if run.config.output.average:
+        observers.append(AverageModel(run))
     if run.config.output.clients:
         observers.append(ClientRecords(run))
     if experiment.recipe.personalizes:

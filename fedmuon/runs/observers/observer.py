@@ -6,6 +6,7 @@ from fedmuon.core.files import Record
 from fedmuon.federated.experiment import Round
 from fedmuon.optim.stage import ServerState
 from fedmuon.runs.directory import NO_FILES
+from fedmuon.tasks.base import Params
 
 
 class Observer:
@@ -30,6 +31,14 @@ class Observer:
         Args:
             finished: The round.
             record: The fields so far. A returned field replaces a field with the same name.
+        """
+        return {}
+
+    def tensors(self, state: ServerState) -> Params:
+        """Return tensors that a checkpoint of this state contains, by names with a unique prefix.
+
+        The state is that of the last finished round, or of the round before if the run was
+        interrupted between `after` and the end of the round.
         """
         return {}
 

@@ -31,6 +31,7 @@ CHOICES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "default": ({}, ["Replies", "Evaluation"]),
     "devices": ({"devices": {"mode": "synchronous"}}, ["SimulatedTime", "Replies", "Evaluation"]),
     "clients": ({"output": {"clients": True}}, ["Replies", "Evaluation", "ClientRecords"]),
+    "average": ({"output": {"average": 0.5}}, ["Replies", "Evaluation", "AverageModel"]),
     "tests": ({"data": {"client-test": 0.3}}, ["Replies", "ClientTests"]),
     "personal": (
         {"task": NETWORK, "local": PERSONAL},
