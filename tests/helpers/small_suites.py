@@ -141,7 +141,7 @@ STUDIES: dict[str, dict[str, Any]] = {
         "data": "synthetic", "seeds": [0, 1], "samples": [60, 90], "scaled-mus": [1.0, 2.0],
         "guess": 0.5,
         "base": {"data": {"dimension": 5, "classes": 3, "test": 30, "minimum": 5},
-                 "federation": {"clients": 3, "per-round": 3, "rounds": 3},
+                 "federation": {"clients": 3, "per-round": 3, "rounds": 3, "partition": "iid"},
                  "engine": {"dtype": "float64"}},
         "methods": {"FedMuon": {"base": {"local": {"recipe": "fedmuon"}}, "lrs": [0.01, 0.05]},
                     "FedAvg": {"base": {"local": {"recipe": "fedavg"}}, "lrs": [0.1]}},

@@ -32,7 +32,7 @@ scaled-mus = [1.0, 4.0]
 base.data = { test = 60, minimum = 5 }
 base.task.initial = "zero"
 base.local.steps = 2
-base.federation = { clients = 3, per-round = 3, rounds = 3 }
+base.federation = { clients = 3, per-round = 3, rounds = 3, partition = "iid" }
 base.engine = { dtype = "float64", device = "cpu" }
 methods.FedMuon.base = { local.recipe = "fedmuon", orthogonalizer.lambda = 0.1 }
 methods.FedMuon.lrs = [0.01, 0.02]
@@ -101,8 +101,8 @@ def test_the_noise_makes_the_relative_entropies_add_up_to_half_of_the_square(sui
 def test_what_is_rejected_before_anything_is_computed(tmp_path: Path) -> None:
     suite_of(tmp_path, SUITE)
     file = str(tmp_path / "suite.toml")
-    with pytest.raises(InputError, match="must not depend on the labels"):
-        find.find(file, None, "full", {"federation": {"partition": "dirichlet"}})
+    with pytest.raises(InputError, match="set by seeds"):
+        find.find(file, None, "full", {"federation": {"seed": 1}})
     with pytest.raises(InputError, match="set by lrs"):
         suite_of(tmp_path, SUITE, ('base.local.recipe = "fedavg"', "base.local.lr = 0.1"))
     with pytest.raises(InputError, match=r"train = 1738 and test = 60 do not fit.* only 1797"):
