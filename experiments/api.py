@@ -316,6 +316,8 @@ def stability(
     setting: str | None = None,
     trials: int | None = None,
     neighbours: str | None = None,
+    probes: int | None = None,
+    replacements: int | None = None,
     data: Any = None,
     test: Any = None,
     partition: Any = None,
@@ -345,6 +347,10 @@ def stability(
             the label is drawn from the labels of all clients. "worst": the pairs of a sample and a
             replacement that change the model most, as estimated from derivatives. "all": each
             sample is replaced once.
+        probes: Number of random probes with which derivatives through the run predict the gap, 8 by
+            default. With 0, no gap is predicted. The prediction is an estimate and no bound.
+        replacements: Number of random samples for an exact check of the prediction: the run trains
+            again with one sample replaced. 0 by default.
         data: The samples to use in place of the data set in `[data]`. Pass a pair (inputs, labels)
             of arrays, tensors or tables. Or pass a DataFrame, whose label column `[data] target`
             names. Or pass a torch `Dataset`, a Hugging Face dataset, another sequence of pairs or
@@ -390,7 +396,9 @@ def stability(
         >>> all(one["perturbation"] <= one["certificate"] for one in result.neighbours)
         True
     """
-    from fedmuon.experiments.stability import neighbours as runs  # imports scipy
+    # These modules import scipy.
+    from fedmuon.experiments.stability import neighbours as runs
+    from fedmuon.experiments.stability import prediction
 
     config = settings.instead_of(config, setting)
     objects = {
@@ -398,10 +406,13 @@ def stability(
         "orthogonalizer": orthogonalizer, "aggregate": aggregate, "stage": stage,
         "schedule": schedule,
     }  # fmt: skip
-    options = {"trials": trials, "neighbours": neighbours}
+    options = {"trials": trials, "neighbours": neighbours, "probes": probes,
+               "replacements": replacements}  # fmt: skip
     table = {name: value for name, value in options.items() if value is not None}
     extra = {"stability": table} if table else {}
     run_config = _chosen(config, objects, test, resume, out, extra)
+    if probes:
+        prediction.require_prediction(run_config)
     with (
         _folder(out, resume) as (folder, temporary),
         in_python(),
@@ -419,6 +430,8 @@ def gap(
     grid: Mapping[str, Sequence[Any] | str] | None = None,
     seeds: int = 1,
     together: bool = False,
+    probes: int | None = None,
+    replacements: int | None = None,
     jobs: int = 1,
     data: Any = None,
     test: Any = None,
@@ -448,6 +461,10 @@ def gap(
         seeds: Number of runs per setting. The first run uses the seed s of the config, the next run
             uses s + 1, and so on.
         together: Whether to divide δ by the number of bounds, so that all bounds hold together.
+        probes: Number of random probes with which derivatives through the run predict the gap, 8 by
+            default. With 0, no gap is predicted. The prediction is an estimate and no bound.
+        replacements: Number of random samples for an exact check of the prediction: the run trains
+            again with one sample replaced. 0 by default.
         jobs: Number of runs that train at the same time, each in its own process. Your objects must
             then be importable in those processes.
         data: The samples to use in place of the data set in `[data]`. Pass a pair (inputs, labels)
@@ -507,7 +524,12 @@ def gap(
             settings.instead_of(config, setting), objects, test
         )
         select = "train-loss" if grid else None  # every run records it; nothing is chosen
+        options = {"probes": probes, "replacements": replacements}
+        table = {name: value for name, value in options.items() if value is not None}
+        base["stability"] = {**base.get("stability", {}), **table}
         search = grid_search(base, {} if grid is None else grid, seeds, select, given=user_objects)
+        if probes:
+            gap_grid.require_predictions(search)
         work = gap_grid.gap_grid(search, together)
     workers = Workers(jobs) if jobs > 1 else contextlib.nullcontext()
     with (

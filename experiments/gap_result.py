@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from pandas import DataFrame
 
-SHOWN = ("setting", "gap", "gap_low", "gap_high", "bound", "range", "form", "accuracy", "status")
+SHOWN = ("setting", "gap", "gap_low", "gap_high", "predicted", "bound", "range", "form",
+         "accuracy", "status")  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)
@@ -54,7 +55,10 @@ class GapResult:
 
         `gap_low` and `gap_high` are the ends of the 95% interval of the mean gap over seeds. With
         one seed, they are those of the run, from its held-out samples. `range` is the range B of
-        the loss. A bound of at least B is vacuous.
+        the loss. A bound of at least B is vacuous. `predicted` is the gap that derivatives through
+        the run predict, and `predicted_error` is its standard error over random probes. With
+        `replacements`, `predicted_outside` is the prediction at held-out samples, and `replaced`
+        is the gap by exact replacements.
         """
         return self.summary["table"]
 
@@ -120,4 +124,4 @@ class GapResult:
         return as_html(self._shown(), " ".join(self.notes))
 
     def _shown(self) -> list[Record]:
-        return [{name: row[name] for name in SHOWN} for row in self.table]
+        return [{name: row.get(name) for name in SHOWN} for row in self.table]

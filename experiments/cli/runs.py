@@ -39,6 +39,26 @@ SettingName = Annotated[
         autocompletion=completion.settings,
     ),
 ]
+Probes = Annotated[
+    int | None,
+    Option(
+        min=0,
+        help=(
+            "Number of random probes with which derivatives through the run predict the gap. 0 "
+            "means no prediction. Default: 8."
+        ),
+    ),
+]
+Replacements = Annotated[
+    int | None,
+    Option(
+        min=0,
+        help=(
+            "Check the prediction: train again with one sample replaced, for this number of random "
+            "samples. Default: 0."
+        ),
+    ),
+]
 
 
 def run(
@@ -206,6 +226,8 @@ def stability(
             ),
         ),
     ] = False,
+    probes: Probes = None,
+    replacements: Replacements = None,
     resume: options.Resume = False,
     engine: options.EngineName = None,
     ray_address: options.RayAddress = None,
@@ -219,7 +241,11 @@ def stability(
 
     Example: [bold]fedmuon stability --setting controlled --trials 20 --out runs/s[/]
     """
-    from fedmuon.experiments.stability import certificates, neighbours  # torch, scipy
+    from fedmuon.experiments.stability import (  # torch, scipy
+        certificates,
+        neighbours,
+        prediction,
+    )
 
     config = settings.instead_of(config, setting)
     for option, used in {"--worst": hardest, "--trials": trials is not None}.items():
@@ -232,7 +258,10 @@ def stability(
     changes += [f"stability.trials={trials}"] if trials is not None else []
     changes += ["stability.neighbours=all"] if every else []
     changes += ["stability.neighbours=worst"] if hardest else []
+    changes += _of_prediction(probes, replacements)
     run_config = options.chosen_config(config, changes, resume, out, named=bool(overrides))
+    if run_config and probes:
+        prediction.require_prediction(run_config)
     run_config = run_config and certificates.in_float64(run_config)
     if run_config and run_config.engine.dtype == "float32":
         warn(
@@ -255,6 +284,12 @@ def stability(
             )
         print_path("Results are in", folder)
         _tell_of_picture(folder, "stability.png")
+
+
+def _of_prediction(probes: int | None, replacements: int | None) -> list[str]:
+    """Return the changes of the config that --probes and --replacements make."""
+    numbers = {"probes": probes, "replacements": replacements}
+    return [f"stability.{key}={value}" for key, value in numbers.items() if value is not None]
 
 
 def _tell_of_picture(folder: Path, name: str = "run.png") -> None:
@@ -287,6 +322,8 @@ def gap(
             ),
         ),
     ] = False,
+    probes: Probes = None,
+    replacements: Replacements = None,
     jobs: options.Jobs = None,
     out: options.OutFolder = None,
     resume: options.Resume = False,
@@ -296,6 +333,8 @@ def gap(
 ) -> None:
     """Compare the measured generalization gap with its bound, at every point of a grid.
 
+    The gap that derivatives predict is shown, too. It is an estimate and no bound.
+
     The output folder contains gap.csv (one row per run and form of the bound), gap.json, a picture,
     and the run folders. The precision is float64 unless the config sets engine.dtype.
 
@@ -304,6 +343,7 @@ def gap(
     if resume and out is None:
         raise InputError("--resume needs --out. Add --out with the folder to resume.")
     changes = options.changes_of(overrides, None, None, data, seed)
+    changes += _of_prediction(probes, replacements)
     setting_option = [f"--setting={setting}"] if setting else []
     words = ["gap", *_config_words(config, changes), *setting_option]
     words += [*(f"--grid={axis}" for axis in grid or ()), f"--seeds={seeds}"]
@@ -318,6 +358,8 @@ def gap(
         command = shlex.join(["fedmuon", *words])
         select = "train-loss" if grid else None  # every run records it; nothing is chosen
         search = sweep.search_of_command(config, changes, grid or (), seeds, select, command)
+        if probes:
+            gap_grid.require_predictions(search)
         work = gap_grid.gap_grid(search, together)
         folder = out or Path("runs") / f"gap-{time.strftime('%Y%m%d-%H%M%S')}"
         with options.resumable(folder, words), Progress(live(), work.counted, lines=True) as bar:

@@ -17,6 +17,7 @@ gradients, both of rank one, at the mean of the initial and the final model.
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,25 +60,43 @@ CALIBRATION = {"pairs": "replacements ranked by derivatives (first order, estima
                "largest_error": "largest relative error of a prediction"}  # fmt: skip
 
 NO_SELECTION = "a choice of entries or a rounded number has no derivative"
-DERIVATIVES = Demand(
+
+
+def derivatives_needed(named: Callable[[Any], str], reason: str, instead: str) -> "Demand[Any]":
+    """Return the demand of a feature that differentiates the final model by sample weights.
+
+    Args:
+        named: What needs the derivatives, as in `Demand`.
+        reason: Why it needs them: the words that follow "because".
+        instead: Another fix, as in `Demand`.
+    """
+    return Demand(
+        named,
+        {
+            Trait.PRIVATE: "a private run clips its gradients, and its noise hides single samples",
+            Trait.NOISE_PER_STEP: "clipping and noise hide single samples",
+            Trait.PROTECTS_CLIENTS: "clipping and noise hide single samples",
+            Trait.UNSMOOTH_MAP: reason,
+            Trait.ROUNDS_PRODUCTS: "this rounding is larger than the effect of one sample",
+            Trait.NO_WEIGHTED_MEAN: "a selection among replies has no derivative",
+            Trait.NO_DERIVATIVE: reason,
+            Trait.STORES_CLIENT_STATES: "client states carry derivatives into rounds that the "
+            "reverse pass does not repeat",
+            Trait.ENCODES_STATES: "a low-rank momentum has no derivative where singular values are "
+            "equal",
+            Trait.COMPRESSES_REPLIES: NO_SELECTION,
+            Trait.COMPRESSES_MODEL: NO_SELECTION,
+            Trait.CUSTOM_STAGE: "it is unknown whether the messages of your stage have a "
+            "derivative",
+        },
+        instead,
+    )
+
+
+DERIVATIVES = derivatives_needed(
     lambda subject: "[stability] neighbours = 'worst'",
-    {
-        Trait.PRIVATE: "a private run clips its gradients, and its noise hides single samples",
-        Trait.NOISE_PER_STEP: "clipping and noise hide single samples",
-        Trait.PROTECTS_CLIENTS: "clipping and noise hide single samples",
-        Trait.UNSMOOTH_MAP: "it ranks replacements by derivatives",
-        Trait.ROUNDS_PRODUCTS: "this rounding is larger than the effect of one sample",
-        Trait.NO_WEIGHTED_MEAN: "a selection among replies has no derivative",
-        Trait.NO_DERIVATIVE: "it ranks replacements by derivatives",
-        Trait.STORES_CLIENT_STATES: "client states carry derivatives into rounds that the ranking "
-        "does not repeat",
-        Trait.ENCODES_STATES: "a low-rank momentum has no derivative where singular values are "
-        "equal",
-        Trait.COMPRESSES_REPLIES: NO_SELECTION,
-        Trait.COMPRESSES_MODEL: NO_SELECTION,
-        Trait.CUSTOM_STAGE: "it is unknown whether the messages of your stage have a derivative",
-    },
-    instead="set [stability] neighbours to 'own', 'any' or 'all'",
+    "it ranks replacements by derivatives",
+    "set [stability] neighbours to 'own', 'any' or 'all'",
 )
 
 
@@ -246,7 +265,7 @@ def predictions(
     offsets = experiment.shards.offsets
     start = begin(experiment.recipe, experiment.task, run.config.federation.seed)
     candidates, towards = Candidates.of(run, experiment), _directions(run, start.params)
-    parts, groups = list(_parts(experiment, towards)), list(candidates.groups(experiment))
+    parts, groups = list(parts_in_memory(experiment, towards)), list(candidates.groups(experiment))
     near = _regressor(run, experiment, start, towards, candidates)
     on_start(0, len(parts) * len(groups) * experiment.plan.rounds)
     counter = itertools.count(1)
@@ -299,13 +318,14 @@ def _regressor(
     )
 
 
-def smooth(run: FinishedRun) -> Experiment:
+def smooth(run: FinishedRun, demand: "Demand[Any]" = DERIVATIVES) -> Experiment:
     """Return the run's experiment in float64.
 
-    Raise InputError if the final model has no derivative with respect to the sample weights.
+    Raise InputError if the final model has no derivative with respect to the sample weights. The
+    error names the feature that has this demand.
     """
     config = run.config
-    require_smooth(config, run.experiment.recipe)
+    require_smooth(config, run.experiment.recipe, demand)
     if run.experiment.task.dtype == torch.float64:
         return run.experiment
     engine = config.engine.model_copy(update={"dtype": "float64"})
@@ -314,15 +334,17 @@ def smooth(run: FinishedRun) -> Experiment:
     return replace(experiment, plan=run.experiment.plan)
 
 
-def require_smooth(config: Config, recipe: Recipe | None = None) -> None:
+def require_smooth(
+    config: Config, recipe: Recipe | None = None, demand: "Demand[Any]" = DERIVATIVES
+) -> None:
     """Raise InputError if the final model cannot be differentiated.
 
     A built recipe also shows facts of a custom recipe, which the config does not show.
     """
-    require_allowed(config, (DERIVATIVES,), (*FACTS, *METHOD_FACTS))
+    require_allowed(config, (demand,), (*FACTS, *METHOD_FACTS))
     if recipe is not None:
         built = BuiltRecipe(config, recipe)
-        require_allowed(built, (DERIVATIVES,), (*RECIPE_FACTS, ADAMW_LINK))
+        require_allowed(built, (demand,), (*RECIPE_FACTS, ADAMW_LINK))
 
 
 def _directions(run: FinishedRun, params: Params) -> Params:
@@ -333,7 +355,7 @@ def _directions(run: FinishedRun, params: Params) -> Params:
     }
 
 
-def _parts(experiment: Experiment, towards: Params) -> Iterator[Params]:
+def parts_in_memory(experiment: Experiment, towards: Params) -> Iterator[Params]:
     """Split the directions into parts that fit in memory.
 
     A reverse pass stores several copies of the directions for each client. In the matrix task, it

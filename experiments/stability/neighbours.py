@@ -27,7 +27,7 @@ from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import census, draw, stack
 from fedmuon.experiments.run import execute as make_run
 from fedmuon.experiments.run import on_engine
-from fedmuon.experiments.stability import certificates, gap, realized
+from fedmuon.experiments.stability import certificates, gap, prediction, realized
 from fedmuon.experiments.stability.finished_run import (
     CENSUS,
     FinishedRun,
@@ -72,6 +72,10 @@ MEANINGS = (
     f"{OF_NEIGHBOURS} The population gap is the loss on new samples, estimated from held-out "
     "samples with the clients' label shares, minus the train loss."
 )
+PREDICTED_GAP = (
+    " The predicted gap follows from derivatives through the run. It is an estimate and no bound "
+    "(SE: standard error)."
+)
 MEMORY, MOST = 1 << 30, 256  # maximum bytes and maximum number of neighbours of one stack
 INCONCLUSIVE = Text("inconclusive: the interval of the gap reaches above the bound", style="yellow")
 
@@ -108,7 +112,7 @@ def execute(
         moved = largest_moves(out / CENSUS, len(case.sizes))
         case = dataclasses.replace(case, moved=moved)
         record = certificates.report(case, certificate)
-        record |= gap.measure_gap(run, case, certificate) | compared
+        record |= gap.measure_gap(run, case, certificate) | prediction.prediction(run) | compared
         record |= gap.beside_start(run, record["value"])
         if run.config.stability.realized:
             record["realized"] = realized.write_certificates(run, certificate)
@@ -327,6 +331,7 @@ def verdict_table(out: Path, record: Record) -> Table:
         if within is None or within is INCONCLUSIVE:
             rows += [("why so wide", " ".join(record.get("gap_notes", [])))]
         rows += [] if within is None else [(f"{GAP} within the bound", within)]
+    rows += prediction.rows_of(record)
     summary = RunDirectory(out).summary() or {}
     rows += [(k.replace("_", " "), summary.get(k)) for k in ("accuracy", "train_loss", "test_loss")]
     if (influence := record.get("influence")) is not None:
@@ -335,6 +340,8 @@ def verdict_table(out: Path, record: Record) -> Table:
     title = f"{len(moved)} neighbours; the bound is {record['status']} (with {constants})"
     table = facts(title + unreleased(summary), rows, 4)
     table.caption = MEANINGS if record["gap"] is not None else OF_NEIGHBOURS
+    if record.get("predicted_gap") is not None:
+        table.caption += PREDICTED_GAP
     return table
 
 

@@ -19,6 +19,7 @@ from fedmuon.analysis.report.numbers import count, number
 from fedmuon.analysis.report.tables import Columns, read_table, where
 from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.files import finite
+from fedmuon.experiments.stability import prediction
 from fedmuon.experiments.stability.certificates import certify, in_float64
 from fedmuon.experiments.stability.finished_run import FinishedRun, from_directory
 from fedmuon.experiments.stability.gap import measure_gap
@@ -31,7 +32,20 @@ from fedmuon.runs.loop import OnRoundEnd, OnStart
 
 PROVED = ("explicit", "sharp", "variance")  # values of stability.c-hp
 PICTURE = "gap.png"
-WORDS = ("setting", "run", "form", "status", "note")  # columns of gap.csv that are texts
+WORDS = (
+    "setting",
+    "run",
+    "form",
+    "status",
+    "note",
+    "prediction_note",
+)  # columns of gap.csv that are texts
+# Column of gap.csv -> entry of `prediction`. Results of old versions lack these columns.
+PREDICTED = {
+    "predicted": "predicted_gap", "predicted_error": "predicted_gap_error",
+    "predicted_outside": "predicted_gap_outside", "replaced": "replaced_gap",
+    "replaced_error": "replaced_gap_error",
+}  # fmt: skip
 ALONE = (
     "Each bound holds with probability 1 − δ for a setting that was fixed before anybody saw the "
     "samples. To let all {count} bounds of gap.csv (settings × seeds × forms) hold together, use "
@@ -44,6 +58,10 @@ TOGETHER = (
 ESTIMATED = (
     "The status `estimated` means that constants of the bound are estimates. Such a bound is not "
     "proved."
+)
+PREDICTIONS = (
+    "The predicted gap follows from derivatives through the run. It is an estimate and no bound. "
+    "SE is its standard error over random probes."
 )
 ACROSS = 5.2  # inches
 # Sentences on the 95% interval of a gap, and its names in the picture. A setting has one run, or
@@ -73,11 +91,15 @@ def measured(folder: Path, given: UserObjects = NOTHING) -> list[Record]:
     """
     case = from_directory(folder, given=given)
     config_certificate = certify(case)
-    gap = measure_gap(FinishedRun.open(folder, given), case, config_certificate)
+    finished = FinishedRun.open(folder, given)
+    gap = measure_gap(finished, case, config_certificate)
+    predicted = prediction.prediction(finished)
+    numbers = {**gap, **{column: predicted.get(name) for column, name in PREDICTED.items()}}
     shared = {
-        name: math.nan if gap[name] is None else gap[name]
-        for name in ("gap", "gap_low", "gap_high")
+        name: math.nan if numbers[name] is None else numbers[name]
+        for name in ("gap", "gap_low", "gap_high", *PREDICTED)
     }
+    reasons = (str(predicted.get(f"{name}_refusal", "")) for name in PREDICTED.values())
     config_form = case.config.stability.c_hp
     rows = []
     for form in dict.fromkeys([config_form, *PROVED]):
@@ -92,6 +114,7 @@ def measured(folder: Path, given: UserObjects = NOTHING) -> list[Record]:
             "failure": bound.failure if bound else math.nan,
             "status": bound.status if bound else "refused",
             "note": certificate.refusal or str(gap.get("gap_refusal", "")),
+            "prediction_note": " ".join(filter(None, reasons)),
         })  # fmt: skip
     return rows
 
@@ -152,6 +175,9 @@ class GapGrid(GridSearch):
         elif holding:
             words.append(ALONE.format(count=holding))
         words += [on_intervals(columns)] if rows else []
+        predictions = [row for row in rows if math.isfinite(row["predicted"])]
+        words += [PREDICTIONS] * bool(predictions)
+        words += dict.fromkeys(row["prediction_note"] for row in rows if row["prediction_note"])
         words += [ESTIMATED] * any(row["status"] == "estimated" for row in rows)
         words += [NOT_DRAWN.format(settings - drawn, settings)] * (drawn < settings)
         words += dict.fromkeys(row["note"] for row in rows if row["note"])
@@ -165,6 +191,12 @@ class GapGrid(GridSearch):
             "table": numbers(columns) if rows else [],
             "words": words,
         }
+
+
+def require_predictions(search: GridSearch) -> None:
+    """Raise InputError if the config of a run excludes a predicted gap."""
+    for cell in search.cells:
+        prediction.require_prediction(cell.config)
 
 
 def gap_grid(search: GridSearch, together: bool) -> GapGrid:
@@ -243,12 +275,25 @@ def numbers(rows: Columns) -> list[Record]:
         gap, low, high = gap_bound.ends_of(form_rows)
         means = {name: form_rows[name].mean() for name in ("bound", "range", "accuracy")}
         measures = {"gap": gap, "gap_low": low, "gap_high": high} | means
+        measures |= mean_predictions(form_rows)
         texts = {name: str(form_rows[name][0]) for name in ("setting", "form")}
         statuses = {"status": ", ".join(map(str, distinct(form_rows, "status")))}
         lines.append(
             texts | {name: finite(float(value)) for name, value in measures.items()} | statuses
         )
     return lines
+
+
+def mean_predictions(rows: Columns) -> dict[str, float]:
+    """Return the means of the predicted gaps over the runs of a setting, with standard errors.
+
+    The standard errors are those over probes and over replaced samples, and not those over seeds.
+    """
+    means = {name: float(rows[name].mean()) for name in PREDICTED if name in rows}
+    for name in ("predicted_error", "replaced_error"):
+        if name in rows:
+            means[name] = float(np.sqrt((rows[name] ** 2).sum())) / len(rows[name])
+    return means
 
 
 def on_intervals(rows: Columns) -> str:
@@ -260,12 +305,22 @@ def on_intervals(rows: Columns) -> str:
 
 def shown(table: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
     """Return the result of `numbers` as the heads and rows of a table for people."""
-    heads = ["setting", "gap (95% interval)", "bound", "bound / B", "bound / gap", "form",
-             "accuracy", "status"]  # fmt: skip
+    estimates = {
+        "predicted": "predicted (SE)",
+        "predicted_outside": "predicted outside",
+        "replaced": "replaced (SE)",
+    }
+    estimates = {
+        name: head for name, head in estimates.items()
+        if any(row.get(name) is not None for row in table)
+    }  # fmt: skip
+    heads = ["setting", "gap (95% interval)", *estimates.values(), "bound", "bound / B",
+             "bound / gap", "form", "accuracy", "status"]  # fmt: skip
     return heads, [
         [
             row["setting"],
             f"{_shown(row['gap'])} ({_shown(row['gap_low'])} to {_shown(row['gap_high'])})",
+            *(_with_error(row, name) for name in estimates),
             _shown(row["bound"]),
             _of_range(_ratio(row["bound"], row["range"])),
             _of_gap(row),
@@ -295,13 +350,20 @@ def _of_gap(row: Record) -> str:
     return _shown(_ratio(row["bound"], row["gap"]))
 
 
+def _with_error(row: Record, name: str) -> str:
+    """Return a prediction with its standard error as text."""
+    value, error = row.get(name), row.get(f"{name}_error")
+    return _shown(value) + ("" if error is None else f" ({number(error, 2)})")
+
+
 def _shown(value: float | None) -> str:
     return "–" if value is None else number(value, 3)
 
 
 def rows_in(out: Path) -> Columns:
     """Return the columns of gap.csv in the folder `out`."""
-    return read_table(out / "gap.csv", words=WORDS)
+    names = read_table(out / "gap.csv")
+    return read_table(out / "gap.csv", words=[name for name in WORDS if name in names])
 
 
 def title_of(summary: Record) -> str:
@@ -324,9 +386,13 @@ def picture(rows: Columns) -> Figure:
     inches = 0.22 * sum(name.count("\n") + 1 for name in names)
     figure, (axes,) = style.canvas(1, True, 1.7 + inches, width=ACROSS)
     gaps, lows, highs = np.array([gap_bound.ends_of(setting) for setting in settings]).T
+    nothing = np.full(1, np.nan)
+    predictions = np.array([setting.get("predicted", nothing).mean() for setting in settings])
     bounds = np.array([setting["bound"].mean() for setting in settings])
     places = np.arange(len(settings))
-    positive = np.concatenate([gaps[gaps > 0], lows[lows > 0], highs[highs > 0], bounds])
+    positive = np.concatenate(
+        [values[values > 0] for values in (gaps, lows, highs, predictions, bounds)]
+    )
     left = positive.min() / gap_bound.ROOM**2
     right = max(1.0, positive.max()) * gap_bound.ROOM**2
 
@@ -339,6 +405,9 @@ def picture(rows: Columns) -> Figure:
     if not up.all():
         axes.plot(np.full((~up).sum(), left), places[~up], "<", color=style.BLUE, ms=6,
                   clip_on=False, label="gap of at most 0, left of the axis")  # fmt: skip
+    if (shown_ones := predictions > 0).any():
+        axes.plot(predictions[shown_ones], places[shown_ones], "D", color=style.ORANGE, ms=5,
+                  mfc="none", mew=1.4, label=f"predicted gap{seeds}")  # fmt: skip
     forms = {str(setting["form"][0]) for setting in settings}
     form = f" (form {forms.pop()})" if len(forms) == 1 else ""
     axes.plot(bounds, places, "|", color=style.BLACK, ms=12, mew=2, label=f"bound{form}")
@@ -357,5 +426,5 @@ def picture(rows: Columns) -> Figure:
 def _over_range(rows: Columns) -> Columns:
     """Return the rows of a setting with gap and bound divided by the range B of the loss."""
     top = rows["range"]
-    names = ("gap", "gap_low", "gap_high", "bound", "range")
-    return rows | {name: rows[name] / top for name in names}
+    names = ("gap", "gap_low", "gap_high", "bound", "range", "predicted")
+    return {**rows, **{name: rows[name] / top for name in names if name in rows}}

@@ -1545,6 +1545,18 @@ class Stability(Table):
         "probability at most δ/2 each, as published.",
         values="explicit, sharp, variance, or a number above 0",
     )
+    probes: Annotated[int, Field(ge=0, le=10**4)] = key(
+        8,
+        "Number of random probes with which derivatives through the run predict the gap. With "
+        "more probes, the standard error of the predicted gap is smaller. With 0, no gap is "
+        "predicted. The prediction is not a bound.",
+    )
+    replacements: Annotated[int, Field(ge=0, le=10**6)] = key(
+        0,
+        "Number of random samples for an exact check of the predicted gap. For each sample, the "
+        "run trains again with a held-out sample of the same label in its place. The prediction "
+        "is then also computed at held-out samples.",
+    )
     alpha_smoothing: Chance = key(
         0.05,
         "α, the probability that the smoothing noise leaves a singular value below the level "
@@ -1624,6 +1636,7 @@ LATER = tuple(
         "data": ("validation", "client-test", "target", "client", "center", "center-samples",
                  "pad-token", "features", "features-seed", "public", "components"),
         "devices": tuple(FIELDS["devices"]),
+        "stability": ("probes", "replacements"),
     }.items()
     for key in keys
 )  # fmt: skip

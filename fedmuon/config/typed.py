@@ -297,6 +297,8 @@ StabilityKeys = TypedDict(
         "constants": Literal["ball", "global"],
         "realized": bool,
         "c-hp": float | str,
+        "probes": int,
+        "replacements": int,
         "alpha-smoothing": float,
     },
     total=False,

@@ -12,7 +12,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.data.partition import weights
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability.finished_run import FinishedRun
-from fedmuon.experiments.stability.predicted_gap import _slopes, predict
+from fedmuon.experiments.stability.predicted_gap import predict, weighted_slopes
 from fedmuon.federated.adjoint import pulled_back
 from fedmuon.federated.rounds import begin
 from fedmuon.tasks.base import Batch
@@ -39,7 +39,8 @@ def influence(run: FinishedRun) -> np.ndarray:
     """s_ab = <grad loss(A, z_a), dA / dw_b>, with one direction for each sample a."""
     experiment, sizes = run.experiment, run.data.sizes
     offsets = np.concatenate([[0], np.cumsum(sizes)])
-    towards = _slopes(experiment, run.model(), np.eye(int(sizes.sum())))
+    samples = Batch(experiment.shards.inputs, experiment.shards.labels)
+    towards = weighted_slopes(experiment, run.model(), samples, np.eye(int(sizes.sum())))
     none = Batch(experiment.shards.inputs[:0], experiment.shards.labels[:0])
     start = begin(experiment.recipe, experiment.task, run.config.federation.seed)
     matrix = np.zeros((sizes.sum(), sizes.sum()))
@@ -60,6 +61,8 @@ def trace(run: FinishedRun) -> float:
             b for b in range(len(owner))
             if b != a and owner[b] == owner[a] and labels[b] == labels[a]
         ]  # fmt: skip
+        if not others:  # samples of other clients with this label stand in
+            others = [b for b in range(len(owner)) if b != a and labels[b] == labels[a]]
         if others:
             total += chances[owner[a]] / sizes[owner[a]] * (matrix[a, others].mean() - matrix[a, a])
     return total
@@ -76,10 +79,10 @@ def test_probes_estimate_the_trace_of_the_influence_matrix(name: str, tmp_path: 
 def test_slopes_are_gradients_of_the_weighted_loss(tmp_path: Path) -> None:
     run = finished(tmp_path / "run", "fedmuon")
     shards, count = run.experiment.shards, len(run.data.labels)
-    mean = _slopes(run.experiment, run.model(), np.full((1, count), 1 / count))["weight"][0]
     batch = Batch(shards.inputs, shards.labels)
+    mean = weighted_slopes(run.experiment, run.model(), batch, np.full((1, count), 1 / count))
     _, gradient = run.experiment.task.gradient(run.model(), [batch])
-    np.testing.assert_allclose(mean.numpy(), gradient["weight"].numpy(), atol=1e-14)
+    np.testing.assert_allclose(mean["weight"][0].numpy(), gradient["weight"].numpy(), atol=1e-14)
 
 
 @pytest.mark.slow

@@ -125,7 +125,9 @@ def test_bounds_together_divide_delta_by_their_number(grid: Path, tmp_path: Path
     )
     assert again["value"] == float(together[0]["bound"])
     alone = json.loads((grid / "gap.json").read_text("utf-8"))["words"]
-    assert alone == [gap_grid.ALONE.format(count=12), gap_grid.OVER_SEEDS]
+    assert alone == [
+        gap_grid.ALONE.format(count=12), gap_grid.OVER_SEEDS, gap_grid.PREDICTIONS
+    ]  # fmt: skip
 
 
 def test_a_run_without_a_bound_has_its_reason_and_is_not_drawn(tmp_path: Path) -> None:

@@ -103,6 +103,7 @@ OTHER: dict[str, Any] = {
     "stability.lipschitz": "paper", "stability.constants": "global",
     "stability.realized": True,
     "stability.c-hp": "sharp", "stability.alpha-smoothing": 0.2,
+    "stability.probes": 3, "stability.replacements": 2,
     "output.callback": "early-stopping", "output.options": (("odd", 1),),
     "output.evaluate-every": 1, "output.fine-tune": 6, "output.checkpoint-every": 1,
     "output.clients": True, "output.average": 0.6,
@@ -215,7 +216,7 @@ ELSEWHERE = {
     "engine.cpus-per-client",
     "engine.gpus-per-client", "engine.ray-address", "faults.policy", "faults.retries",
     "faults.deadline", "faults.patience", "stability.trials", "stability.realized",
-    "stability.neighbours",
+    "stability.neighbours", "stability.probes", "stability.replacements",
     "output.checkpoint-every", "output.callback", "privacy.level",
     "devices.trace", "devices.availability-trace",  # tests/fedmuon/federated/test_clock.py
     "privacy.noise-source",
