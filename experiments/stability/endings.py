@@ -121,7 +121,11 @@ def endings(
     `kinds` maps the name of each certificate to changes of the table [stability]. Each result
     contains one certificate per name.
     """
-    run = train(config, rounds, source)
+    return endings_of(train(config, rounds, source), kinds)
+
+
+def endings_of(run: Trained, kinds: Mapping[str, Mapping[str, Any]]) -> list[Ending]:
+    """Return the results of a run after the rounds whose models are stored."""
     experiment, models = run.experiment, run.models
     held_out = experiment.shards.held_out
     test = risk(experiment.task, models, held_out.inputs, held_out.labels)

@@ -98,7 +98,9 @@ def standard_error(values: np.ndarray) -> float:
     return float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
-def predict(run: FinishedRun, probes: int = PROBES, ends: bool = False) -> PredictedGap:
+def predict(
+    run: FinishedRun, probes: int = PROBES, ends: bool = False, model: Params | None = None
+) -> PredictedGap:
     """Return the predicted gap of a finished run, for the loss of its task.
 
     Args:
@@ -106,6 +108,7 @@ def predict(run: FinishedRun, probes: int = PROBES, ends: bool = False) -> Predi
         probes: The number of random probes.
         ends: Whether to compute the trace at held-out samples, too. Without held-out samples of the
             same labels, it is not computed.
+        model: The final model as a stack of one. By default, it is read from the run folder.
 
     Raises:
         InputError: If the final model has no derivative with respect to the sample weights.
@@ -114,7 +117,7 @@ def predict(run: FinishedRun, probes: int = PROBES, ends: bool = False) -> Predi
     count = whole("probes", probes)
     estimator = Estimator.of(run, experiment, count, ends)
     start = begin(experiment.recipe, experiment.task, run.config.federation.seed)
-    towards = estimator.directions(experiment, run.model())
+    towards = estimator.directions(experiment, run.model() if model is None else model)
     values, first = np.zeros(len(estimator.own)), 0
     try:
         for part in parts_in_memory(experiment, towards):
