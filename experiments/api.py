@@ -347,8 +347,9 @@ def stability(
             the label is drawn from the labels of all clients. "worst": the pairs of a sample and a
             replacement that change the model most, as estimated from derivatives. "all": each
             sample is replaced once.
-        probes: Number of random probes with which derivatives through the run predict the gap, 8 by
-            default. With 0, no gap is predicted. The prediction is an estimate and no bound.
+        probes: Number of random probes with which derivatives through the run predict the gap. With
+            0, no gap is predicted. The default is 8 for the matrix task, and 0 for networks, where
+            a prediction takes many times as long as the run. It is an estimate and no bound.
         replacements: Number of random samples for an exact check of the prediction: the run trains
             again with one sample replaced. 0 by default.
         data: The samples to use in place of the data set in `[data]`. Pass a pair (inputs, labels)
@@ -461,8 +462,9 @@ def gap(
         seeds: Number of runs per setting. The first run uses the seed s of the config, the next run
             uses s + 1, and so on.
         together: Whether to divide δ by the number of bounds, so that all bounds hold together.
-        probes: Number of random probes with which derivatives through the run predict the gap, 8 by
-            default. With 0, no gap is predicted. The prediction is an estimate and no bound.
+        probes: Number of random probes with which derivatives through the run predict the gap. With
+            0, no gap is predicted. The default is 8 for the matrix task, and 0 for networks, where
+            a prediction takes many times as long as the run. It is an estimate and no bound.
         replacements: Number of random samples for an exact check of the prediction: the run trains
             again with one sample replaced. 0 by default.
         jobs: Number of runs that train at the same time, each in its own process. Your objects must

@@ -45,7 +45,7 @@ Probes = Annotated[
         min=0,
         help=(
             "Number of random probes with which derivatives through the run predict the gap. 0 "
-            "means no prediction. Default: 8."
+            "means no prediction. Default: 8 for the matrix task, and 0 for networks."
         ),
     ),
 ]

@@ -7,7 +7,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.files import finite
 from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.experiments.stability.influence import require_smooth
-from fedmuon.experiments.stability.predicted_gap import PREDICTION, predict, standard_error
+from fedmuon.experiments.stability.predicted_gap import PREDICTION, PROBES, predict, standard_error
 from fedmuon.experiments.stability.replaced_gap import replace_samples
 from fedmuon.federated.plan import BIASED
 from fedmuon.runs.directory import Record
@@ -23,6 +23,14 @@ def require_prediction(config: Config) -> None:
     require_smooth(config, None, PREDICTION)
 
 
+def probes_of(config: Config) -> int:
+    """Return the number of probes of a config, in which `auto` depends on the task."""
+    probes = config.stability.probes
+    if isinstance(probes, int):
+        return probes
+    return PROBES if config.task.name == "matrix" else 0
+
+
 def prediction(run: FinishedRun) -> Record:
     """Return the predicted gap of a finished run, and its check by exact replacements.
 
@@ -30,8 +38,8 @@ def prediction(run: FinishedRun) -> Record:
     None and `..._refusal` contains the reason if it does not exist.
     """
     table, record = run.config.stability, {}
-    if table.probes:
-        record |= _predicted(run, table.probes, ends=table.replacements > 0)
+    if probes := probes_of(run.config):
+        record |= _predicted(run, probes, ends=table.replacements > 0)
     if table.replacements:
         record |= _replaced(run, table.replacements)
     return record

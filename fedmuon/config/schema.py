@@ -1545,11 +1545,13 @@ class Stability(Table):
         "probability at most δ/2 each, as published.",
         values="explicit, sharp, variance, or a number above 0",
     )
-    probes: Annotated[int, Field(ge=0, le=10**4)] = key(
-        8,
+    probes: Literal["auto"] | Annotated[int, Field(ge=0, le=10**4)] = key(
+        "auto",
         "Number of random probes with which derivatives through the run predict the gap. With "
         "more probes, the standard error of the predicted gap is smaller. With 0, no gap is "
-        "predicted. The prediction is not a bound.",
+        "predicted. `auto` is 8 for the matrix task and 0 for networks, where a prediction takes "
+        "many times as long as the run. The prediction is not a bound.",
+        values="auto, or an integer from 0 to 10,000",
     )
     replacements: Annotated[int, Field(ge=0, le=10**6)] = key(
         0,

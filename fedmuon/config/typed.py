@@ -297,7 +297,7 @@ StabilityKeys = TypedDict(
         "constants": Literal["ball", "global"],
         "realized": bool,
         "c-hp": float | str,
-        "probes": int,
+        "probes": Literal["auto"] | int,
         "replacements": int,
         "alpha-smoothing": float,
     },
