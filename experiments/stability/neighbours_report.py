@@ -25,6 +25,7 @@ from fedmuon.core.files import read_text, require_regular, require_sound
 from fedmuon.experiments.stability.figure import census_figure
 from fedmuon.experiments.stability.gap import start_words
 from fedmuon.experiments.stability.influence import CALIBRATION
+from fedmuon.experiments.stability.prediction import rows_of
 from fedmuon.experiments.suites.suite import settings_card
 from fedmuon.experiments.tables import BALL_NAMES, BOUND_NAMES, standing, unreleased
 
@@ -76,6 +77,7 @@ def findings(folder: Path) -> Findings:
             for name, text in (NAMES | BALL_NAMES).items()
             if name in NAMES or name in record
         ]
+        + [(text, str(value)) for text, value in rows_of(record)]
         + [(text, number(compared[name])) for name, text in CALIBRATION.items() if compared]
         + learned(summary, record),
         note=" ".join(filter(None, (_note(record), account(summary.get("privacy"))))),
