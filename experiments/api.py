@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +51,7 @@ from fedmuon.runs.fixed_files import routing
 from fedmuon.tasks.networks import NetworkTask
 
 if TYPE_CHECKING:
-    from fedmuon.experiments.certifying.certify import RiskCertificates
+    from fedmuon.experiments.certifying.rows import RiskCertificates
     from fedmuon.experiments.gap_result import GapResult
     from fedmuon.experiments.suite_result import SuiteResult
 
@@ -724,7 +726,7 @@ def certify(
     """Compute upper limits of the error and loss of a run's final model on new samples.
 
     The limits follow from held-out samples, from the noise of a private run, and from the stability
-    bound.
+    bound. The run folder stores them, so that `fedmuon show` and reports can show them.
 
     Args:
         run: A result, or the path of a run folder. The run must have ended.
@@ -754,10 +756,17 @@ def certify(
         >>> found.rows[0].name, found.rows[0].status
         ('held-out samples', 'certified')
     """
+    from fedmuon.experiments.certifying import stored
     from fedmuon.experiments.certifying.certify import certify
 
     result = run if isinstance(run, Result) else Result(Path(run))
-    return certify(result.path, confidence, settings, result.given, output_noise, probes)
+    compute = partial(
+        certify, result.path, confidence, settings, result.given, output_noise, probes
+    )
+    certificates, not_stored = stored.computed(result.path, compute)
+    if not_stored:
+        logging.getLogger(__name__).warning("fedmuon: %s", not_stored)
+    return certificates
 
 
 @in_python()

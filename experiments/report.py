@@ -19,6 +19,7 @@ from fedmuon.analysis.report.verdicts import SCOPE, tally
 from fedmuon.analysis.report.write import as_written, write_page
 from fedmuon.core.errors import InputError, plain
 from fedmuon.core.files import mendable, sums_of
+from fedmuon.experiments.certifying.page import with_certificates
 from fedmuon.experiments.inspect.client_figure import clients_picture
 from fedmuon.experiments.inspect.index import statuses
 from fedmuon.experiments.inspect.page import drawn, of_runs
@@ -180,6 +181,7 @@ def _read(reader: Callable[[Path], Findings], folder: Path) -> Findings:
     if reader is of_neighbours:  # the rounds of this run are drawn together with those of others
         RunDirectory(folder).require_unchanged()
         findings = replace(findings, pictures=[*findings.pictures, *clients_picture(folder)])
+        findings = with_certificates(findings, folder, run_status(folder).risk)
     return findings
 
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         sweep,
         unlearn,
     )
-    from fedmuon.experiments.certifying.certify import RiskCertificates
+    from fedmuon.experiments.certifying.rows import RiskCertificates
     from fedmuon.experiments.engines import flower_simulation as flower
     from fedmuon.experiments.gap_result import GapResult
     from fedmuon.experiments.results import Comparison, Result, StabilityResult, SweepResult
@@ -88,7 +88,7 @@ _PLACES = {
     "Orthogonalizer": "optim.orthogonalizers",
     "Recipe": "optim.recipe",
     "Result": "experiments.results",
-    "RiskCertificates": "experiments.certifying.certify",
+    "RiskCertificates": "experiments.certifying.rows",
     "RunAuditResult": "experiments.accounts",
     "StabilityResult": "experiments.results",
     "Stage": "optim.stage",

@@ -5,7 +5,7 @@ stated confidence), `estimated` (a limit in expectation over runs, in which the 
 run stands for its mean), or `refused`, with the reason and what would help.
 """
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from fedmuon.experiments.certifying.measured import (
     released_noise,
 )
 from fedmuon.experiments.certifying.output_noise import of_certificates, published
+from fedmuon.experiments.certifying.rows import RiskCertificate, RiskCertificates
 from fedmuon.experiments.stability import certificates
 from fedmuon.experiments.stability.certificates import Certificate, CertifiedSetting
 from fedmuon.experiments.stability.finished_run import from_directory
@@ -84,78 +85,6 @@ class Paid:
     guess: float
 
 
-@dataclass(frozen=True)
-class RiskCertificate:
-    """An upper limit of the risk of a model, or the reason why there is none.
-
-    Attributes:
-        name: What the limit stands on, such as "held-out samples".
-        measure: "error", "loss", or "change of the loss" from X⁰.
-        status: "certified", "estimated" or "refused".
-        value: The upper limit, or None.
-        beside: The measured value that the limit bounds from above, or from which it follows.
-        confidence: The probability with which the limit holds, or None for a limit in expectation.
-        cost: What the certificate costs.
-        method: The inequality.
-        assumptions: What must be true.
-        refusal: Why there is no limit, and what helps.
-    """
-
-    name: str
-    measure: str
-    status: str
-    value: float | None = None
-    beside: float | None = None
-    confidence: float | None = None
-    cost: str = ""
-    method: str = ""
-    assumptions: tuple[str, ...] = ()
-    refusal: str = ""
-
-
-@dataclass(frozen=True)
-class RiskCertificates:
-    """The certificates of a run, with the measured values.
-
-    Attributes:
-        rows: The certificates.
-        train: The mean losses on the training samples, by name.
-        test: The mean losses on the held-out samples, by name.
-        samples: Number of training samples.
-        held_out: Number of held-out samples.
-        settings: Number of settings that are paid for.
-        confidence: The confidence of each certified row.
-        divergence: If the run is private: the protected unit, KL_0 as `mean`, and the total
-            variation distance if a unit is replaced.
-        notes: Warnings.
-        predicted: The gap of the loss that derivatives predict, with its standard error, if it was
-            requested.
-
-    Example:
-        >>> import fedmuon
-        >>> small = {"data": {"name": "synthetic", "train": 90, "test": 60, "dimension": 7},
-        ...          "federation": {"clients": 3, "rounds": 2}}
-        >>> certificates = fedmuon.certify(fedmuon.run(small), confidence=0.9)
-        >>> certificates.samples, certificates.held_out, len(certificates.rows)
-        (90, 60, 6)
-    """
-
-    rows: list[RiskCertificate]
-    train: dict[str, float]
-    test: dict[str, float]
-    samples: int
-    held_out: int
-    settings: int
-    confidence: float
-    divergence: Record = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    predicted: Record = field(default_factory=dict)
-
-    def record(self) -> Record:
-        """Return the certificates as one JSON object."""
-        return asdict(self)
-
-
 def certify(
     folder: Path,
     confidence: float = 0.95,
@@ -205,6 +134,7 @@ def certify(
         _divergence(account),
         _notes(measured),
         _predicted(measured, probes),
+        output_noise,
     )
 
 

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.numbers import number
-from fedmuon.experiments.certifying.certify import RiskCertificate, RiskCertificates
+from fedmuon.experiments.certifying.rows import RiskCertificate, RiskCertificates
 
 MARKS = {"certified": "o", "estimated": "D"}
 

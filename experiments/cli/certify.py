@@ -1,5 +1,6 @@
 """The command `certify`: all certificates of the risk of a run's model."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +9,7 @@ from typer import Argument, Option
 import fedmuon.experiments.cli.completion as completion
 import fedmuon.experiments.cli.options as options
 from fedmuon.core.errors import InputError
-from fedmuon.experiments.cli.output import print_path, tell
+from fedmuon.experiments.cli.output import print_path, tell, warn
 
 
 def certify(
@@ -77,7 +78,8 @@ def certify(
 
     The limits follow from held-out samples, from the noise of a private run, and from the stability
     bound. Each row names its assumptions and its costs, or the reason why there is no limit. With
-    --plan, the limits of a private run follow from its config, before it is trained.
+    --plan, the limits of a private run follow from its config, before it is trained. The run folder
+    stores the limits, and `fedmuon show` shows them.
 
     Example: [bold]fedmuon certify runs/a[/]
     Example: [bold]fedmuon certify runs/a --settings 12 --plot certificates.svg[/]
@@ -97,13 +99,21 @@ def certify(
     if width is not None or overrides:
         raise InputError("--width and --set belong to --plan. Leave them out for a run folder.")
     from fedmuon.experiments.certifying import certify as certifying  # torch
-    from fedmuon.experiments.certifying import shown
+    from fedmuon.experiments.certifying import shown, stored
 
     assert run_dir is not None
-    certificates = certifying.certify(
-        run_dir, confidence, settings, output_noise=output_noise, probes=probes, guess=guess
+    compute = partial(
+        certifying.certify,
+        run_dir,
+        confidence,
+        settings,
+        output_noise=output_noise,
+        probes=probes,
+        guess=guess,
     )
+    certificates, not_stored = stored.computed(run_dir, compute)
     tell(certificates.record(), *shown.tables(certificates))
+    warn(not_stored)
     if plot is not None:
         from fedmuon.analysis.report import style
         from fedmuon.experiments.certifying.figure import figure

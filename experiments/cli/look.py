@@ -127,6 +127,9 @@ def show(
 
 def _record(run: "RunStatus") -> dict[str, Any]:
     """Return the record of a run that `show --json` prints."""
+    from fedmuon.experiments.certifying.stored import current
+
+    certificates = current(run.path)
     return {
         "run": run.path,
         "state": run.state,
@@ -136,6 +139,8 @@ def _record(run: "RunStatus") -> dict[str, Any]:
         "measures": run.measures,
         "summary": run.summary,
         "bound": run.bound,
+        "certificates": None if certificates is None else certificates.record(),
+        "risk": run.risk,
         "note": run.note,
     }
 

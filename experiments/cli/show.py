@@ -21,6 +21,7 @@ from rich.text import Text
 from fedmuon.analysis.report.numbers import count, digits, number
 from fedmuon.core.errors import plain
 from fedmuon.core.files import Record
+from fedmuon.experiments.certifying.shown import stored_tables
 from fedmuon.experiments.inspect import plots
 from fedmuon.experiments.tables import (
     columns,
@@ -409,3 +410,5 @@ def run_parts(run: RunStatus, width: int, x: str = "rounds") -> Iterator[Rendera
         from fedmuon.experiments.stability.neighbours import verdict_table  # loads torch
 
         yield verdict_table(run.path, run.bound)
+    yield from stored_tables(run.path)
+    yield Text(run.risk)

@@ -13,6 +13,7 @@ from fedmuon.analysis.report.style import SERIES, by_round, in_words
 from fedmuon.analysis.report.write import write_page
 from fedmuon.core.choices import SPREAD
 from fedmuon.core.files import mendable, write_bytes
+from fedmuon.experiments.certifying.page import with_certificates
 from fedmuon.experiments.inspect.client_figure import clients_picture
 from fedmuon.experiments.inspect.listing import LATE, head, heads, names_of
 from fedmuon.experiments.inspect.status import RunStatus
@@ -76,7 +77,7 @@ def of_runs(runs: Sequence[RunStatus]) -> Findings:
 def of_run(run: RunStatus, x: str = "rounds") -> Findings:
     """Return the section for one finished or unfinished run, with `x` as the axis of the curves."""
     config = run.config
-    return Findings(
+    findings = Findings(
         name=run.path.resolve().name,
         title=f"{config.local.recipe} on {config.data.name}{unreleased(run.summary)}",
         data=config.data.name,
@@ -92,6 +93,7 @@ def of_run(run: RunStatus, x: str = "rounds") -> Findings:
         again="fedmuon run config.toml --out FOLDER  # with the config.toml of this run",
         circumstances=[*run.card(), *circumstances(run.summary or {}, ())],
     )
+    return with_certificates(findings, run.path, run.risk)
 
 
 def drawn(run: RunStatus) -> DrawnRun:

@@ -21,6 +21,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.files import AFRESH, SUMS, mendable, read_text, require_sound
 from fedmuon.core.locks import writer
 from fedmuon.core.tables import attribute
+from fedmuon.experiments.certifying import stored
 from fedmuon.experiments.tables import NOT_RELEASED
 from fedmuon.runs.directory import (
     Record,
@@ -147,6 +148,13 @@ class RunStatus:
             return None
         require_sound(self.path, [BOUND, NEIGHBOURS])
         return json.loads(read_text(self.path / BOUND))
+
+    @property
+    def risk(self) -> str:
+        """Return the command of the certificates of the risk as a sentence, for a finished run."""
+        if self.summary is None:
+            return ""
+        return stored.origin(self.path, IN_PYTHON if handed_over(self.config) else "")
 
     @cached_property
     def damage(self) -> str:

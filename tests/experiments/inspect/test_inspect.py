@@ -153,7 +153,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_show(runs: Path, width: int) -> None:
     """Card, curves and numbers of a run fit the terminal."""
     text = said("show", str(runs / "a0"), width=width)
-    assert max(map(len, text.splitlines())) <= width
+    *lines, command = text.splitlines()
+    assert max(map(len, lines)) <= width and command.endswith(f"fedmuon certify {runs / 'a0'}")
     for words in ("N = 6, K = 3, R = 8, E = 1", "η = 0.05", "λ = 0.1", "finished, 8 of 8 rounds"):
         assert words in text
     summary = json.loads((runs / "a0" / "summary.json").read_text())
