@@ -51,6 +51,7 @@ from fedmuon.runs.fixed_files import routing
 from fedmuon.tasks.networks import NetworkTask
 
 if TYPE_CHECKING:
+    from fedmuon.experiments.certifying.groups import GroupCertificates
     from fedmuon.experiments.certifying.rows import RiskCertificates
     from fedmuon.experiments.gap_result import GapResult
     from fedmuon.experiments.suite_result import SuiteResult
@@ -767,6 +768,50 @@ def certify(
     if not_stored:
         logging.getLogger(__name__).warning("fedmuon: %s", not_stored)
     return certificates
+
+
+@in_python()
+@_plainly()
+def certify_groups(
+    run: Result | str | Path,
+    *,
+    per: str,
+    confidence: float = 0.95,
+    settings: int = 1,
+) -> GroupCertificates:
+    """Compute upper limits of the error of each class or each client on new samples.
+
+    The limits follow from held-out samples, and from the noise of a private run. All certified
+    limits of a source hold together, so the largest one also limits the worst class or client.
+
+    Args:
+        run: A result, or the path of a run folder. The run must have ended.
+        per: `"class"` or `"client"`. Limits of clients from held-out samples need `[data]
+            client-test`.
+        confidence: Probability with which all certified limits of a source hold together.
+        settings: Number of settings from which this run's setting was chosen by looking at the same
+            samples. The limits pay for all of them.
+
+    Returns:
+        A row for each source and each class or client, worst first, and the reason if a source has
+        no limits.
+
+    Raises:
+        InputError: If the run has not ended, the task reports no accuracy, or an argument is out of
+            range.
+
+    Example:
+        >>> import fedmuon
+        >>> small = {"data": {"name": "synthetic", "train": 90, "test": 60, "dimension": 7},
+        ...          "federation": {"clients": 3, "rounds": 2}}
+        >>> limits = fedmuon.certify_groups(fedmuon.run(small), per="class")
+        >>> limits.rows[0].certified == max(row.certified for row in limits.rows)
+        True
+    """
+    from fedmuon.experiments.certifying.groups import certify_groups
+
+    result = run if isinstance(run, Result) else Result(Path(run))
+    return certify_groups(result.path, per, confidence, settings, result.given)
 
 
 @in_python()

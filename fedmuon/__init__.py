@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from fedmuon.experiments.api import (
         bound,
         certify,
+        certify_groups,
         compare,
         gap,
         plan,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
         sweep,
         unlearn,
     )
+    from fedmuon.experiments.certifying.groups import GroupCertificates
     from fedmuon.experiments.certifying.rows import RiskCertificates
     from fedmuon.experiments.engines import flower_simulation as flower
     from fedmuon.experiments.gap_result import GapResult
@@ -81,6 +83,7 @@ _PLACES = {
     "Context": "optim.chain",
     "EpsilonResult": "privacy.accounting.composition",
     "GapResult": "experiments.gap_result",
+    "GroupCertificates": "experiments.certifying.groups",
     "InputError": "core.errors",
     "Link": "optim.chain",
     "Method": "config.method",
@@ -102,6 +105,7 @@ _PLACES = {
         (
             "bound",
             "certify",
+            "certify_groups",
             "compare",
             "gap",
             "plan",
@@ -167,6 +171,7 @@ __all__ = [
     "Context",
     "EpsilonResult",
     "GapResult",
+    "GroupCertificates",
     "InputError",
     "Link",
     "Method",
@@ -190,6 +195,7 @@ __all__ = [
     "bound",
     "callbacks",
     "certify",
+    "certify_groups",
     "compare",
     "epsilon",
     "flower",

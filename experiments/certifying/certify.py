@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from fedmuon.analysis.theory import certified_risk as theory
 from fedmuon.analysis.theory.checks import probability, share, whole
 from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import Record, finite
 from fedmuon.experiments.certifying.account import Account, of_ledger
+from fedmuon.experiments.certifying.held_out import change_limit, loss_limit
 from fedmuon.experiments.certifying.measured import (
     INDEPENDENT,
     MeasuredRun,
@@ -115,7 +115,7 @@ def certify(
     failure /= whole("settings", settings)
     measured = measure(folder, given)
     paid = Paid(failure, settings, share("guess", guess))
-    account, stability = _account(folder, measured), _stability(folder, given, failure)
+    account, stability = account_of(folder, measured), _stability(folder, given, failure)
     rows = [
         *_held_out(measured, failure),
         *_by_samples(account, measured, paid),
@@ -132,7 +132,7 @@ def certify(
         settings,
         confidence,
         _divergence(account),
-        _notes(measured),
+        notes_of(measured),
         _predicted(measured, probes),
         output_noise,
     )
@@ -146,7 +146,8 @@ def _predicted(measured: MeasuredRun, probes: int) -> Record:
     return {"gap": gap.value, "standard_error": finite(gap.standard_error), "probes": probes}
 
 
-def _notes(measured: MeasuredRun) -> list[str]:
+def notes_of(measured: MeasuredRun) -> list[str]:
+    """Return warnings about the samples."""
     if not measured.repeated:
         return []
     return [
@@ -170,21 +171,14 @@ def _held_out(measured: MeasuredRun, failure: float) -> list[RiskCertificate]:
     rows = []
     for measure_name, losses in measured.test.items():
         mean = float(losses.mean())
-        if np.isin(losses, (0, 1)).all():
-            value = theory.clopper_pearson(int(losses.sum()), count, failure)
-            method = "Clopper-Pearson"
-        else:  # both limits hold at half of the failure probability
-            value, method = min(
-                (theory.chernoff(mean, count, failure / 2), "Chernoff (kl)"),
-                (theory.empirical_bernstein(losses, 1.0, failure / 2), "empirical Bernstein"),
-            )
+        value, method = loss_limit(losses, failure)
         rows.append(
             RiskCertificate(name, measure_name, "certified", value, mean, method=method,
                             assumptions=(INDEPENDENT, UNTOUCHED), **shared)
         )  # fmt: skip
     if "loss" in measured.test:
         changes = measured.test["loss"] - measured.start["loss"]
-        value = theory.empirical_bernstein(changes, 2.0, failure)
+        value = change_limit(changes, failure)
         rows.append(
             RiskCertificate(name, "change of the loss", "certified", value, float(changes.mean()),
                             method="empirical Bernstein, paired with X⁰",
@@ -196,7 +190,7 @@ def _held_out(measured: MeasuredRun, failure: float) -> list[RiskCertificate]:
 # The privacy account
 
 
-def _account(folder: Path, measured: MeasuredRun) -> Account | Uncertified:
+def account_of(folder: Path, measured: MeasuredRun) -> Account | Uncertified:
     """Return the account of the run, or why nothing follows from its account."""
     if (RunDirectory(folder).summary() or {}).get("stopped"):
         return Uncertified(STOPPED)

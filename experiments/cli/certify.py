@@ -9,6 +9,7 @@ from typer import Argument, Option
 import fedmuon.experiments.cli.completion as completion
 import fedmuon.experiments.cli.options as options
 from fedmuon.core.errors import InputError
+from fedmuon.core.files import write_bytes
 from fedmuon.experiments.cli.output import print_path, tell, warn
 
 
@@ -43,6 +44,16 @@ def certify(
             )
         ),
     ] = 0.0,
+    per: Annotated[
+        str,
+        Option(
+            help=(
+                "Limit the error of each `class` or each `client` instead. All limits of a table "
+                "hold together, so they also hold for the worst class or client."
+            ),
+            autocompletion=completion.among("class", "client"),
+        ),
+    ] = "",
     probes: Annotated[
         int,
         Option(
@@ -73,6 +84,9 @@ def certify(
     plot: Annotated[
         Path | None, Option(help="Also draw the limits into this .png, .pdf or .svg file.")
     ] = None,
+    latex: Annotated[
+        Path | None, Option(help="Also write the limits into this .tex file, as a table.")
+    ] = None,
 ) -> None:
     """Compute upper limits of the error and loss of a run's final model on new samples.
 
@@ -83,25 +97,41 @@ def certify(
 
     Example: [bold]fedmuon certify runs/a[/]
     Example: [bold]fedmuon certify runs/a --settings 12 --plot certificates.svg[/]
+    Example: [bold]fedmuon certify runs/a --per class[/]
     """
     if (run_dir is None) == (plan is None):
         raise InputError(
             "Pass the folder of a finished run, such as `fedmuon certify runs/a`, or --plan and a "
             "config, but not both."
         )
-    if plan is not None and (output_noise or probes):
+    if plan is not None and (output_noise or probes or per):
         raise InputError(
-            "--output-noise and --probes belong to a run folder. Leave them out with --plan."
+            "--output-noise, --probes and --per belong to a run folder. Leave them out with --plan."
         )
+    if per and (output_noise or probes):
+        raise InputError(
+            "--output-noise and --probes have no effect on the limits of single classes or "
+            "clients. Leave them out, or leave out --per."
+        )
+    if latex is not None and latex.suffix.lower() != ".tex":
+        raise InputError(f"{latex} is not a .tex file. Choose a file name that ends in .tex.")
     if plan is not None:
-        _tell_planned(plan, overrides, confidence, settings, width, guess, plot)
+        if plot is not None:
+            raise InputError(
+                "--plot draws the certificates of a run folder. Leave it out with --plan."
+            )
+        _tell_planned(plan, overrides, confidence, settings, width, guess, latex)
         return
     if width is not None or overrides:
         raise InputError("--width and --set belong to --plan. Leave them out for a run folder.")
+    assert run_dir is not None
+    if per:
+        _tell_groups(run_dir, per, confidence, settings, plot, latex)
+        return
     from fedmuon.experiments.certifying import certify as certifying  # torch
     from fedmuon.experiments.certifying import shown, stored
+    from fedmuon.experiments.certifying.latex import of_run
 
-    assert run_dir is not None
     compute = partial(
         certifying.certify,
         run_dir,
@@ -120,6 +150,33 @@ def certify(
 
         style.saved_as(figure(certificates), plot)
         print_path("Figure:", plot)
+    if latex is not None:
+        _write(of_run(certificates), latex)
+
+
+def _tell_groups(
+    run_dir: Path,
+    per: str,
+    confidence: float,
+    settings: int,
+    plot: Path | None,
+    latex: Path | None,
+) -> None:
+    """Print the limits of the error of each class or client."""
+    from fedmuon.experiments.certifying.group_tables import group_tables  # torch
+    from fedmuon.experiments.certifying.groups import certify_groups
+    from fedmuon.experiments.certifying.latex import of_groups
+
+    certificates = certify_groups(run_dir, per, confidence, settings)
+    tell(certificates.record(), *group_tables(certificates))
+    if plot is not None:
+        from fedmuon.analysis.report import style
+        from fedmuon.experiments.certifying.figure import group_figure
+
+        style.saved_as(group_figure(certificates), plot)
+        print_path("Figure:", plot)
+    if latex is not None:
+        _write(of_groups(certificates), latex)
 
 
 def _tell_planned(
@@ -129,13 +186,20 @@ def _tell_planned(
     settings: int,
     width: float | None,
     guess: float,
-    plot: Path | None,
+    latex: Path | None,
 ) -> None:
     """Print the limits that a private run will have."""
-    if plot is not None:
-        raise InputError("--plot draws the certificates of a run folder. Leave it out with --plan.")
     from fedmuon.config.load import load
     from fedmuon.experiments.certifying import planned  # torch
+    from fedmuon.experiments.certifying.latex import of_plan
 
     record = planned.plan(load(file, overrides or []), confidence, settings, width, guess)
     tell(record, planned.table(record))
+    if latex is not None:
+        _write(of_plan(record), latex)
+
+
+def _write(table: str, file: Path) -> None:
+    """Write a LaTeX table to a file, and print its path."""
+    write_bytes(file, table.encode())
+    print_path("Table:", file)

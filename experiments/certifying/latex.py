@@ -1,0 +1,89 @@
+"""The certificates of a run as a LaTeX table, for the package booktabs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedmuon.analysis.report.latex import escaped, latex
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import Record
+from fedmuon.experiments.certifying.groups import GroupCertificates
+from fedmuon.experiments.certifying.rows import RiskCertificates
+
+NO_LIMIT = "there is no limit to write. The rows of `fedmuon certify` say why, and what helps."
+
+
+def of_run(certificates: RiskCertificates) -> str:
+    """Return the limits of a run as a table, without the refused rows."""
+    rows = [
+        {
+            "certificate": row.name,
+            "loss": row.measure,
+            "status": row.status,
+            "method": row.method,
+            "measured": row.beside,
+            "at most": row.value,
+        }
+        for row in certificates.rows
+        if row.value is not None
+    ]
+    caption = (
+        f"Upper limits of the risk of the final model ({certificates.samples:,} training samples, "
+        f"{certificates.held_out:,} held out). Each certified limit holds with probability "
+        f"{_confidence(certificates.confidence, certificates.settings)}. Estimated limits hold in "
+        "expectation."
+    )
+    return _table(rows, caption, "tab:certificates")
+
+
+def of_groups(certificates: GroupCertificates) -> str:
+    """Return the limits of classes or clients as a table, worst group first."""
+    rows = [
+        {
+            "source": row.source,
+            certificates.per: row.group,
+            "samples": row.samples,
+            "error": row.error,
+            "estimated at most": row.estimated,
+            "certified at most": row.certified,
+        }
+        for row in certificates.rows
+        if row.certified is not None
+    ]
+    if all(row["estimated at most"] is None for row in rows):
+        for row in rows:
+            del row["estimated at most"]
+    caption = (
+        f"Upper limits of the error of each {certificates.per}. The certified limits of one source "
+        "hold together with probability "
+        f"{_confidence(certificates.confidence, certificates.settings)}."
+    )
+    return _table(rows, caption, f"tab:certificates-{certificates.per}")
+
+
+def of_plan(record: Record) -> str:
+    """Return the limits before training, the result of `planned.plan`, as a table."""
+    rows = [
+        {
+            "train error": row["train_error"],
+            "estimated at most": row["estimated"],
+            "certified at most": row["certified"],
+        }
+        for row in record["rows"]
+    ]
+    caption = (
+        f"Limits before training, for the noise multiplier {record['noise']:.4g} and "
+        f"{record['units']:,} units ({record['unit']}). Each certified limit holds with "
+        f"probability {_confidence(record['confidence'], record['settings'])}."
+    )
+    return _table(rows, caption, "tab:planned-certificates")
+
+
+def _confidence(confidence: float, settings: int) -> str:
+    paid = f" for all {settings} settings together" if settings > 1 else ""
+    return f"{confidence:.4g}{paid}"
+
+
+def _table(rows: Sequence[Mapping[str, Any]], caption: str, label: str) -> str:
+    if not rows:
+        raise InputError(NO_LIMIT)
+    return latex(rows, escaped(caption), label)
