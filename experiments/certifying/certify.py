@@ -5,18 +5,18 @@ stated confidence), `estimated` (a limit in expectation over runs, in which the 
 run stands for its mean), or `refused`, with the reason and what would help.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedmuon.analysis.theory.checks import probability, share, whole
+from fedmuon.analysis.theory.held_out import change_limit, loss_limit
 from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import Record, finite
 from fedmuon.experiments.certifying.account import Account, of_ledger
-from fedmuon.experiments.certifying.held_out import change_limit, loss_limit
 from fedmuon.experiments.certifying.measured import (
     INDEPENDENT,
     MeasuredRun,
@@ -28,6 +28,7 @@ from fedmuon.experiments.certifying.rows import RiskCertificate, RiskCertificate
 from fedmuon.experiments.stability import certificates
 from fedmuon.experiments.stability.certificates import Certificate, CertifiedSetting
 from fedmuon.experiments.stability.finished_run import from_directory
+from fedmuon.experiments.stability.gap import change_range
 from fedmuon.experiments.stability.predicted_gap import predict
 from fedmuon.orthogonalize import Uncertified
 from fedmuon.runs.directory import RunDirectory
@@ -117,7 +118,7 @@ def certify(
     paid = Paid(failure, settings, share("guess", guess))
     account, stability = account_of(folder, measured), _stability(folder, given, failure)
     rows = [
-        *_held_out(measured, failure),
+        *_held_out(measured, failure, _change_range(stability)),
         *_by_samples(account, measured, paid),
         *_by_clients(account, measured, paid),
         _by_stability(stability, measured),
@@ -160,7 +161,12 @@ def notes_of(measured: MeasuredRun) -> list[str]:
 # Held-out samples
 
 
-def _held_out(measured: MeasuredRun, failure: float) -> list[RiskCertificate]:
+def _change_range(stability: tuple[CertifiedSetting, Certificate] | InputError) -> float:
+    """Return the length of an interval that contains the change of each sample's loss."""
+    return 2.0 if isinstance(stability, InputError) else change_range(*stability)
+
+
+def _held_out(measured: MeasuredRun, failure: float, width: float) -> list[RiskCertificate]:
     name, count = "held-out samples", len(measured.run.data.test_labels)
     if not count:
         return [RiskCertificate(name, "error", "refused", refusal=NO_TEST)]
@@ -178,10 +184,10 @@ def _held_out(measured: MeasuredRun, failure: float) -> list[RiskCertificate]:
         )  # fmt: skip
     if "loss" in measured.test:
         changes = measured.test["loss"] - measured.start["loss"]
-        value = change_limit(changes, failure)
+        value = change_limit(changes, failure, width)
         rows.append(
             RiskCertificate(name, "change of the loss", "certified", value, float(changes.mean()),
-                            method="empirical Bernstein, paired with X⁰",
+                            method=f"empirical Bernstein, paired with X⁰, range {width:.3g}",
                             assumptions=(INDEPENDENT, UNTOUCHED, FROM_START), **shared)
         )  # fmt: skip
     return rows

@@ -22,6 +22,7 @@ import numpy as np
 
 from fedmuon.analysis.theory.certified_risk import expected_risk, one_draw_risk
 from fedmuon.analysis.theory.checks import probability, whole
+from fedmuon.analysis.theory.held_out import loss_limit
 from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.errors import InputError, instead
 from fedmuon.core.files import Record
@@ -34,7 +35,6 @@ from fedmuon.experiments.certifying.certify import (
     account_of,
     notes_of,
 )
-from fedmuon.experiments.certifying.held_out import loss_limit
 from fedmuon.experiments.certifying.measured import INDEPENDENT, MeasuredRun, losses_of, measure
 from fedmuon.orthogonalize import Uncertified
 from fedmuon.runs.data_notes import read_client_names

@@ -1,6 +1,7 @@
 """Commands that evaluate the theory: `bound`, `stationarity` and `flops`."""
 
 import dataclasses
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -12,7 +13,7 @@ import fedmuon.experiments.cli.completion as completion
 from fedmuon.analysis.theory.checks import at_least, probability, whole
 from fedmuon.core.errors import InputError, require_at_most
 from fedmuon.experiments.cli.options import Overrides, given_in
-from fedmuon.experiments.cli.output import tell
+from fedmuon.experiments.cli.output import note, tell
 
 if TYPE_CHECKING:  # the other commands of this file do not need the config
     from fedmuon.config.load import Config
@@ -118,6 +119,9 @@ def bound(
     case = setting_of(run_dir, [*written, *(overrides or [])], arguments, written)
     record = calculator.report(case, calculator.certify(case))
     tell(record, calculator.table(record))
+    if run_dir is not None:
+        command = shlex.join(["fedmuon", "certify", str(run_dir)])
+        note(f"To compare the bound with limits from held-out samples, use: {command}")
 
 
 def setting_of(

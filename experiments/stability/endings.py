@@ -23,7 +23,7 @@ from fedmuon.experiments.stability.certificates import (
     start_of,
 )
 from fedmuon.experiments.stability.finished_run import Loss, mean_squares, measured_losses
-from fedmuon.experiments.stability.gap import proved_range
+from fedmuon.experiments.stability.gap import change_range, proved_range
 from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.evaluation import risk
@@ -42,6 +42,8 @@ class Ending:
         test_loss: Mean loss over held-out samples, without weights.
         loss: The train loss, and the gap with its interval.
         certificates: The certificate for each name in `kinds`. The mapping is empty for X⁰.
+        changes: The change of the loss of each held-out sample since X⁰ [m].
+        change_range: The length of an interval that contains this change for every sample.
     """
 
     round: int
@@ -49,6 +51,8 @@ class Ending:
     test_loss: float
     loss: Loss
     certificates: Mapping[str, Certificate]
+    changes: np.ndarray
+    change_range: float
 
 
 @dataclass(frozen=True)
@@ -129,16 +133,19 @@ def endings_of(run: Trained, kinds: Mapping[str, Mapping[str, Any]]) -> list[End
     experiment, models = run.experiment, run.models
     held_out = experiment.shards.held_out
     test = risk(experiment.task, models, held_out.inputs, held_out.labels)
+    of_samples = experiment.task.losses(models, held_out)[0].double().cpu().numpy()
     certificates, tops = [{}], [1.0]  # the gap of X0 is not used, so its range is that of any loss
+    widths = [0.0]
     for place in range(1, len(run.rounds)):
         case = run.setting(place)
         cases = {name: case.under(**changes) for name, changes in kinds.items()}
         certificates.append({name: certify(case) for name, case in cases.items()})
         name, first_case = next(iter(cases.items()))
         tops.append(proved_range(first_case, certificates[-1][name]))
+        widths.append(change_range(first_case, certificates[-1][name]))
     losses = measured_losses(run.config, run.data, run.source.classes, experiment, models, tops)
     return [
         Ending(round, float(test.scores["accuracy"][place]), float(test.loss[place]),
-               losses[place], certificates[place])
+               losses[place], certificates[place], of_samples[place] - of_samples[0], widths[place])
         for place, round in enumerate(run.rounds)
     ]  # fmt: skip

@@ -158,6 +158,16 @@ def proved_range(case: CertifiedSetting, certificate: Certificate) -> float:
     return 1.0 if certificate.violation(case.moved) else case.reach.last.loss_bound
 
 
+def change_range(case: CertifiedSetting, certificate: Certificate) -> float:
+    """Return the length of an interval that contains the change of each sample's loss since X⁰.
+
+    The range of the loss on the ball holds for X⁰ and for the final model. The loss of X⁰ = 0 is
+    the same for all samples.
+    """
+    constant = case.start is not None and case.start.reach == 0
+    return min(2.0, (1 if constant else 2) * proved_range(case, certificate))
+
+
 def why_one(case: CertifiedSetting, certificate: Certificate) -> Why:
     """Return why the losses have no proved range below 1.
 

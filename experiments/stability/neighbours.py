@@ -35,6 +35,7 @@ from fedmuon.experiments.stability.finished_run import (
     largest_moves,
     read_census,
 )
+from fedmuon.experiments.stability.held_out_change import held_out_change, held_out_words
 from fedmuon.experiments.stability.influence import (
     CALIBRATION,
     PREDICTED,
@@ -114,6 +115,8 @@ def execute(
         record = certificates.report(case, certificate)
         record |= gap.measure_gap(run, case, certificate) | prediction.prediction(run) | compared
         record |= gap.beside_start(run, record["value"])
+        failure = certificate.bound.failure if certificate.bound else run.config.stability.delta
+        record |= held_out_change(run, failure, gap.change_range(case, certificate))
         if run.config.stability.realized:
             record["realized"] = realized.write_certificates(run, certificate)
         # neighbours.csv is complete now, so its checksum is written, too.
@@ -315,7 +318,7 @@ def verdict_table(out: Path, record: Record) -> Table:
             ("bound", value),
             ("bound over the range B of the loss", record.get("share")),
         ]
-    rows += gap.start_words(record)
+    rows += [*gap.start_words(record), *held_out_words(record)]
     if after := record.get("realized"):
         rows += [("certificates after the run", after["status"]),
                  ("largest perturbation / certificate after the run", after["largest_share"]),

@@ -24,6 +24,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.files import read_text, require_regular, require_sound
 from fedmuon.experiments.stability.figure import census_figure
 from fedmuon.experiments.stability.gap import start_words
+from fedmuon.experiments.stability.held_out_change import held_out_words
 from fedmuon.experiments.stability.influence import CALIBRATION
 from fedmuon.experiments.stability.prediction import rows_of
 from fedmuon.experiments.suites.suite import settings_card
@@ -112,8 +113,10 @@ def learned(summary: Mapping[str, Any], record: Mapping[str, Any]) -> Rows:
     share = value / top if value is not None and top else None
     rows = [] if "share" in record else [("bound over B", number(share))]
     names = ("accuracy", "train_loss", "test_loss")
-    rows += [(name_of(name), number(summary[name])) for name in names if name in summary]
-    return rows + start_words(record)
+    rows += [
+        (f"{name_of(name)} (measured)", number(summary[name])) for name in names if name in summary
+    ]
+    return rows + start_words(record) + held_out_words(dict(record))
 
 
 def _note(record: Mapping[str, Any]) -> str:

@@ -267,7 +267,8 @@ STANDS_ON = (
     "size. It limits the loss 1 − p_y and not the error. For X⁰ = 0, this loss is the same number "
     "as the error of a guess. If clients are drawn without labels (iid), the noise depends on no "
     "sample. If they are drawn by labels (Dirichlet), all limits hold given the labels, for new "
-    "samples with the label shares of the training samples. The samples must be independent draws from the distribution of future samples. "
+    "samples with the label shares of the training samples. The samples must be independent draws "
+    "from the distribution of future samples. "
     "The held-out samples of Fashion-MNIST are from its official test part, which may have another "
     "distribution. "
     "Seeds draw partly the same samples. If n is the number of all training samples of the data "
@@ -459,7 +460,7 @@ def _draw(axes: Axes, rows: Columns, x: str) -> None:
                   mfc="none", lw=1.4, label=label)  # fmt: skip
         if name == "certified":
             low, high = means.means - means.reach, means.means + means.reach
-            style.shade(axes, means.sizes, low, high, colour, 0.15)
+            axes.fill_between(means.sizes, low, high, color=colour, alpha=0.15, lw=0)
 
 
 STUDY = Study(

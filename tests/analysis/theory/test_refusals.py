@@ -58,6 +58,7 @@ ALONE: dict[str, dict[str, Any]] = {  # of one formula
     "batch_exposure": {"steps": np.ones((3, 1)), "shares": None},
     "bound": {"shares": (0.5, 0.5)},
     "clopper_pearson": {"errors": 2},
+    "change_limit": {"changes": HALVES},
     "contraction": {"shape": (3, 4)}, "dp_muon": {"schedule": Schedule(0.1, 0.9, 5, "given")},
     "exposure": {"shares": None}, "tube_certificate": {"lr": 0.1, "l_g": 0.1},
     "gaussian_smoothed_sign": {"alpha": 0.5, "shape": (30, 3)},

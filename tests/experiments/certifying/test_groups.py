@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 import fedmuon
 from fedmuon.analysis.theory.certified_risk import expected_risk, one_draw_risk
+from fedmuon.analysis.theory.held_out import change_limit, loss_limit
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.certifying.figure import group_figure
 from fedmuon.experiments.certifying.groups import HELD_OUT, PRIVACY, GroupCertificate
-from fedmuon.experiments.certifying.held_out import change_limit, loss_limit
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute
 

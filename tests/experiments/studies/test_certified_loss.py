@@ -12,6 +12,7 @@ from suite_files import command, suite_of, table
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import certificates, finished_run
+from fedmuon.experiments.stability.held_out_change import held_out_change
 from fedmuon.experiments.studies import certified_loss, find
 
 SUITE = """
@@ -68,6 +69,10 @@ def test_every_bound_is_that_of_a_run(suite: Path, tmp_path: Path) -> None:
         assert float(row["ratio"]) == pytest.approx(decrease / record["value"], rel=1e-9)
         certified = summary["train_loss"] + record["value"]
         assert float(row["certified_loss"]) == pytest.approx(certified, rel=1e-12)
+        run = finished_run.FinishedRun.open(folder)
+        held_out = held_out_change(run, 0.06 / 4, float(row["range"]))
+        limit = held_out["held_out_change_limit"]
+        assert float(row["held_out_decrease"]) == pytest.approx(-limit, rel=1e-9)
 
 
 def test_the_chosen_setting_is_the_best_of_those_that_were_tried(suite: Path) -> None:
@@ -120,6 +125,18 @@ def test_a_certificate_is_worth_something_above_a_ratio_of_one(ratio: float, hol
     assert certified_loss.claims(odd, {})[1].holds is False
     assert "n = 1000" in worth.sentence and f"variance {ratio:g}" in worth.detail
     assert certified_loss.claims(made(ratio, gap=2e-3), {})[0].holds is False
+
+
+def test_results_of_older_versions_have_no_hold_out_limit() -> None:
+    shared = {name: np.full(18, 0.1) for name in ("lr", "lambda", "rounds", "decrease",
+                                                  "difference", "accuracy")}  # fmt: skip
+    old = made(2.0) | shared
+    new = old | {certified_loss.HELD_OUT: np.full(18, -0.25)}
+    place = certified_loss.numbers(old, {})[0].index("hold-out limit")
+    assert {line[place] for line in certified_loss.numbers(old, {})[2:] if line[0][0] == " "} == {
+        "–"
+    }
+    assert "−0.25" in certified_loss.numbers(new, {})[2][place]
 
 
 def test_by_variance_needs_a_run(capsys: pytest.CaptureFixture[str]) -> None:
