@@ -27,6 +27,7 @@ from fedmuon.core.errors import Guard, InputError, as_keywords, in_python
 from fedmuon.core.files import Temporary
 from fedmuon.core.threads import without_autocast
 from fedmuon.experiments import settings, unlearning
+from fedmuon.experiments.certifying.rows import GUESS
 from fedmuon.experiments.cli.show import is_wanted, shown
 from fedmuon.experiments.inspect.listing import comparison
 from fedmuon.experiments.planning import cost
@@ -723,6 +724,7 @@ def certify(
     settings: int = 1,
     output_noise: float = 0.0,
     probes: int = 0,
+    guess: float = GUESS,
 ) -> RiskCertificates:
     """Compute upper limits of the error and loss of a run's final model on new samples.
 
@@ -740,6 +742,8 @@ def certify(
         probes: Number of random probes with which derivatives predict the gap of the loss, such as
             8. With 0, no gap is predicted. The prediction is accurate to first order and certifies
             nothing.
+        guess: The train error that you expect, fixed before you look at the samples. Each value is
+            valid. The certified limits from privacy are smallest if it is right.
 
     Returns:
         One row for each certificate, with its assumptions, or with the reason why there is no
@@ -762,7 +766,7 @@ def certify(
 
     result = run if isinstance(run, Result) else Result(Path(run))
     compute = partial(
-        certify, result.path, confidence, settings, result.given, output_noise, probes
+        certify, result.path, confidence, settings, result.given, output_noise, probes, guess
     )
     certificates, not_stored = stored.computed(result.path, compute)
     if not_stored:
@@ -778,6 +782,7 @@ def certify_groups(
     per: str,
     confidence: float = 0.95,
     settings: int = 1,
+    guess: float = GUESS,
 ) -> GroupCertificates:
     """Compute upper limits of the error of each class or each client on new samples.
 
@@ -791,6 +796,7 @@ def certify_groups(
         confidence: Probability with which all certified limits of a source hold together.
         settings: Number of settings from which this run's setting was chosen by looking at the same
             samples. The limits pay for all of them.
+        guess: The train error that you expect, as for `certify`.
 
     Returns:
         A row for each source and each class or client, worst first, and the reason if a source has
@@ -811,7 +817,7 @@ def certify_groups(
     from fedmuon.experiments.certifying.groups import certify_groups
 
     result = run if isinstance(run, Result) else Result(Path(run))
-    return certify_groups(result.path, per, confidence, settings, result.given)
+    return certify_groups(result.path, per, confidence, settings, result.given, guess)
 
 
 @in_python()

@@ -24,7 +24,7 @@ from fedmuon.experiments.certifying.measured import (
     released_noise,
 )
 from fedmuon.experiments.certifying.output_noise import of_certificates, published
-from fedmuon.experiments.certifying.rows import RiskCertificate, RiskCertificates
+from fedmuon.experiments.certifying.rows import GUESS, RiskCertificate, RiskCertificates
 from fedmuon.experiments.stability import certificates
 from fedmuon.experiments.stability.certificates import Certificate, CertifiedSetting
 from fedmuon.experiments.stability.finished_run import from_directory
@@ -59,7 +59,6 @@ VIOLATED = (
     "a neighbour moved the model by {:.3g} times its certificate, so the assumptions of the bound "
     "do not hold for this run"
 )
-GUESS = 0.2  # the expected train error, if the caller expects nothing
 NO_TEST = "no sample is held out. Lower [data] train, or set [data] test"
 PER_EXAMPLE = (
     "the run protects whole clients and not single samples. For a certificate on new samples, set "
@@ -136,6 +135,7 @@ def certify(
         notes_of(measured),
         _predicted(measured, probes),
         output_noise,
+        guess,
     )
 
 
@@ -246,7 +246,7 @@ def _by_clients(
         why = str(account) if isinstance(account, Uncertified) else PER_CLIENT
         return [RiskCertificate(name, "error", "refused", refusal=why)]
     mean = float(measured.means("error").mean())
-    with_samples = account.of(measured.run.data.sizes > 0)
+    with_samples = account.of(np.minimum(1, measured.run.data.sizes))
     drawn = released_noise(measured.run.config.federation.seed, "error of clients")
     return _pair(name, "error", mean, with_samples, paid, POPULATION, drawn)
 

@@ -7,35 +7,43 @@ limits is also a limit of the error of the worst group.
 - **Held-out samples.** Given the classes (or the clients) of the held-out samples, the samples of a
   group are independent, and their number is fixed. So Clopper and Pearson's limit holds.
 - **Privacy of samples.** Both proofs of `fedmuon.analysis.theory.certified_risk` hold for the
-  samples of one group alone. In expectation, the weights are w_a = 1 / n_k for its n_k samples a
-  and 0 for all others, so the divergence is the mean of KL_a over the group. For one draw, the
-  chain rule for the samples of the group gives I(S_k; A) <= sum of KL_a over the group, because
-  each term conditions on fewer samples than I(z_a; A | all other samples), which is larger for
-  independent samples. For classes, everything is given the labels.
+  samples of one group alone, with the weights w_a = 1 / n_k for its n_k samples a and 0 for all
+  others. So the divergences are means over the group, and the released train error is that of the
+  group. For classes, everything is given the labels.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from fedmuon.analysis.theory.certified_risk import expected_risk, one_draw_risk
-from fedmuon.analysis.theory.checks import probability, whole
+from fedmuon.analysis.theory.checks import probability, share, whole
 from fedmuon.analysis.theory.held_out import loss_limit
 from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.errors import InputError, instead
 from fedmuon.core.files import Record
+from fedmuon.experiments.certifying.account import Account
 from fedmuon.experiments.certifying.certify import (
     EXPECTED,
     FIXED,
+    GUESSED,
     NO_TEST,
     PER_EXAMPLE,
     UNTOUCHED,
+    Paid,
     account_of,
     notes_of,
 )
-from fedmuon.experiments.certifying.measured import INDEPENDENT, MeasuredRun, losses_of, measure
+from fedmuon.experiments.certifying.measured import (
+    INDEPENDENT,
+    MeasuredRun,
+    losses_of,
+    measure,
+    released_noise,
+)
+from fedmuon.experiments.certifying.rows import GUESS
 from fedmuon.orthogonalize import Uncertified
 from fedmuon.runs.data_notes import read_client_names
 from fedmuon.tasks.base import Batch
@@ -127,13 +135,15 @@ class GroupCertificates:
 class Grouped:
     """Samples with their groups: the errors [n], the group [n] of each, and all names.
 
-    `divergences` [n] has the relative entropy KL_a of each sample, for a private run.
+    For a private run, `accounts` has the account of the samples of each group, and `noises` the
+    standard normal number in its released train error.
     """
 
     errors: np.ndarray
     groups: np.ndarray
     names: Sequence[str]
-    divergences: np.ndarray | None = None
+    accounts: Sequence[Account] = ()
+    noises: Sequence[float] = ()
 
     def parts(self) -> Iterator[tuple[str, np.ndarray]]:
         """Yield each name with the mask [n] of its samples."""
@@ -147,6 +157,7 @@ def certify_groups(
     confidence: float = 0.95,
     settings: int = 1,
     given: UserObjects = NOTHING,
+    guess: float = GUESS,
 ) -> GroupCertificates:
     """Return limits of the error of each class or each client.
 
@@ -156,6 +167,7 @@ def certify_groups(
         confidence: The probability with which all certified limits of a source hold together.
         settings: Number of settings from which this run's setting was chosen with the same samples.
         given: Python objects (such as a custom task) that the caller passed.
+        guess: The train error that is expected, as for `certify`.
 
     Raises:
         InputError: If the run has not ended or is damaged, or an argument is out of range.
@@ -164,6 +176,7 @@ def certify_groups(
         raise InputError(f"per is {per!r}, but it must be class or client: {instead(per, PER)}")
     failure = 1 - probability("confidence", confidence)
     failure /= whole("settings", settings)
+    share("guess", guess)
     measured = measure(folder, given)
     rows: list[GroupCertificate] = []
     refused: dict[str, str] = {}
@@ -178,7 +191,8 @@ def certify_groups(
             refused[source] = str(reason)
             continue
         groups[source] = len(samples.names)
-        rows += sorted(limits(samples, failure / len(samples.names), settings), key=_badness)
+        paid = Paid(failure / len(samples.names), settings, guess)
+        rows += sorted(limits(samples, paid), key=_badness)
     return GroupCertificates(
         per,
         rows,
@@ -197,7 +211,8 @@ def _assumptions(
     """Return what must be true for the limits, by source."""
     if not groups:
         return {}
-    about = {HELD_OUT: [UNTOUCHED], PRIVACY: [FIXED, *([EXPECTED] if settings == 1 else [])]}
+    expected = [EXPECTED] if settings == 1 else []
+    about = {HELD_OUT: [UNTOUCHED], PRIVACY: [FIXED, GUESSED, *expected]}
     by_labels = per == "client" and measured.independent != INDEPENDENT
     return {
         "all": [OF_CLASS if per == "class" else OF_CLIENT, *([BY_LABELS] if by_labels else [])],
@@ -233,14 +248,14 @@ def _held_out(folder: Path, measured: MeasuredRun, per: str) -> Grouped:
     return _of_clients(folder, errors, np.repeat(np.arange(len(counts)), counts), len(counts))
 
 
-def _by_held_out(samples: Grouped, failure: float, settings: int) -> Iterator[GroupCertificate]:
+def _by_held_out(samples: Grouped, paid: Paid) -> Iterator[GroupCertificate]:
     for name, chosen in samples.parts():
         errors = samples.errors[chosen]
         if not len(errors):
             why = "no sample of this group is held out"
             yield GroupCertificate(HELD_OUT, name, 0, refusal=why)
             continue
-        value, method = loss_limit(errors, failure)
+        value, method = loss_limit(errors, paid.failure)
         yield GroupCertificate(
             HELD_OUT, name, len(errors), float(errors.mean()), value, method=method
         )
@@ -257,31 +272,37 @@ def _private(folder: Path, measured: MeasuredRun, per: str) -> Grouped:
     if account.unit != "example":
         raise Uncertified(PER_EXAMPLE)
     errors, owners = measured.train["error"], measured.owners
+    clients = len(measured.run.data.sizes)
     if per == "class":
-        groups, names = _classes(measured, measured.run.data.labels)
-        return Grouped(errors, groups, names, account.of_clients[owners])
-    samples = _of_clients(folder, errors, owners, len(measured.run.data.sizes))
-    return Grouped(errors, samples.groups, samples.names, account.of_clients[owners])
+        samples = Grouped(errors, *_classes(measured, measured.run.data.labels))
+    else:
+        samples = _of_clients(folder, errors, owners, clients)
+    accounts = [
+        account.of(np.bincount(owners[chosen], minlength=clients)) for _, chosen in samples.parts()
+    ]
+    drawn = partial(released_noise, measured.run.config.federation.seed, "error of a group")
+    noises = [drawn(group) for group in range(len(accounts))]
+    return replace(samples, accounts=accounts, noises=noises)
 
 
-def _by_privacy(samples: Grouped, failure: float, settings: int) -> Iterator[GroupCertificate]:
-    assert samples.divergences is not None
-    for name, chosen in samples.parts():
-        errors, divergences = samples.errors[chosen], samples.divergences[chosen]
-        count = len(errors)
-        if not count:
+def _by_privacy(samples: Grouped, paid: Paid) -> Iterator[GroupCertificate]:
+    parts = zip(samples.parts(), samples.accounts, samples.noises, strict=True)
+    for (name, chosen), account, drawn in parts:
+        errors = samples.errors[chosen]
+        if not len(errors):
             why = "no training sample belongs to this group"
             yield GroupCertificate(PRIVACY, name, 0, refusal=why)
             continue
         mean = float(errors.mean())
+        limit = account.released_limit(paid.failure, paid.guess)
         yield GroupCertificate(
             PRIVACY,
             name,
-            count,
+            len(errors),
             mean,
-            one_draw_risk(mean, float(divergences.sum()), count, failure),
-            expected_risk(mean, float(divergences.mean())) if settings == 1 else None,
-            "information, one draw",
+            limit.risk(mean + limit.noise * drawn),
+            account.expected_risk(mean) if paid.settings == 1 else None,
+            "privacy profile, one draw",
         )
 
 

@@ -72,13 +72,19 @@ class MeasuredRun:
 
 
 # Train errors that a certificate releases with noise
-RELEASED = ("error", "loss", "error of clients", "error of the published model")
+RELEASED = (
+    "error",
+    "loss",
+    "error of clients",
+    "error of the published model",
+    "error of a group",
+)
 
 
-def released_noise(seed: int, name: str) -> float:
+def released_noise(seed: int, name: str, group: int = 0) -> float:
     """Return the standard normal number that is part of a released train error."""
     block = RELEASED.index(name)
-    return float(generator(seed, Draw.TRAIN_ERROR, block=block).standard_normal())
+    return float(generator(seed, Draw.TRAIN_ERROR, client=group, block=block).standard_normal())
 
 
 def measure(folder: Path, given: UserObjects = NOTHING) -> MeasuredRun:

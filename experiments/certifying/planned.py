@@ -14,7 +14,7 @@ from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import Record
 from fedmuon.experiments.certifying.account import CUT, NO_ACCOUNT, Account, of_events
-from fedmuon.experiments.certifying.certify import GUESS
+from fedmuon.experiments.certifying.rows import GUESS
 from fedmuon.experiments.tables import columns
 from fedmuon.federated.accountant import (
     PerClient,

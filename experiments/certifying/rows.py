@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 
 from fedmuon.core.files import Record
 
+GUESS = 0.2  # the expected train error, if the caller expects nothing
+
 
 @dataclass(frozen=True)
 class RiskCertificate:
@@ -55,6 +57,7 @@ class RiskCertificates:
         predicted: The gap of the loss that derivatives predict, with its standard error, if it was
             requested.
         output_noise: Standard deviation of the noise on the published model, or 0.
+        guess: The expected train error, for which certified limits from privacy are smallest.
 
     Example:
         >>> import fedmuon
@@ -76,6 +79,7 @@ class RiskCertificates:
     notes: list[str] = field(default_factory=list)
     predicted: Record = field(default_factory=dict)
     output_noise: float = 0.0
+    guess: float = GUESS
 
     def record(self) -> Record:
         """Return the certificates as one JSON object."""

@@ -14,14 +14,14 @@ from pathlib import Path
 
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import Record, mendable, read_text, sums_of, write_bytes
-from fedmuon.experiments.certifying.rows import RiskCertificates
+from fedmuon.experiments.certifying.rows import GUESS, RiskCertificates
 
 FILE = "certificates.json"
 TITLE = "Risk of the final model"
 DAMAGED = f"{FILE} is damaged"
 CHANGED = "the run has changed since they were computed"
 VERSION = "fedmuon {} computed them, and this is fedmuon {}"
-OPTIONS = {"confidence": 0.95, "settings": 1, "output_noise": 0.0, "probes": 0}
+OPTIONS = {"confidence": 0.95, "settings": 1, "output_noise": 0.0, "probes": 0, "guess": GUESS}
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,7 @@ def _options(certificates: RiskCertificates | None) -> Record:
         "settings": certificates.settings,
         "output_noise": certificates.output_noise,
         "probes": certificates.predicted.get("probes", 0),
+        "guess": certificates.guess,
     }
     return {name: value for name, value in values.items() if value != OPTIONS[name]}
 

@@ -10,6 +10,7 @@ import fedmuon.experiments.cli.completion as completion
 import fedmuon.experiments.cli.options as options
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import write_bytes
+from fedmuon.experiments.certifying.rows import GUESS
 from fedmuon.experiments.cli.output import print_path, tell, warn
 
 
@@ -71,7 +72,7 @@ def certify(
                 "is valid. The certified limits from privacy are smallest if it is right."
             )
         ),
-    ] = 0.2,
+    ] = GUESS,
     width: Annotated[
         float | None,
         Option(
@@ -126,7 +127,7 @@ def certify(
         raise InputError("--width and --set belong to --plan. Leave them out for a run folder.")
     assert run_dir is not None
     if per:
-        _tell_groups(run_dir, per, confidence, settings, plot, latex)
+        _tell_groups(run_dir, per, confidence, settings, guess, plot, latex)
         return
     from fedmuon.experiments.certifying import certify as certifying  # torch
     from fedmuon.experiments.certifying import shown, stored
@@ -159,6 +160,7 @@ def _tell_groups(
     per: str,
     confidence: float,
     settings: int,
+    guess: float,
     plot: Path | None,
     latex: Path | None,
 ) -> None:
@@ -167,7 +169,7 @@ def _tell_groups(
     from fedmuon.experiments.certifying.groups import certify_groups
     from fedmuon.experiments.certifying.latex import of_groups
 
-    certificates = certify_groups(run_dir, per, confidence, settings)
+    certificates = certify_groups(run_dir, per, confidence, settings, guess=guess)
     tell(certificates.record(), *group_tables(certificates))
     if plot is not None:
         from fedmuon.analysis.report import style

@@ -104,7 +104,9 @@ def _tail(q: float, s: float, end: float) -> float:
     return max(0.0, (1 - q) * above(0.0)) + q * above(1.0)
 
 
-def hockey_stick(events: Sequence[Event], epsilons: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def hockey_stick(
+    events: Sequence[Event], epsilons: np.ndarray, points: int = COMPOSED
+) -> tuple[np.ndarray, np.ndarray]:
     """Return lower and upper limits of H_a(P || Q) at a = exp(epsilon), for all releases together.
 
     The upper limit is the larger one of the limits for (P, Q) and (Q, P), and at most 1. Above an
@@ -113,6 +115,7 @@ def hockey_stick(events: Sequence[Event], epsilons: np.ndarray) -> tuple[np.ndar
     Args:
         events: The releases, with the adjacency for which the curve is requested.
         epsilons: The epsilons, which may be negative.
+        points: Number of grid points. With fewer points, the limits are further apart.
     """
     if any(event.noise_multiplier == 0 for event in events):
         return np.ones(len(epsilons)), np.ones(len(epsilons))
@@ -125,7 +128,7 @@ def hockey_stick(events: Sequence[Event], epsilons: np.ndarray) -> tuple[np.ndar
         lower = np.clip(curve - GAUSSIAN_ROUNDING, 0.0, 1.0)
         upper = np.clip(curve + GAUSSIAN_ROUNDING, 0.0, 1.0)
         return np.where(epsilons > LARGEST, 0.0, lower), np.where(epsilons < -LARGEST, 1.0, upper)
-    grid = _grid(events)
+    grid = _grid(events, points)
     limits = []
     for up in (False, True):
         estimated = [(pld.estimates(event, grid, up), event.count) for event in events]
@@ -156,13 +159,13 @@ def _of_gaussians(distance: float, epsilons: np.ndarray) -> np.ndarray:
     return ndtr(distance / 2 - epsilons / distance) - other
 
 
-def _grid(events: Sequence[Event]) -> float:
+def _grid(events: Sequence[Event], points: int) -> float:
     """Return the smallest grid distance for which the arrays have a practical length."""
     coarse = max(pld.GRID, *((top(event) - bottom(event)) / pld.SINGLE for event in events))
     parts = [(pld.estimates(event, coarse)[0], event.count) for event in events]
     low, high = pld.window(parts, coarse, TAIL)
     longest = max(top(event) - bottom(event) for event in events)
-    return min(coarse, max((high - low) * coarse / COMPOSED, longest / COMPOSED))
+    return min(coarse, max((high - low) * coarse / points, longest / points))
 
 
 def _curve(losses: pld.Losses, grid: float, epsilons: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,16 @@ from test_certify import CLIENTS, PRIVATE, divergence
 from typer.testing import CliRunner
 
 import fedmuon
-from fedmuon.analysis.theory.certified_risk import expected_risk, one_draw_risk
+from fedmuon.analysis.theory.certified_risk import expected_risk, released_limit
 from fedmuon.analysis.theory.held_out import change_limit, loss_limit
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.certifying.figure import group_figure
 from fedmuon.experiments.certifying.groups import HELD_OUT, PRIVACY, GroupCertificate
+from fedmuon.experiments.certifying.measured import released_noise
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute
+from fedmuon.privacy.accounting.divergences import hockey_stick
+from fedmuon.privacy.accounting.dominating_pairs import Event
 
 
 def finished(folder: Path, tables: dict[str, Any], **others: Any) -> Path:
@@ -104,8 +108,13 @@ def test_each_client_has_the_limit_of_its_own_test_samples(private: Path) -> Non
             assert row.certified is None and "held out" in row.refusal
 
 
+def profile(releases: list[Event], size: int, noise: float, epsilons: Any) -> Any:
+    train_error = Event(1.0, 2 * size * noise, replaced=True)
+    return hockey_stick([*releases, train_error], epsilons)[1]
+
+
 def test_each_client_has_the_limit_of_its_own_account(private: Path) -> None:
-    limits = rows(private, "client", PRIVACY)
+    limits = rows(private, "client", PRIVACY, guess=0.7, confidence=0.05)
     with np.load(private / "partition.npz") as split:
         sizes = np.bincount(split["client"], minlength=6)
     rounds = np.bincount(np.load(private / "schedule.npy").ravel(), minlength=6)
@@ -117,9 +126,14 @@ def test_each_client_has_the_limit_of_its_own_account(private: Path) -> None:
         assert row.samples == size and row.error is not None
         estimated = expected_risk(row.error, divergence_of_sample)
         assert row.estimated == pytest.approx(estimated, rel=1e-5)
-        limit = one_draw_risk(row.error, size * divergence_of_sample, size, 0.05 / 6)
-        assert row.certified == pytest.approx(limit, rel=1e-5)
+        releases = [Event(min(1, 10 / size), noise, 2 * took_part, replaced=True)]
+        shift = 2 * math.sqrt(2 * divergence_of_sample)
+        limit = released_limit(partial(profile, releases, size), shift, size, 0.95 / 6, 0.7)
+        drawn = released_noise(3, "error of a group", client)
+        expected = limit.risk(row.error + limit.noise * drawn)
+        assert row.certified == pytest.approx(expected, rel=1e-3)
         values.add(round(divergence_of_sample, 9))
+    assert any((row.certified or 1) < 1 for row in limits.values())
     assert len(values) > 1  # clients differ, so the mean of the account would be wrong
 
 
