@@ -76,6 +76,11 @@ class Account:
         """The distance of two Gaussians about as different as the runs with a replaced unit."""
         return 2 * math.sqrt(2 * self.mean)
 
+    @property
+    def total_variation(self) -> float:
+        """The mean total variation distance of the runs with a replaced unit, an upper limit."""
+        return float(self.profile(np.zeros(1))[0])
+
     def of(self, counts: np.ndarray) -> "Account":
         """Return the account of some of the units, with their number for each client [N]."""
         present = np.flatnonzero(counts)

@@ -209,12 +209,11 @@ def account_of(folder: Path, measured: MeasuredRun) -> Account | Uncertified:
 def _divergence(account: Account | Uncertified) -> Record:
     if isinstance(account, Uncertified):
         return {}
-    variation = float(account.profile(np.zeros(1))[0])
     return {
         "unit": account.unit,
         "mean": finite(account.mean),
         "units": account.units,
-        "total_variation": variation,
+        "total_variation": account.total_variation,
     }
 
 

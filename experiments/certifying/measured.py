@@ -10,6 +10,7 @@ from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.experiments.stability.finished_run import FinishedRun
+from fedmuon.federated.evaluation import of_samples
 from fedmuon.runs.directory import RunDirectory
 from fedmuon.tasks.base import Batch, Params
 
@@ -115,7 +116,7 @@ def measure(folder: Path, given: UserObjects = NOTHING) -> MeasuredRun:
 
 def losses_of(run: FinishedRun, params: Params, batch: Batch) -> Losses:
     """Return the losses of a model in [0, 1], sample by sample."""
-    losses, scores = run.experiment.task.losses(params, batch)
+    losses, scores = of_samples(run.experiment.task, params, batch)
     if "accuracy" not in scores:
         raise InputError(
             "this task reports no accuracy, so its models have no error rate. Certificates need a "

@@ -23,11 +23,13 @@ from fedmuon.federated.accountant import (
     unit_of,
     with_noise,
 )
-from fedmuon.federated.build import build_experiment, resolve
+from fedmuon.federated.build import ResolvedConfig, build_experiment, resolve
 from fedmuon.federated.client_data import build_data, read_source
+from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.rounds import begin
 from fedmuon.privacy.accounting.composition import event, least_noise
 from fedmuon.privacy.accounting.dominating_pairs import Event
+from fedmuon.tasks.base import Params
 
 ERRORS = (0.05, 0.1, 0.2, 0.4)  # train errors for which the limits are shown
 PRECISION = 1e-3
@@ -61,16 +63,23 @@ class PlannedRun:
         data = build_data(resolved, read_source(resolved))
         experiment = build_experiment(resolved, data)
         fresh = begin(experiment.recipe, experiment.task, config.federation.seed)
+        return cls.of_experiment(resolved, experiment, data.sizes, fresh.params)
+
+    @classmethod
+    def of_experiment(
+        cls, config: ResolvedConfig, experiment: Experiment, sizes: np.ndarray, params: Params
+    ) -> "PlannedRun":
+        """Collect the releases of a run that has been built."""
         if not experiment.recipe.private:
             raise InputError(f"There is no certificate before training, because {NO_ACCOUNT}.")
-        noisy = with_noise(resolved, experiment, data.sizes, fresh.params)
-        unit = unit_of(noisy, experiment, data.sizes)
+        noisy = with_noise(config, experiment, sizes, params)
+        unit = unit_of(noisy, experiment, sizes)
         assert unit is not None
         if config.privacy.max_lot:
             raise InputError(f"There is no certificate before training, because {CUT}.")
-        releases = _releases(unit, noisy.privacy.noise, unit.blocks(fresh.params))
+        releases = _releases(unit, noisy.privacy.noise, unit.blocks(params))
         kind = "client" if isinstance(unit, PerClient) else "example"
-        return cls(kind, data.sizes, noisy.privacy.noise, releases)
+        return cls(kind, sizes, noisy.privacy.noise, releases)
 
     def with_noise(self, noise: float) -> "PlannedRun":
         """Return the same run with another noise multiplier."""

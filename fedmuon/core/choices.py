@@ -243,6 +243,7 @@ CHOICES: dict[str, tuple[Choice, ...]] = {
         Choice("network", "network with cross-entropy; its constants are estimated"),
     ),
     "task.model": (
+        Choice("linear", "one matrix without bias (softmax regression)"),
         Choice(
             "mlp", "multilayer perceptron d-512-256-c with ReLU, as in Newton-Schulz convergence"
         ),

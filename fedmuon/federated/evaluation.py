@@ -63,6 +63,19 @@ def sums(
     return loss, means
 
 
+def of_samples(task: Task, params: Params, batch: Batch) -> tuple[Tensor, Params]:
+    """Return the losses and scores of each sample [S, n], evaluated in parts of limited size."""
+    stack, count = len(next(iter(params.values()))), len(batch.labels)
+    parts = [
+        task.losses(params, Batch(batch.inputs[part], batch.labels[part]))
+        for part in _pieces(count, stack)
+    ]
+    losses = torch.cat([loss for loss, _ in parts], dim=1)
+    return losses, {
+        name: torch.cat([scores[name] for _, scores in parts], 1) for name in parts[0][1]
+    }
+
+
 def _pieces(rows: int, stack: int) -> list[slice]:
     """Split the rows into ranges that are small enough to evaluate."""
     step = max(1, min(CHUNK // (16 * stack), max(LEAST, -(-rows // MOST))))

@@ -133,6 +133,11 @@ def with_channels(shape: Shape) -> Shape:
     return (1, *shape) if len(shape) == 2 else shape
 
 
+def linear(shape: Shape, classes: int) -> nn.Module:
+    """Build softmax regression: one matrix without bias."""
+    return _sequence(flat=nn.Flatten(), head=nn.Linear(math.prod(shape), classes, bias=False))
+
+
 def mlp(shape: Shape, classes: int) -> nn.Module:
     """Build a network with two hidden layers of 512 and 256 units and ReLU.
 
@@ -238,6 +243,7 @@ def wide_resnet(depth: int, widen: int, shape: Shape, classes: int) -> nn.Module
 
 
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
+    "linear": linear,
     "mlp": mlp,
     "cnn": cnn,
     "tanh-cnn": tanh_cnn,

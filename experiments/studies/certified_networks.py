@@ -1,0 +1,330 @@
+"""Study `certified-networks`: which error does the privacy account of a trained model certify?
+
+A private run depends only a little on each sample, so its train error limits its error on new
+samples, for every network and optimizer (`fedmuon.analysis.theory.certified_risk`). A cell is one
+method with one model. For each noise, step size and seed, the cell trains the model and averages
+the models of the last rounds, which is post-processing. It measures the errors of this average and
+computes their limits. The distance of limit and train error depends on the noise, and not on the
+method. So methods are compared at equal noise.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from matplotlib.figure import Figure
+from pydantic import Field
+from torch import Tensor
+
+from fedmuon.analysis.report import style
+from fedmuon.analysis.report.findings import Rows, number
+from fedmuon.analysis.report.tables import Columns, where
+from fedmuon.analysis.report.tuning import objection
+from fedmuon.analysis.report.verdicts import NEGATIVE, Claim, Effect, Rule, curve
+from fedmuon.analysis.theory.certified_risk import clopper_pearson
+from fedmuon.config.load import Config
+from fedmuon.config.schema import Chance, Count, Natural, Positive
+from fedmuon.core.tables import Table
+from fedmuon.data.source import Source
+from fedmuon.experiments.certifying.measured import released_noise
+from fedmuon.experiments.certifying.planned import PlannedRun
+from fedmuon.experiments.studies.certified_error import chosen, differences
+from fedmuon.experiments.studies.study import Study, distinct, heading, levels, tuned_in_rows
+from fedmuon.experiments.suites import contents
+from fedmuon.experiments.suites.contents import Nested, SuiteRequest, cell, merged
+from fedmuon.federated.build import build_experiment, resolve
+from fedmuon.federated.client_data import build_data, read_source
+from fedmuon.federated.evaluation import risk
+from fedmuon.federated.experiment import Experiment
+from fedmuon.federated.rounds import begin, run_rounds
+from fedmuon.optim.stage import ServerState
+from fedmuon.runs.directory import Record
+from fedmuon.runs.observers.average_model import averaged_rounds
+from fedmuon.tasks.base import Params
+
+SETTLED = {
+    "data.name": "--data",
+    "federation.seed": "seeds",
+    "local.lr": "lrs",
+    "privacy.noise": "noises",
+    "privacy.epsilon": "noises",
+}
+
+
+class Method(Table):
+    """A method: config tables that extend those of the model, and its step sizes."""
+
+    base: Nested
+    lrs: Annotated[list[Positive], Field(min_length=1)]
+
+
+class Model(Table):
+    """A model: config tables that extend those in `base`, its methods and its noise multipliers.
+
+    `guess` is the expected train error, for which the certified limit is smallest.
+    """
+
+    base: Nested
+    guess: Chance
+    noises: Annotated[list[Positive], Field(min_length=1)]
+    methods: Annotated[dict[str, Method], Field(min_length=1)]
+
+
+class Settings(Table):
+    """The keys that the suite's TOML file may contain.
+
+    Each certified limit has the failure probability `delta` / `paid`. The first method of a model
+    is compared with the others.
+    """
+
+    seeds: Annotated[list[Natural], Field(min_length=1)]
+    delta: Chance
+    paid: Count
+    models: Annotated[dict[str, Model], Field(min_length=1)]
+    base: Nested
+
+
+@dataclass(frozen=True)
+class Certified:
+    """A cell: one method with one model."""
+
+    name: str
+    size: int
+    head: Mapping[str, Any]  # model and method
+    config: Config  # the config with the first noise, step size and seed
+    tables: Nested
+    settings: Settings
+
+    @property
+    def model(self) -> Model:
+        """The settings of the model."""
+        return self.settings.models[self.head["model"]]
+
+    def compute(self) -> Record:
+        """Return a row for each noise, step size and seed."""
+        source, lrs = read_source(resolve(self.config)), self.model.methods[self.head["method"]].lrs
+        rows = []
+        for noise, lr, seed in itertools.product(self.model.noises, lrs, self.settings.seeds):
+            config = config_of(self.tables, noise, lr, seed)
+            head: Record = {**self.head, "noise": noise, "lr": lr, "seed": seed}
+            rows.append(head | self._row(config, source))
+        return {"rows": rows}
+
+    def _row(self, config: Config, source: Source) -> Record:
+        resolved = resolve(config)
+        data = build_data(resolved, source)
+        experiment = build_experiment(resolved, data)
+        start = begin(experiment.recipe, experiment.task, config.federation.seed)
+        planned = PlannedRun.of_experiment(resolved, experiment, data.sizes, start.params)
+        account = planned.account
+        params = trained_average(experiment, start, config.output.average)
+        shards = experiment.shards
+        train_error = _error(experiment, params, shards.inputs, shards.labels)
+        held_out = shards.held_out
+        test_error = _error(experiment, params, held_out.inputs, held_out.labels)
+        count = len(held_out.labels)
+        wrong = round(test_error * count)
+        limit = account.released_limit(self.settings.delta / self.settings.paid, self.model.guess)
+        drawn = released_noise(config.federation.seed, "error")
+        return {
+            "variation": account.total_variation,
+            "divergence": account.mean,
+            "train_error": train_error,
+            "estimated": account.expected_risk(train_error),
+            "certified": limit.risk(train_error + limit.noise * drawn),
+            "test_error": test_error,
+            "test_low": 1 - clopper_pearson(count - wrong, count, 0.025),
+            "test_high": clopper_pearson(wrong, count, 0.025),
+            "held_out_limit": clopper_pearson(wrong, count, self.settings.delta),
+        }
+
+
+def config_of(tables: Nested, noise: float, lr: float, seed: int) -> Config:
+    """Return the config of one run."""
+    changes: Nested = {
+        "federation": {"seed": seed},
+        "local": {"lr": lr},
+        "privacy": {"noise": noise},
+    }
+    return cell(tables, changes)
+
+
+def trained_average(experiment: Experiment, start: ServerState, share: float) -> Params:
+    """Train, and return the average of the models after the last `share` of the rounds."""
+    count = averaged_rounds(share, experiment.plan.rounds)
+    states = (result.state for result in run_rounds(experiment, start))
+    last = deque(states, maxlen=count)
+    return {
+        name: torch.stack([state.params[name].double() for state in last]).mean(0).to(value)
+        for name, value in last[0].params.items()
+    }
+
+
+def _error(experiment: Experiment, params: Params, inputs: Tensor, labels: Tensor) -> float:
+    return 1 - float(risk(experiment.task, params, inputs, labels).scores["accuracy"][0])
+
+
+def cells(settings: Settings, request: SuiteRequest) -> Sequence[Certified]:
+    """Return a cell for each model and method."""
+    contents.require_free("[base]", settings.base, SETTLED)
+    cells_of_suite = []
+    for name, model in settings.models.items():
+        contents.require_free(f"[models.{name!r}.base]", model.base, SETTLED)
+        for method, details in model.methods.items():
+            place = f"[models.{name!r}.methods.{method!r}.base]"
+            contents.require_free(place, details.base, SETTLED)
+            data: Nested = {"data": {"name": request.data}}
+            tables = merged(merged(merged(settings.base, model.base), details.base), data)
+            config = config_of(tables, model.noises[0], details.lrs[0], settings.seeds[0])
+            runs = len(model.noises) * len(details.lrs) * len(settings.seeds)
+            size = runs * config.federation.rounds * config.data.train
+            head = {"model": name, "method": method}
+            slug = contents.slug(f"{name}-{method}")
+            cells_of_suite.append(Certified(slug, size, head, config, tables, settings))
+    contents.require_read("[base]", settings.base, [each.config for each in cells_of_suite])
+    return cells_of_suite
+
+
+# Claims
+
+STANDS_ON = (
+    "The certified error limits the error of the average of the last models. It follows from the "
+    "privacy account and from the train error, which is released with noise, and holds for one "
+    "draw of samples and noise. The failure probability of each limit is δ divided by `paid`. So "
+    "the limits pay for `paid` settings, from which settings may be chosen in any way by results "
+    "on the same samples. The suite has fewer settings. The others cover transforms, numbers of "
+    "components, rounds, momenta and step sizes that were tried before on the same samples. The "
+    "suite chooses the step size (and, for a single number per model, the noise) with the "
+    "smallest certified error. The transforms of images learn nothing from the samples. Principal "
+    "components are those of another data set. The estimated limit holds in expectation for a "
+    "setting that was fixed in advance, and one run's train error stands for its expectation. So "
+    "it is not certified. The hold-out limit is Clopper and Pearson's limit for one model. Each "
+    "certificate holds if the samples are independent draws from the distribution of future "
+    "samples. The held-out samples of Fashion-MNIST are from its official test part, which may "
+    "have another distribution. If n is the number of all training samples of the data set, all "
+    "seeds share this one data set and differ in their initial models and their noise."
+)
+
+
+def best_steps(rows: Columns) -> Columns:
+    """Return the row with the smallest certified error of each seed, noise, method and model."""
+    return chosen(rows, "model", "method", "noise", "seed")
+
+
+def claims(rows: Columns) -> Sequence[Claim]:
+    """Return the claims about certified errors, and the comparisons of methods."""
+    all_claims = [_covered(rows)]
+    for model in distinct(rows, "model"):
+        of_model = where(rows, model=model)
+        first, *others = distinct(of_model, "method")
+        all_claims += [_compared(of_model, model, first, other) for other in others]
+    return all_claims
+
+
+def _covered(rows: Columns) -> Claim:
+    """Return the claim that no certified error is below the test error."""
+    ends = (rows[name] - rows["certified"] for name in ("test_error", "test_low", "test_high"))
+    below = int((rows["test_error"] <= rows["certified"]).sum())
+    return Claim(
+        "In every run, the test error is at most the certified error.",
+        Effect("test error − certified error", *ends, seeded=False, unit="ratio"),
+        Rule(high=0.0),
+        f"{below} of {len(rows['certified'])} runs",
+    )
+
+
+def _compared(rows: Columns, model: str, method: str, other: str) -> Claim:
+    """Return the claim that the certified error of the first method is smaller at every noise."""
+    best, noises = best_steps(rows), levels(rows, "noise")
+    steps = {
+        f"noise {noise:g}": differences(
+            where(best, method=method, noise=noise), where(best, method=other, noise=noise)
+        )
+        for noise in noises
+    }
+    tuned = {
+        name: [
+            tuned_in_rows(where(rows, method=name, noise=noise), name, "lr", "certified",
+                          "local.lr", "certified")
+            for noise in noises
+        ]
+        for name in (method, other)
+    }  # fmt: skip
+    words = (f"{place}: {number(step.value, 3)} ({number(step.low, 3)} to {number(step.high, 3)})"
+             for place, step in steps.items())  # fmt: skip
+    return Claim(
+        f"{model}: for every noise, the certified error of {method} is below that of {other}.",
+        Effect.between("difference of certified errors", steps, unit="ratio"),
+        NEGATIVE,
+        "; ".join(words),
+        untuned=objection([method, other], tuned),
+    )
+
+
+def numbers(rows: Columns) -> Rows:
+    """Return the table of the report: means over seeds for each model, method and noise."""
+    head = ("noise", "total variation", "train error", "certified", "estimated", "test error",
+            "hold-out limit", "step sizes")  # fmt: skip
+    lines: Rows = [head]
+    best = best_steps(rows)
+    names = ("variation", "train_error", "certified", "estimated", "test_error", "held_out_limit")
+    for model, method in distinct(rows, "model", "method"):
+        part = where(best, model=model, method=method)
+        smallest = chosen(part, "seed")["certified"]
+        title = (f"{model}, {method}: certified {number(smallest.mean(), 3)}, best noise "
+                 f"({number(smallest.min(), 3)} to {number(smallest.max(), 3)} over seeds)")  # fmt: skip
+        lines.append(heading(title, head))
+        for noise in levels(part, "noise"):
+            mine = where(part, noise=noise)
+            steps = ", ".join(f"{lr:g}" for lr in levels(mine, "lr"))
+            means = (number(mine[name].mean(), 3) for name in names)
+            lines.append((f"  {noise:g}", *means, steps))
+    return lines
+
+
+# Figure
+
+
+@style.styled
+def by_noise(rows: Columns, narrow: bool = False) -> Figure:
+    """Draw certified errors, test errors and a hold-out limit of each model against the noise."""
+    models = distinct(rows, "model")
+    figure, panels = style.canvas(len(models), narrow, 2.6, min(len(models), 3))
+    best = best_steps(rows)
+    looks = dict(zip(distinct(rows, "method"), style.SERIES, strict=False))
+    for axes, model in zip(panels, models, strict=True):
+        part = where(best, model=model)
+        for method, (colour, mark) in looks.items():
+            mine = where(part, method=method)
+            certified = curve(mine, "variation", "certified")
+            low, high = certified.means - certified.reach, certified.means + certified.reach
+            axes.plot(certified.sizes, certified.means, "-", marker=mark, ms=4, color=colour,
+                      mfc="none", lw=1.3, label=f"{method}: certified (95%)")  # fmt: skip
+            style.shade(axes, certified.sizes, low, high, colour, 0.15)
+            tested = curve(mine, "variation", "test_error")
+            axes.plot(tested.sizes, tested.means, ":", color=colour, lw=1.3,
+                      label=f"{method}: test error")  # fmt: skip
+        limit = curve(where(part, method=next(iter(looks))), "variation", "held_out_limit")
+        axes.plot(limit.sizes, limit.means, "--", color=style.GREY, lw=1.2,
+                  label=f"{next(iter(looks))}: hold-out limit (95%)")  # fmt: skip
+        axes.set_title(model, loc="left")
+        axes.set_xlabel("total variation (more noise to the left)")
+        style.levels_on_x(axes, curve(part, "variation", "certified").sizes)
+    for axes in panels[:: 1 if narrow else min(len(models), 3)]:
+        axes.set_ylabel("error rate")
+    style.legend_below(figure, panels[0], 1 if narrow else 2)
+    return figure
+
+
+STUDY = Study(
+    "certified-networks",
+    Settings,
+    cells,
+    claims,
+    numbers,
+    STANDS_ON,
+    {"certified-networks": by_noise},
+)
