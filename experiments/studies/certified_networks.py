@@ -274,8 +274,8 @@ def numbers(rows: Columns) -> Rows:
     for model, method in distinct(rows, "model", "method"):
         part = where(best, model=model, method=method)
         smallest = chosen(part, "seed")["certified"]
-        title = (f"{model}, {method}: certified {number(smallest.mean(), 3)}, best noise "
-                 f"({number(smallest.min(), 3)} to {number(smallest.max(), 3)} over seeds)")  # fmt: skip
+        ends = " to ".join(number(end, 3) for end in (smallest.min(), smallest.max()))
+        title = f"{model}, {method}: certified {number(smallest.mean(), 3)} ({ends} over seeds)"
         lines.append(heading(title, head))
         for noise in levels(part, "noise"):
             mine = where(part, noise=noise)
