@@ -485,7 +485,7 @@ def three_curves(rows: Columns, narrow: bool = False) -> Figure:
         for method, part in methods.items()
     }
     tall = max(sum(len(group) + 0.5 for group in panel) for panel in groups.values())
-    figure, panels = style.canvas(len(methods), narrow, 1.4 + 0.15 * tall)
+    figure, panels = style.canvas(len(methods), narrow, 1.5 + 0.125 * tall)
     values = [_three(setting) for panel in groups.values() for group in panel for setting in group]
     positive = np.concatenate([numbers[np.isfinite(numbers) & (numbers > 0)] for numbers in values])
     least, widest = positive.min(initial=1.0) / ROOM, positive.max(initial=1e-9) * ROOM
