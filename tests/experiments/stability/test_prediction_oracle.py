@@ -65,7 +65,8 @@ class FedAvg:
         parts = [(self.inputs[mine], self.labels[mine], factors[mine])]
         if extra is not None:
             inputs, labels, clients, weight = extra
-            parts.append(tuple(values[clients == client] for values in (inputs, labels, weight)))
+            its = clients == client
+            parts.append((inputs[its], labels[its], weight[its]))
         for _ in range(self.steps):
             slope = sum(self._slope(model, *part) for part in parts)
             model = model - self.lr * slope / self.sizes[client]
