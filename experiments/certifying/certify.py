@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmuon.analysis.theory.checks import probability, share, whole
+from fedmuon.analysis.theory.checks import share
 from fedmuon.analysis.theory.held_out import change_limit, loss_limit
 from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.errors import InputError
@@ -20,6 +20,7 @@ from fedmuon.experiments.certifying.account import Account, of_ledger
 from fedmuon.experiments.certifying.measured import (
     INDEPENDENT,
     MeasuredRun,
+    failure_of,
     measure,
     released_noise,
 )
@@ -58,6 +59,15 @@ STOPPED = (
 VIOLATED = (
     "a neighbour moved the model by {:.3g} times its certificate, so the assumptions of the bound "
     "do not hold for this run"
+)
+ESTIMATED = (
+    "the constants of the bound are only estimated for this task, so nothing is proved. For the "
+    "error of this model, use held-out samples or a private recipe. For a certified loss, use the "
+    "matrix task in float64"
+)
+NOT_POISSON = (
+    "The account of {} lots has no amplification by sampling, so KL₀ is larger than needed. For "
+    "smaller limits, set [privacy] sampling = 'poisson'."
 )
 NO_TEST = "no sample is held out. Lower [data] train, or set [data] test"
 PER_EXAMPLE = (
@@ -111,8 +121,7 @@ def certify(
     Raises:
         InputError: If the run has not ended or is damaged, or an argument is out of range.
     """
-    failure = 1 - probability("confidence", confidence)
-    failure /= whole("settings", settings)
+    failure = failure_of(confidence, settings)
     measured = measure(folder, given)
     paid = Paid(failure, settings, share("guess", guess))
     account, stability = account_of(folder, measured), _stability(folder, given, failure)
@@ -149,12 +158,17 @@ def _predicted(measured: MeasuredRun, probes: int) -> Record:
 
 def notes_of(measured: MeasuredRun) -> list[str]:
     """Return warnings about the samples."""
+    notes = []
+    privacy = measured.run.config.privacy
+    if measured.run.experiment.recipe.private and privacy.sampling != "poisson":
+        notes.append(NOT_POISSON.format(privacy.sampling))
     if not measured.repeated:
-        return []
+        return notes
     return [
+        *notes,
         f"{measured.repeated:,} of {len(measured.owners):,} training samples repeat another one. "
         "If they are copies and not independent draws, n is smaller and the certificates that "
-        "use n do not hold. Remove the copies."
+        "use n do not hold. Remove the copies.",
     ]
 
 
@@ -303,7 +317,7 @@ def _by_stability(
     case, certificate = stability
     bound = certificate.bound
     if bound is None or bound.status != "certified" or "loss" not in measured.train:
-        why = certificate.refusal or "its constants are only estimated for this task"
+        why = certificate.refusal or ESTIMATED
         return RiskCertificate(name, "loss", "refused", refusal=why.rstrip("."))
     chances = case.run.weights[measured.run.data.sizes > 0]
     mean = float(measured.means("loss") @ chances)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmuon.analysis.theory.checks import probability, share, whole
+from fedmuon.analysis.theory.checks import share
 from fedmuon.analysis.theory.held_out import loss_limit
 from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.errors import InputError, instead
@@ -39,6 +39,7 @@ from fedmuon.experiments.certifying.certify import (
 from fedmuon.experiments.certifying.measured import (
     INDEPENDENT,
     MeasuredRun,
+    failure_of,
     losses_of,
     measure,
     released_noise,
@@ -174,8 +175,7 @@ def certify_groups(
     """
     if per not in PER:
         raise InputError(f"per is {per!r}, but it must be class or client: {instead(per, PER)}")
-    failure = 1 - probability("confidence", confidence)
-    failure /= whole("settings", settings)
+    failure = failure_of(confidence, settings)
     share("guess", guess)
     measured = measure(folder, given)
     rows: list[GroupCertificate] = []

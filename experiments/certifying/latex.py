@@ -1,6 +1,6 @@
 """The certificates of a run as a LaTeX table, for the package booktabs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedmuon.analysis.report.latex import escaped, latex
@@ -9,7 +9,7 @@ from fedmuon.core.files import Record
 from fedmuon.experiments.certifying.groups import GroupCertificates
 from fedmuon.experiments.certifying.rows import RiskCertificates
 
-NO_LIMIT = "there is no limit to write. The rows of `fedmuon certify` say why, and what helps."
+NO_LIMIT = "there is no limit to write: {}."
 
 
 def of_run(certificates: RiskCertificates) -> str:
@@ -32,7 +32,8 @@ def of_run(certificates: RiskCertificates) -> str:
         f"{_confidence(certificates.confidence, certificates.settings)}. Estimated limits hold in "
         "expectation."
     )
-    return _table(rows, caption, "tab:certificates")
+    refusals = [row.refusal for row in certificates.rows]
+    return _table(rows, caption, "tab:certificates", refusals)
 
 
 def of_groups(certificates: GroupCertificates) -> str:
@@ -57,7 +58,8 @@ def of_groups(certificates: GroupCertificates) -> str:
         "hold together with probability "
         f"{_confidence(certificates.confidence, certificates.settings)}."
     )
-    return _table(rows, caption, f"tab:certificates-{certificates.per}")
+    refusals = certificates.refused.values()
+    return _table(rows, caption, f"tab:certificates-{certificates.per}", refusals)
 
 
 def of_plan(record: Record) -> str:
@@ -83,7 +85,9 @@ def _confidence(confidence: float, settings: int) -> str:
     return f"{confidence:.4g}{paid}"
 
 
-def _table(rows: Sequence[Mapping[str, Any]], caption: str, label: str) -> str:
+def _table(
+    rows: Sequence[Mapping[str, Any]], caption: str, label: str, refusals: Iterable[str] = ()
+) -> str:
     if not rows:
-        raise InputError(NO_LIMIT)
+        raise InputError(NO_LIMIT.format("; ".join(dict.fromkeys(refusals)).rstrip(".")))
     return latex(rows, escaped(caption), label)

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from fedmuon.analysis.theory.checks import whole
+from fedmuon.config.load import load
 from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
-from fedmuon.experiments.stability.finished_run import FinishedRun
+from fedmuon.experiments.stability.finished_run import FinishedRun, require_objects
 from fedmuon.federated.evaluation import of_samples
 from fedmuon.runs.directory import RunDirectory
 from fedmuon.tasks.base import Batch, Params
@@ -88,6 +90,19 @@ def released_noise(seed: int, name: str, group: int = 0) -> float:
     return float(generator(seed, Draw.TRAIN_ERROR, client=group, block=block).standard_normal())
 
 
+def failure_of(confidence: float, settings: int) -> float:
+    """Return the failure probability of a limit, divided by the number of settings.
+
+    Raises:
+        InputError: If a number is out of range.
+    """
+    if not 0 < confidence < 1:
+        raise InputError(
+            f"confidence is {confidence:g}, but it must be above 0 and below 1, such as 0.95."
+        )
+    return (1 - confidence) / whole("settings", settings)
+
+
 def measure(folder: Path, given: UserObjects = NOTHING) -> MeasuredRun:
     """Measure the models of a finished run.
 
@@ -99,6 +114,7 @@ def measure(folder: Path, given: UserObjects = NOTHING) -> MeasuredRun:
         InputError: If the run has not ended, is damaged, or its task reports no error rate.
     """
     RunDirectory(folder).finished()
+    require_objects(load(folder / "config.toml").with_objects(given), folder, "certify")
     run = FinishedRun.open(folder, given)
     shards = run.experiment.shards
     last, first = run.model("model"), run.model("initial")

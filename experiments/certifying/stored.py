@@ -95,18 +95,18 @@ def _check(content: Record) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def command(folder: Path, certificates: RiskCertificates | None, in_python: str = "") -> str:
+def command(folder: Path, certificates: RiskCertificates | None, in_python: bool = False) -> str:
     """Return the command that computes these certificates, or the default ones for None.
 
     Args:
         folder: The run folder.
         certificates: The certificates.
-        in_python: For a run with Python objects: words that say that it is opened in Python.
+        in_python: Whether the run needs Python objects, so that no command can open it.
     """
     options = _options(certificates)
     if in_python:
         given = "".join(f", {name}={value!r}" for name, value in options.items())
-        return f"fedmuon.certify({str(folder)!r}{given}){in_python}"
+        return f"fedmuon.certify(result{given}) in Python, with the result of fedmuon.run"
     words = [
         word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)
     ]
@@ -127,7 +127,7 @@ def _options(certificates: RiskCertificates | None) -> Record:
     return {name: value for name, value in values.items() if value != OPTIONS[name]}
 
 
-def origin(folder: Path, in_python: str = "") -> str:
+def origin(folder: Path, in_python: bool = False) -> str:
     """Return a sentence with the command that computed the stored certificates, or computes them.
 
     The arguments are those of `command`.

@@ -154,7 +154,7 @@ class RunStatus:
         """Return the command of the certificates of the risk as a sentence, for a finished run."""
         if self.summary is None:
             return ""
-        return stored.origin(self.path, IN_PYTHON if handed_over(self.config) else "")
+        return stored.origin(self.path, handed_over(self.config))
 
     @cached_property
     def damage(self) -> str:

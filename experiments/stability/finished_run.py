@@ -138,7 +138,7 @@ def from_directory(
     run = RunDirectory(folder)
     run.require_sound()
     config = load(folder / "config.toml", changes).with_objects(given)
-    _require_objects(config, folder)
+    require_objects(config, folder)
     stored = fingerprints.require_same(folder, fingerprints.described(config, folder))
     plan, _ = fingerprints.with_factors(build_plan(config), config, stored)
     try:
@@ -192,8 +192,11 @@ def largest_moves(census: Path, clients: int) -> np.ndarray:
     return moved
 
 
-def _require_objects(config: Config, folder: Path) -> None:
-    """Raise InputError if the run needs Python objects that the caller did not pass."""
+def require_objects(config: Config, folder: Path, function: str = "bound") -> None:
+    """Raise InputError if the run needs Python objects that the caller did not pass.
+
+    `function` is the name of the Python function that does the same as the command.
+    """
     missing = [
         f"[{table}] {key}"
         for kind, (table, key) in NAMED.items()
@@ -202,7 +205,8 @@ def _require_objects(config: Config, folder: Path) -> None:
     if missing:
         raise InputError(
             f"the run in {folder} used objects that were passed in Python ({', '.join(missing)}), "
-            "so this command cannot load them. In Python, call fedmuon.bound(result) with the "
+            "so this command cannot load them. In Python, call "
+            f"fedmuon.{function}(result) with the "
             "result of fedmuon.run. To get the result again, call fedmuon.run with resume=True "
             "and the same objects."
         )

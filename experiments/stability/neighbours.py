@@ -336,7 +336,8 @@ def verdict_table(out: Path, record: Record) -> Table:
         rows += [] if within is None else [(f"{GAP} within the bound", within)]
     rows += prediction.rows_of(record)
     summary = RunDirectory(out).summary() or {}
-    rows += [(k.replace("_", " "), summary.get(k)) for k in ("accuracy", "train_loss", "test_loss")]
+    names = ("accuracy", "train_loss", "test_loss")
+    rows += [(f"{name.replace('_', ' ')} (measured)", summary.get(name)) for name in names]
     if (influence := record.get("influence")) is not None:
         rows += [(words, influence[name]) for name, words in CALIBRATION.items()]
     constants = certificates.constant_of(record)

@@ -173,6 +173,14 @@ def test_a_run_that_stopped_early_is_refused(tmp_path: Path) -> None:
     assert "early" in rows(result.path, "privacy of samples")["error", "refused"].refusal
 
 
+def test_lots_that_are_not_poisson_are_noted(private: Path, tmp_path: Path) -> None:
+    privacy = PRIVATE["privacy"] | {"sampling": "shuffle"}
+    folder = finished(tmp_path / "run", {**PRIVATE, "privacy": privacy})
+    (note,) = certify(folder).notes
+    assert "shuffle lots" in note and "sampling = 'poisson'" in note
+    assert certify(private).notes == []
+
+
 def test_equal_samples_are_noted(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     inputs, labels = rng.standard_normal((60, 5)), rng.integers(0, 3, 60)
@@ -202,6 +210,11 @@ def test_networks_have_an_error_and_no_bounded_loss(tmp_path: Path) -> None:
     task = {"name": "network", "model": "mlp"}
     folder = finished(tmp_path / "run", {**PRIVATE, "task": task})
     assert {row.measure for row in certify(folder).rows if row.value is not None} == {"error"}
+    other = finished(tmp_path / "other", {"task": task, "local": {"recipe": "fedavg"}})
+    assert (
+        "held-out samples or a private recipe"
+        in rows(other, "stability")["loss", "refused"].refusal
+    )
 
 
 @pytest.mark.parametrize(("name", "value"), [("confidence", 1.0), ("settings", 0)])

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import small
 from typer.testing import CliRunner
@@ -148,9 +149,19 @@ def test_a_folder_that_cannot_be_written_still_gets_its_rows(
     assert certified(run).rows
 
 
-def test_objects_of_python_are_named(run: Path) -> None:
-    words = stored.command(run, certified(run, settings=2), " in Python, with its objects")
-    assert words == f"fedmuon.certify({str(run)!r}, settings=2) in Python, with its objects"
+def test_a_run_with_python_objects_is_certified_in_python(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    result = fedmuon.run(
+        {"federation": {"clients": 2, "rounds": 1}, "local": {"recipe": "fedavg"}},
+        data=(rng.standard_normal((60, 4)), rng.integers(0, 3, 60)),
+        test=(rng.standard_normal((20, 4)), rng.integers(0, 3, 20)),
+        out=tmp_path / "run",
+    )
+    fedmuon.certify(result, settings=2)
+    words = "fedmuon.certify(result, settings=2) in Python, with the result of fedmuon.run"
+    assert words in done("show", result.path)
+    with pytest.raises(fedmuon.InputError, match=r"call fedmuon.certify\(result\) .* resume=True"):
+        fedmuon.certify(result.path)
 
 
 def test_show_loads_no_torch(run: Path) -> None:
