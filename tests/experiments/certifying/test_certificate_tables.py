@@ -72,7 +72,7 @@ def test_each_limit_has_a_line_and_refused_rows_have_none(run: Path) -> None:
 
 def test_without_limits_there_is_no_table() -> None:
     refused = RiskCertificate("stability", "loss", "refused", refusal="no ball.")
-    with pytest.raises(InputError, match="no limit to write: no ball.$"):
+    with pytest.raises(InputError, match=r"no limit to write: no ball\.$"):
         latex.of_run(RiskCertificates([refused], {}, {}, 10, 0, 1, 0.95))
 
 
