@@ -7,6 +7,9 @@ on the ball that training cannot leave, both use this range. The limit costs the
 and holds only for one model that they did not choose.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from fedmuon.analysis.report.numbers import number, written
@@ -43,7 +46,7 @@ def held_out_change(run: FinishedRun, failure: float, width: float = 2.0) -> Rec
     }
 
 
-def held_out_words(record: Record) -> list[tuple[str, str]]:
+def held_out_words(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the result of `held_out_change` as table rows, or [] if there is none."""
     limit = record.get("held_out_change_limit")
     if limit is None:

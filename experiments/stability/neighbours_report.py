@@ -116,7 +116,7 @@ def learned(summary: Mapping[str, Any], record: Mapping[str, Any]) -> Rows:
     rows += [
         (f"{name_of(name)} (measured)", number(summary[name])) for name in names if name in summary
     ]
-    return rows + start_words(record) + held_out_words(dict(record))
+    return rows + start_words(record) + held_out_words(record)
 
 
 def _note(record: Mapping[str, Any]) -> str:

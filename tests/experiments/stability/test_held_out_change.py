@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from conftest import small
 from safetensors.numpy import load_file
+from typer.testing import CliRunner
 
 from fedmuon.analysis.report.numbers import number
+from fedmuon.experiments.cli import app
 from fedmuon.experiments.inspect.status import run_status
 from fedmuon.experiments.report import write_report
 from fedmuon.experiments.stability.finished_run import FinishedRun
@@ -66,6 +68,8 @@ def test_the_words_are_shown_wherever_the_certified_loss_is(tmp_path: Path) -> N
     page = write_report(tmp_path / "a").read_text(encoding="utf-8")
     assert NAME in page and "(measured)" in page
     assert run_status(tmp_path / "a").bound == record
+    done = CliRunner().invoke(app, ["bound", str(tmp_path / "a")])
+    assert f"use: fedmuon certify {tmp_path / 'a'}" in done.output
 
 
 def test_a_negative_limit_is_a_certified_decrease() -> None:
