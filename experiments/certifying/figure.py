@@ -75,8 +75,10 @@ def group_panels(
         raise InputError(f"there is no limit to draw: {reasons}.")
     height = 1.0 + 0.22 * max(map(len, parts.values()))
     figure, axes = style.canvas(len(parts), narrow, height, width=width)
+    largest = max(row.certified or 0.0 for rows in parts.values() for row in rows)
     for axis, (source, rows) in zip(axes, parts.items(), strict=True):
         _draw_groups(axis, rows)
+        axis.set_xlim(0, 1.05 * largest)
         worst = f", {MOST} worst of {certificates.groups[source]:,}"
         axis.set_title(source + worst * (certificates.groups[source] > MOST), loc="left")
     axes[0].set_ylabel(certificates.per)
@@ -98,8 +100,6 @@ def _draw_groups(axis: Axes, rows: Sequence[GroupCertificate]) -> None:
     axis.plot(limits, places, "o", ms=5, color=style.BLACK, ls="none", label="certified, at most")
     axis.set_yticks(places, [row.group for row in rows])
     axis.set_ylim(len(rows) - 0.5, -0.5)
-    axis.set_xlim(0, 1.05)
-    axis.set_xticks([0, 0.25, 0.5, 0.75, 1])
     axis.grid(axis="x", color=style.GREY, alpha=0.25, lw=0.6)
     axis.set_xlabel("error rate")
 
