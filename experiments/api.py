@@ -725,6 +725,7 @@ def certify(
     output_noise: float = 0.0,
     probes: int = 0,
     guess: float = GUESS,
+    average: bool = False,
 ) -> RiskCertificates:
     """Compute upper limits of the error and loss of a run's final model on new samples.
 
@@ -744,6 +745,8 @@ def certify(
             nothing.
         guess: The train error that you expect, fixed before you look at the samples. Each value is
             valid. The certified limits from privacy are smallest if it is right.
+        average: Whether to certify the average of the models of the last rounds, which a run with
+            `output.average` saves, instead of the final model.
 
     Returns:
         One row for each certificate, with its assumptions, or with the reason why there is no
@@ -766,7 +769,15 @@ def certify(
 
     result = run if isinstance(run, Result) else Result(Path(run))
     compute = partial(
-        certify, result.path, confidence, settings, result.given, output_noise, probes, guess
+        certify,
+        result.path,
+        confidence,
+        settings,
+        result.given,
+        output_noise,
+        probes,
+        guess,
+        average,
     )
     certificates, not_stored = stored.computed(result.path, compute)
     if not_stored:

@@ -69,6 +69,10 @@ NOT_POISSON = (
     "The account of {} lots has no amplification by sampling, so KL₀ is larger than needed. For "
     "smaller limits, set [privacy] sampling = 'poisson'."
 )
+OF_FINAL_MODEL = (
+    "the bound is for the final model and not for an average. Certify the final model, without "
+    "--average"
+)
 NO_TEST = "no sample is held out. Lower [data] train, or set [data] test"
 PER_EXAMPLE = (
     "the run protects whole clients and not single samples. For a certificate on new samples, set "
@@ -103,6 +107,7 @@ def certify(
     output_noise: float = 0.0,
     probes: int = 0,
     guess: float = GUESS,
+    average: bool = False,
 ) -> RiskCertificates:
     """Return all certificates of the final model of a finished run.
 
@@ -117,14 +122,22 @@ def certify(
         probes: Number of random probes for the predicted gap. With 0, no gap is predicted.
         guess: The train error that is expected, fixed before the samples are used. The certified
             limits from privacy are smallest if the train error equals it.
+        average: Whether to certify the average of the last models instead of the final model. In a
+            private run, it is a function of released models, so the limits from privacy hold.
 
     Raises:
         InputError: If the run has not ended or is damaged, or an argument is out of range.
     """
     failure = failure_of(confidence, settings)
-    measured = measure(folder, given)
+    if average and (probes or output_noise):
+        raise InputError(
+            "probes and output_noise are for the final model. Leave them out to certify the "
+            "average."
+        )
+    measured = measure(folder, given, average)
     paid = Paid(failure, settings, share("guess", guess))
-    account, stability = account_of(folder, measured), _stability(folder, given, failure)
+    account = account_of(folder, measured)
+    stability = Uncertified(OF_FINAL_MODEL) if average else _stability(folder, given, failure)
     rows = [
         *_held_out(measured, failure, _change_range(stability)),
         *_by_samples(account, measured, paid),
@@ -145,6 +158,7 @@ def certify(
         _predicted(measured, probes),
         output_noise,
         guess,
+        average,
     )
 
 

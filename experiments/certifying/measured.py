@@ -9,11 +9,12 @@ import numpy as np
 from fedmuon.analysis.theory.checks import whole
 from fedmuon.config.load import load
 from fedmuon.config.user_objects import NOTHING, UserObjects
+from fedmuon.core import files
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.experiments.stability.finished_run import FinishedRun, require_objects
 from fedmuon.federated.evaluation import of_samples
-from fedmuon.runs.directory import RunDirectory
+from fedmuon.runs.directory import AVERAGE_MODEL, RunDirectory
 from fedmuon.tasks.base import Batch, Params
 
 Losses = Mapping[str, np.ndarray]
@@ -36,6 +37,7 @@ class MeasuredRun:
         test: The losses of the final model on the held-out samples [m].
         start: The losses of the initial model on the held-out samples [m].
         repeated: Number of training samples that are copies of another one.
+        params: The final model, or the average of the last models.
     """
 
     run: FinishedRun
@@ -43,6 +45,7 @@ class MeasuredRun:
     test: Losses
     start: Losses
     repeated: int
+    params: Params
 
     @property
     def independent(self) -> str:
@@ -61,11 +64,6 @@ class MeasuredRun:
         shards = self.run.experiment.shards
         batch = shards.held_out if held_out else Batch(shards.inputs, shards.labels)
         return losses_of(self.run, params, batch)
-
-    @property
-    def params(self) -> Params:
-        """The final model."""
-        return self.run.model("model")
 
     def means(self, name: str) -> np.ndarray:
         """Return the mean loss of each client that has samples."""
@@ -103,21 +101,29 @@ def failure_of(confidence: float, settings: int) -> float:
     return (1 - confidence) / whole("settings", settings)
 
 
-def measure(folder: Path, given: UserObjects = NOTHING) -> MeasuredRun:
+def measure(folder: Path, given: UserObjects = NOTHING, average: bool = False) -> MeasuredRun:
     """Measure the models of a finished run.
 
     Args:
         folder: The run folder.
         given: Python objects (such as a custom task) that the caller passed.
+        average: Whether the average of the last models replaces the final model.
 
     Raises:
-        InputError: If the run has not ended, is damaged, or its task reports no error rate.
+        InputError: If the run has not ended, is damaged, has no average, or its task reports no
+            error rate.
     """
     RunDirectory(folder).finished()
     require_objects(load(folder / "config.toml").with_objects(given), folder, "certify")
+    if average and not (folder / AVERAGE_MODEL).exists():
+        raise InputError(
+            f"{folder} contains no average of models. Set [output] average, such as 0.5, and run "
+            "the experiment again, or certify the final model."
+        )
+    files.require_sound(folder, [AVERAGE_MODEL] if average else [])
     run = FinishedRun.open(folder, given)
     shards = run.experiment.shards
-    last, first = run.model("model"), run.model("initial")
+    last, first = run.model("average" if average else "model"), run.model("initial")
     train = Batch(shards.inputs, shards.labels)
     rows = np.column_stack([shards.inputs.cpu().numpy(), shards.labels.cpu().numpy()])
     held_out = len(run.data.test_labels) > 0
@@ -127,6 +133,7 @@ def measure(folder: Path, given: UserObjects = NOTHING) -> MeasuredRun:
         losses_of(run, last, shards.held_out) if held_out else {},
         losses_of(run, first, shards.held_out) if held_out else {},
         len(rows) - len(np.unique(rows, axis=0)),
+        last,
     )
 
 

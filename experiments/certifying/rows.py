@@ -57,6 +57,7 @@ class RiskCertificates:
         predicted: The gap of the loss that derivatives predict, with its standard error, if it was
             requested.
         output_noise: Standard deviation of the noise on the published model, or 0.
+        average: Whether the model is the average of the last models.
         guess: The expected train error, for which certified limits from privacy are smallest.
 
     Example:
@@ -80,6 +81,7 @@ class RiskCertificates:
     predicted: Record = field(default_factory=dict)
     output_noise: float = 0.0
     guess: float = GUESS
+    average: bool = False
 
     def record(self) -> Record:
         """Return the certificates as one JSON object."""

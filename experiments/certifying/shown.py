@@ -41,7 +41,10 @@ def stored_tables(folder: Path) -> list[Table]:
 def title(certificates: RiskCertificates) -> str:
     """Return the title of the table, with the numbers of samples."""
     counts = f"{certificates.samples:,} training samples, {certificates.held_out:,} held out"
-    return f"{stored.TITLE} ({counts})"
+    title = stored.TITLE
+    if certificates.average:
+        title = title.replace("final model", "average of the last models")
+    return f"{title} ({counts})"
 
 
 def cells(rows: Sequence[RiskCertificate]) -> list[tuple[str, ...]]:
@@ -57,9 +60,14 @@ def cells(rows: Sequence[RiskCertificate]) -> list[tuple[str, ...]]:
     ]
 
 
+def _confidence(value: float) -> str:
+    """Return a confidence in four digits, or as 1 − b if it is near 1."""
+    return f"{value:.4g}" if value < 0.9995 else f"1 − {1 - value:.2g}"
+
+
 def _holds(row: RiskCertificate) -> str:
     """Return how a limit holds, its method and its cost."""
-    with_what = "" if row.confidence is None else f", {row.confidence:.4g}"
+    with_what = "" if row.confidence is None else f", {_confidence(row.confidence)}"
     return f"{row.status}{with_what}; {row.method}; costs {row.cost}"
 
 

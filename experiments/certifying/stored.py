@@ -21,7 +21,8 @@ TITLE = "Risk of the final model"
 DAMAGED = f"{FILE} is damaged"
 CHANGED = "the run has changed since they were computed"
 VERSION = "fedmuon {} computed them, and this is fedmuon {}"
-OPTIONS = {"confidence": 0.95, "settings": 1, "output_noise": 0.0, "probes": 0, "guess": GUESS}
+OPTIONS = {"confidence": 0.95, "settings": 1, "output_noise": 0.0, "probes": 0, "guess": GUESS,
+           "average": False}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,9 @@ def command(folder: Path, certificates: RiskCertificates | None, in_python: bool
         given = "".join(f", {name}={value!r}" for name, value in options.items())
         return f"fedmuon.certify(result{given}) in Python, with the result of fedmuon.run"
     words = [
-        word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)
+        word
+        for name, value in options.items()
+        for word in (f"--{name.replace('_', '-')}", *([] if value is True else [value]))
     ]
     return shlex.join(["fedmuon", "certify", str(folder), *map(str, words)])
 
@@ -123,6 +126,7 @@ def _options(certificates: RiskCertificates | None) -> Record:
         "output_noise": certificates.output_noise,
         "probes": certificates.predicted.get("probes", 0),
         "guess": certificates.guess,
+        "average": certificates.average,
     }
     return {name: value for name, value in values.items() if value != OPTIONS[name]}
 

@@ -64,6 +64,16 @@ def certify(
             )
         ),
     ] = 0,
+    average: Annotated[
+        bool,
+        Option(
+            "--average",
+            help=(
+                "Certify the average of the models of the last rounds, which a run with [output] "
+                "average saves, and not the final model."
+            ),
+        ),
+    ] = False,
     guess: Annotated[
         float,
         Option(
@@ -105,14 +115,15 @@ def certify(
             "Pass the folder of a finished run, such as `fedmuon certify runs/a`, or --plan and a "
             "config, but not both."
         )
-    if plan is not None and (output_noise or probes or per):
+    if plan is not None and (output_noise or probes or per or average):
         raise InputError(
-            "--output-noise, --probes and --per belong to a run folder. Leave them out with --plan."
+            "--output-noise, --probes, --per and --average belong to a run folder. Leave them out "
+            "with --plan."
         )
-    if per and (output_noise or probes):
+    if per and (output_noise or probes or average):
         raise InputError(
-            "--output-noise and --probes have no effect on the limits of single classes or "
-            "clients. Leave them out, or leave out --per."
+            "--output-noise, --probes and --average have no effect on the limits of single classes "
+            "or clients. Leave them out, or leave out --per."
         )
     if latex is not None and latex.suffix.lower() != ".tex":
         raise InputError(f"{latex} is not a .tex file. Choose a file name that ends in .tex.")
@@ -141,6 +152,7 @@ def certify(
         output_noise=output_noise,
         probes=probes,
         guess=guess,
+        average=average,
     )
     certificates, not_stored = stored.computed(run_dir, compute)
     tell(certificates.record(), *shown.tables(certificates))
