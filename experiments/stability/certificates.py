@@ -35,7 +35,7 @@ from fedmuon.analysis.theory.trajectories import Reach, Start, reach
 from fedmuon.config.facts import FACTS
 from fedmuon.config.load import Config
 from fedmuon.config.methods import METHODS, PRIVATE, UNCERTIFIED, certified
-from fedmuon.config.schema import OrthogonalizerTable, biased_participation
+from fedmuon.config.schema import Data, OrthogonalizerTable, biased_participation
 from fedmuon.core.choices import is_own
 from fedmuon.core.demands import Demand, Trait
 from fedmuon.core.errors import InputError
@@ -62,6 +62,10 @@ CALLER = "The value {} = {:g} was passed by the caller and is not checked."
 CENTERED = (
     "Samples are centered by the mean of {} public samples. The public samples are used neither "
     "for training nor for testing, and are the same for both data sets."
+)
+FEATURES = (
+    "The samples are features '{}', which depend only on their own image{}, so a replaced image "
+    "changes only its own features."
 )
 ALIGNED = (
     "The model X, the momentum M and the global direction follow the three-state recursion of "
@@ -392,6 +396,17 @@ def map_constant(case: CertifiedSetting) -> float:
     return constant
 
 
+def _of_data(table: Data) -> list[str]:
+    """Return the assumptions about how the samples are computed from the stored samples."""
+    assumed: list[str] = []
+    if table.features != "none":
+        public = f" and on the public data {table.public}" if table.public != "none" else ""
+        assumed.append(FEATURES.format(table.features, public))
+    if table.center == "public":
+        assumed.append(CENTERED.format(table.center_samples))
+    return assumed
+
+
 def _theorem(case: CertifiedSetting, method: Method, l_orth: float) -> Certificate:
     """Apply Theorem 4.1 of the Stability note with Corollary 4.2 or 4.3, Theorem J.1, Remark 3.2.
 
@@ -431,8 +446,7 @@ def _theorem(case: CertifiedSetting, method: Method, l_orth: float) -> Certifica
     if isinstance(part, Uniform) and part.per_round < len(case.sizes):
         assumed.append(says.UNIFORM)
         failure += part.rho
-    if case.config.data.center == "public":
-        assumed.append(CENTERED.format(case.config.data.center_samples))
+    assumed += _of_data(case.config.data)
     if case.config.local.recipe in certified("aligned"):
         assumed.append(ALIGNED)
     assumed += case.given

@@ -86,8 +86,15 @@ class Features:
 
     def _of_images(self, images: np.ndarray, projection: "Projection | None") -> np.ndarray:
         """Transform images in pieces, which do not depend on the number of threads."""
-        pieces = [images[start : start + PIECE] for start in range(0, len(images), PIECE)]
-        return np.concatenate(spread([partial(self._of_piece, p, projection) for p in pieces]))
+        width = self._of_piece(images[:1], projection).shape[1]
+        rows = np.empty((len(images), width), np.float32)
+
+        def transform(start: int) -> None:
+            part = slice(start, start + PIECE)
+            rows[part] = self._of_piece(images[part], projection)
+
+        spread([partial(transform, start) for start in range(0, len(images), PIECE)])
+        return rows
 
     def _of_piece(self, images: np.ndarray, projection: "Projection | None") -> np.ndarray:
         transform = TRANSFORMS[self.transform]
