@@ -261,27 +261,20 @@ def with_features(**data: Any) -> dict[str, Any]:
     return TABLES | {"data": TABLES["data"] | data}
 
 
-@pytest.mark.parametrize(
-    "engine", ["inline", *(pytest.param(e, marks=pytest.mark.slow) for e in ("ray", "deployment"))]
-)
+@pytest.mark.parametrize("engine", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("public", ["none", "digits"])
 def test_a_run_on_features_is_a_run_on_vectors(engine: str, public: str, tmp_path: Path) -> None:
     """Features that were computed before have the same model, and the same neighbours."""
     x, y = images(60, 8), np.arange(60) % 3
     keys = {"features": "hog", "public": public} | ({"components": 8} if public != "none" else {})
-    if engine == "deployment" and public == "none":
-        pytest.skip("one case is enough")
     ready = Features("hog", public=public, components=keys.get("components", 0)).rows(
         Source("own", x, y, 3, None, "own")
     )
     expected = fedmuon.stability(TABLES, data=(ready, y), trials=2)
     tables = with_features(**keys) | {"engine": {"name": engine}}
-    if engine == "deployment":
-        found = fedmuon.run(tables, data=(x, y), out=tmp_path / "a")
-    else:
-        found = fedmuon.stability(tables, data=(x, y), trials=2, out=tmp_path / "a")
-        moved, wanted = ([r["perturbation"] for r in run.neighbours] for run in (found, expected))
-        assert moved == wanted
+    found = fedmuon.stability(tables, data=(x, y), trials=2, out=tmp_path / "a")
+    moved, wanted = ([r["perturbation"] for r in run.neighbours] for run in (found, expected))
+    assert moved == wanted
     assert np.array_equal(found.model["weight"], expected.model["weight"])
 
 
