@@ -73,7 +73,7 @@ def test_what_belongs_to_the_final_model_is_refused(name: str, folder: Path) -> 
 
 def test_the_command_certifies_the_average(folder: Path) -> None:
     done = CliRunner().invoke(app, ["certify", str(folder), "--average"])
-    assert done.exit_code == 0 and "Risk of the average model" in done.output
+    assert done.exit_code == 0 and "Risk of the average of the last models" in done.output
     found = json.loads(
         CliRunner().invoke(app, ["certify", str(folder), "--average", "--json"]).output
     )
