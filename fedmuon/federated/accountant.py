@@ -81,6 +81,7 @@ DIAGNOSTICS = (
 )
 # Only these files may be published, because they contain noise or follow from files that do.
 RELEASED = ("initial.safetensors", "model.safetensors", "momentum.safetensors")
+RELEASED_AVERAGE = ("average.safetensors",)  # of the released models, with [output] average
 cached_noise_for = cache(noise_for)  # a search takes a second, and the runs of a suite repeat it
 
 
@@ -561,7 +562,8 @@ class RunAccountant:
         unit, config = self.unit, self.unit.config
         mechanism = unit.experiment.recipe.mechanism
         delta = delta_of(config, unit.sizes, mechanism)
-        spent: Record = {"ledger": self.ledger.head, "released": list(RELEASED)}
+        released = [*RELEASED, *(RELEASED_AVERAGE if config.output.average else ())]
+        spent: Record = {"ledger": self.ledger.head, "released": released}
         if not unit.released.noise:
             note = f"Without noise there is no privacy: epsilon is infinite. {DIAGNOSTICS}"
             spent |= {"epsilon": None, "certified": False, "note": note}

@@ -52,6 +52,8 @@ def test_the_average_is_the_mean_of_the_last_models(tables: Any, tmp_path: Path)
         assert not np.allclose(mean, fewer, rtol=1e-5, atol=1e-6)  # a wrong number is seen
     assert {"average_train_loss", "average_test_loss", "average_accuracy"} <= summary.keys()
     assert summary["average_train_loss"] != summary["train_loss"]
+    if "privacy" in summary:
+        assert "average.safetensors" in summary["privacy"]["released"]
 
 
 def test_the_average_changes_nothing_else(tmp_path: Path) -> None:
