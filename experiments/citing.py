@@ -47,6 +47,7 @@ CITED: dict[str, Mapping[str, tuple[str, ...]]] = {
         "blt-momentum": ("dp-ftrl",),
     },
     "data.name": cited("data.name"),
+    "data.features": cited("data.features"),
     "engine.name": {"ray": ("flower", "ray"), "deployment": ("flower",)},
 }  # fmt: skip
 # Config key -> the reason in the comment above an entry, with the value in place of {}.
@@ -60,7 +61,7 @@ REASONS = {
     "compression.feedback": "compression feedback {}", "devices.mode": "device mode {}",
     "privacy.level": "{}-level privacy", "privacy.trust": "{} noise",
     "privacy.clipping": "{} clipping", "privacy.noise-correlation": "noise correlation {}",
-    "data.name": "data set {}", "engine.name": "engine {}",
+    "data.name": "data set {}", "data.features": "features {}", "engine.name": "engine {}",
 }  # fmt: skip
 YEAR = 2026  # year of the release, as in CITATION.cff
 ACCOUNTANT = ("connect-the-dots", "rdp")  # cited by every private run

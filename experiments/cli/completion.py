@@ -7,10 +7,10 @@ the config only if it needs the config.
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from fedmuon.config.names import LISTS, SAME_LIST
+from fedmuon.config.names import CLOSED_LISTS, LISTS, SAME_LIST
 
 RUNS = Path("runs")  # where new run folders are created by default
-LISTED = ("suites", "settings", *LISTS, "compressors")  # what `fedmuon list` shows
+LISTED = ("suites", "settings", *LISTS, *CLOSED_LISTS)  # what `fedmuon list` shows
 
 Completion = Callable[[str], list[str]]
 

@@ -12,8 +12,10 @@ from typer import Argument
 import fedmuon.experiments.cli.completion as completion
 from fedmuon.config.methods import average_of
 from fedmuon.config.names import (
+    CLOSED_LISTS,
     COMPRESSORS,
     DOWNLINK,
+    FEATURES,
     LISTS,
     MEANS,
     NAMES,
@@ -31,9 +33,13 @@ app = typer.Typer(
     help="Explain config keys, or write a config file with every key and its default.",
     no_args_is_help=True,
 )
-UPLINK = "compression.uplink"
 # Key -> name -> description.
-SAID = {**NAMES, UPLINK: COMPRESSORS, "compression.downlink": DOWNLINK}
+SAID = {
+    **NAMES,
+    "compression.uplink": COMPRESSORS,
+    "compression.downlink": DOWNLINK,
+    "data.features": FEATURES,
+}
 
 
 @app.command(cls=Command)
@@ -141,7 +147,7 @@ def names(
     elif kind == "settings":
         choices, use = descriptions(), "fedmuon stability --setting NAME"
     else:
-        key = UPLINK if kind == "compressors" else LISTS[SAME_LIST.get(kind, kind)]
+        key = {**LISTS, **CLOSED_LISTS}[SAME_LIST.get(kind, kind)]
         choices, use = SAID[key], f"--set {key}=NAME"
         if key == "local.recipe":
             choices = {

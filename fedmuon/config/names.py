@@ -16,10 +16,14 @@ def _summaries(key: str) -> dict[str, str]:
 
 
 COMPRESSORS, DOWNLINK = _summaries("compression.uplink"), _summaries("compression.downlink")
+FEATURES = _summaries("data.features")
+# Keys that accept no custom objects, and how `fedmuon list` calls their names.
+CLOSED = ("compression.uplink", "compression.downlink", "data.features")
+CLOSED_LISTS = {"compressors": "compression.uplink", "features": "data.features"}
 # Key -> name -> description.
 NAMES: dict[str, Mapping[str, str]] = {
     RECIPE: Summaries("summary"),
-    **{key: _summaries(key) for key in CHOICES if not key.startswith("compression.")},
+    **{key: _summaries(key) for key in CHOICES if key not in CLOSED},
 }
 # Key -> name -> option of [table.options] -> its default and description.
 OPTIONS: dict[str, Mapping[str, Options]] = {

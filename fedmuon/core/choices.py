@@ -187,6 +187,24 @@ CHOICES: dict[str, tuple[Choice, ...]] = {
             facts=("own files",),
         ),
     ),
+    "data.features": (
+        Choice("none", "the pixels"),
+        Choice(
+            "hog",
+            "histograms of oriented gradients in cells of 4 x 4 and of 7 x 7 pixels",
+            cites=("hog",),
+        ),
+        Choice(
+            "scattering",
+            "wavelet scattering transform of order 2, with 2 scales and 8 angles",
+            cites=("scattering",),
+        ),
+        Choice(
+            "random-conv",
+            "responses to 256 random filters of 6 x 6 pixels, averaged over 3 x 3 regions",
+            cites=("random-features",),
+        ),
+    ),
     "federation.aggregate": (
         Choice(
             "mean",
