@@ -146,6 +146,17 @@ STUDIES: dict[str, dict[str, Any]] = {
         "methods": {"FedMuon": {"base": {"local": {"recipe": "fedmuon"}}, "lrs": [0.01, 0.05]},
                     "FedAvg": {"base": {"local": {"recipe": "fedavg"}}, "lrs": [0.1]}},
     },
+    "certified-networks": {
+        "data": "synthetic", "seeds": [0, 1], "paid": 2,
+        "base": {"data": {"dimension": 5, "classes": 3, "train": 60, "test": 30, "minimum": 5},
+                 "task": {"name": "network", "model": "linear"},
+                 "federation": {"clients": 1, "per-round": 1, "rounds": 3, "partition": "iid"},
+                 "privacy": {"lot": 30.0, "insecure-reproducible-noise": True},
+                 "output": {"average": 0.6}},
+        "models": {"linear": {"base": {}, "guess": 0.5, "noises": [20.0, 40.0], "methods": {
+            "DP-Muon": {"base": {"local": {"recipe": "dp-muon"}}, "lrs": [0.1, 0.3]},
+            "DP-SGD": {"base": {"local": {"recipe": "dp-sgd"}}, "lrs": [1.0]}}}},
+    },
     "certified-loss": {
         "data": "synthetic", "seeds": [0, 1], "tuning-seeds": [9], "samples": [60, 90],
         "lrs": [0.01, 0.05], "lambdas": [0.1], "horizons": [2, 3],

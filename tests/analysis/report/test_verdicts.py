@@ -147,7 +147,8 @@ def test_effects_are_shown_in_their_unit() -> None:
 
 
 # effects without a unit
-PURE = {"", "Spearman's ρ", "Spearman's ρ of gap and bound", "mean ρ over test samples",
+PURE = {"", "Spearman's ρ", "Spearman's ρ of gap and bound",
+        "Spearman's ρ of predicted and measured gap", "mean ρ over test samples",
         "lead in ρ", "‖M_t/s_t‖_F"}  # fmt: skip
 
 
