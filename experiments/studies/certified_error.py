@@ -439,9 +439,10 @@ def by_samples(rows: Columns, narrow: bool = False) -> Figure:
         axes.axhline(rows["chance"][0], color=style.GREY, lw=1, ls=":", label="error of a guess")
         _draw(under, where(by_noise, method=method), "scaled_mu")
         axes.set_title(method, loc="left")
-        under.set_title(f"{method}, n = {sizes[-1]:,.0f}", loc="left")
+        largest = f"n = {sizes[-1]:,.0f}"
+        under.set_title(f"{method}, {largest}" if narrow else largest, loc="left")
         axes.set_xlabel("training samples n")
-        under.set_xlabel("μ√n (less noise to the right)")
+        under.set_xlabel("μ√n (less noise →)")
         style.levels_on_x(axes, np.array(sizes))
         style.levels_on_x(under, np.array(sorted(distinct(rows, "scaled_mu"))))
     for group in (above, below):
