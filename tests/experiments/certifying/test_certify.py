@@ -156,6 +156,33 @@ def test_client_level_limits_the_error_of_new_clients(tmp_path: Path) -> None:
     assert "level = 'example'" in rows(folder, "privacy of samples")["error", "refused"].refusal
 
 
+def test_the_limit_of_new_clients_counts_clients_and_not_samples(tmp_path: Path) -> None:
+    """A client has the weight 1/n however many samples it has, and moves the mean by 1/n."""
+    noise, clients = 200.0, 6
+    privacy = {**CLIENTS["privacy"], "noise": noise, "bound": 1e-4}
+    folder = finished(tmp_path / "run", {**CLIENTS, "privacy": privacy})
+    measured = measure(folder)
+    sizes, errors = measured.run.data.sizes, measured.train["error"]
+    mean = np.mean([part.mean() for part in np.split(errors, np.cumsum(sizes)[:-1])])
+    assert len({*sizes}) > 1 and mean != pytest.approx(errors.mean(), abs=1e-6)
+    row = rows(folder, "privacy of clients", guess=0.7, confidence=0.05)["error", "certified"]
+    assert row.beside == pytest.approx(mean)
+
+    def limit(units: int) -> float:
+        def profile(deviation: float, epsilons: np.ndarray) -> np.ndarray:
+            rounds = Event(3 / clients, noise, 8, replaced=True)
+            released = Event(1.0, 2 * units * deviation, replaced=True)
+            return hockey_stick([rounds, released], epsilons)[1]
+
+        shift = 2 * math.sqrt(2 * 8 * divergence(3 / clients, noise))
+        of_units = released_limit(profile, shift, units, 0.95, 0.7)
+        return of_units.risk(mean + of_units.noise * released_noise(3, "error of clients"))
+
+    assert row.value is not None and row.value < 1
+    assert row.value == pytest.approx(limit(clients), rel=1e-3)
+    assert row.value != pytest.approx(limit(len(errors)), rel=1e-2)
+
+
 def test_cut_lots_and_runs_without_noise_are_refused(tmp_path: Path) -> None:
     privacy = PRIVATE["privacy"] | {"max-lot": 60}
     cut = finished(tmp_path / "cut", {**PRIVATE, "privacy": privacy})
