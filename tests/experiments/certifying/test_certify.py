@@ -163,7 +163,8 @@ def test_the_limit_of_new_clients_counts_clients_and_not_samples(tmp_path: Path)
     folder = finished(tmp_path / "run", {**CLIENTS, "privacy": privacy})
     measured = measure(folder)
     sizes, errors = measured.run.data.sizes, measured.train["error"]
-    mean = np.mean([part.mean() for part in np.split(errors, np.cumsum(sizes)[:-1])])
+    parts = np.split(errors, np.cumsum(sizes)[:-1])
+    mean = float(np.mean([part.mean() for part in parts]))
     assert len({*sizes}) > 1 and mean != pytest.approx(errors.mean(), abs=1e-6)
     row = rows(folder, "privacy of clients", guess=0.7, confidence=0.05)["error", "certified"]
     assert row.beside == pytest.approx(mean)
