@@ -721,8 +721,8 @@ def certify(
     run: Result | str | Path,
     *,
     confidence: float = 0.95,
-    settings: int = 1,
-    output_noise: float = 0.0,
+    settings: int | None = None,
+    output_noise: float | None = None,
     probes: int = 0,
     guess: float = GUESS,
     average: bool = False,
@@ -736,10 +736,12 @@ def certify(
         run: A result, or the path of a run folder. The run must have ended.
         confidence: Probability with which each certified limit holds.
         settings: Number of settings from which this run's setting was chosen by looking at the same
-            samples. The limits pay for all of them.
+            samples. The limits pay for all of them. The default is the number of settings in the
+            folder of the sweep that contains the run, or 1.
         output_noise: Standard deviation of noise on the entries of a published model. For a run
             with certificates, the error rate of the published model then has a limit. Fix this
-            number before you look at the samples, or count it in `settings`.
+            number before you look at the samples, or count it in `settings`. The default is
+            `stability.output-noise` of the run.
         probes: Number of random probes with which derivatives predict the gap of the loss, such as
             8. With 0, no gap is predicted. The prediction is accurate to first order and certifies
             nothing.
@@ -792,7 +794,7 @@ def certify_groups(
     *,
     per: str,
     confidence: float = 0.95,
-    settings: int = 1,
+    settings: int | None = None,
     guess: float = GUESS,
 ) -> GroupCertificates:
     """Compute upper limits of the error of each class or each client on new samples.
@@ -806,7 +808,7 @@ def certify_groups(
             client-test`.
         confidence: Probability with which all certified limits of a source hold together.
         settings: Number of settings from which this run's setting was chosen by looking at the same
-            samples. The limits pay for all of them.
+            samples, as for `certify`. The limits pay for all of them.
         guess: The train error that you expect, as for `certify`.
 
     Returns:

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from fedmuon.analysis.theory.checks import share
+from fedmuon.analysis.theory.checks import positive, share
 from fedmuon.analysis.theory.held_out import change_limit, loss_limit
 from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import Record, finite
 from fedmuon.experiments.certifying.account import Account, of_ledger
+from fedmuon.experiments.certifying.choices import Choices, choices_of, tried_settings
 from fedmuon.experiments.certifying.measured import (
     INDEPENDENT,
     MeasuredRun,
@@ -24,7 +25,7 @@ from fedmuon.experiments.certifying.measured import (
     measure,
     released_noise,
 )
-from fedmuon.experiments.certifying.output_noise import of_certificates, published
+from fedmuon.experiments.certifying.output_noise import of_certificates, published_by
 from fedmuon.experiments.certifying.rows import GUESS, RiskCertificate, RiskCertificates
 from fedmuon.experiments.stability import certificates
 from fedmuon.experiments.stability.certificates import Certificate, CertifiedSetting
@@ -102,9 +103,9 @@ class Paid:
 def certify(
     folder: Path,
     confidence: float = 0.95,
-    settings: int = 1,
+    settings: int | None = None,
     given: UserObjects = NOTHING,
-    output_noise: float = 0.0,
+    output_noise: float | None = None,
     probes: int = 0,
     guess: float = GUESS,
     average: bool = False,
@@ -115,10 +116,11 @@ def certify(
         folder: The run folder.
         confidence: The probability with which each certified row holds.
         settings: Number of settings from which this run's setting was chosen with the same samples.
-            The failure probability is divided by this number (union bound).
+            The failure probability is divided by this number (union bound). With None, it is the
+            number of settings in the folder of the sweep that contains the run, or 1.
         given: Python objects (such as a custom task) that the caller passed.
         output_noise: Standard deviation of the noise on a published model. With 0, no noise is
-            added.
+            added. With None, it is `stability.output-noise` of the run.
         probes: Number of random probes for the predicted gap. With 0, no gap is predicted.
         guess: The train error that is expected, fixed before the samples are used. The certified
             limits from privacy are smallest if the train error equals it.
@@ -128,22 +130,27 @@ def certify(
     Raises:
         InputError: If the run has not ended or is damaged, or an argument is out of range.
     """
-    failure = failure_of(confidence, settings)
+    tried = tried_settings(folder)
+    failure = failure_of(confidence, count := tried.paid(settings))
     if average and (probes or output_noise):
         raise InputError(
             "probes and output_noise are for the final model. Leave them out to certify the "
             "average."
         )
     measured = measure(folder, given, average)
-    paid = Paid(failure, settings, share("guess", guess))
-    account = account_of(folder, measured)
-    stability = Uncertified(OF_FINAL_MODEL) if average else _stability(folder, given, failure)
+    paid = Paid(failure, count, share("guess", guess))
+    choices = choices_of(measured.run.config, stopped_by(folder), tried, settings, average)
+    configured = 0.0 if average else measured.run.config.stability.output_noise
+    deviation = configured if output_noise is None else output_noise
+    account = account_of(folder, measured, choices)
+    refusal = OF_FINAL_MODEL if average else choices.samples
+    stability = Uncertified(refusal) if refusal else _stability(folder, given, failure)
     rows = [
-        *_held_out(measured, failure, _change_range(stability)),
+        *_held_out(measured, failure, _change_range(stability), choices),
         *_by_samples(account, measured, paid),
         *_by_clients(account, measured, paid),
         _by_stability(stability, measured),
-        *_by_output_noise(stability, measured, paid, output_noise),
+        *_by_output_noise(stability, measured, paid, deviation),
     ]
     return RiskCertificates(
         rows,
@@ -151,14 +158,17 @@ def certify(
         {name: float(values.mean()) for name, values in measured.test.items()},
         len(measured.owners),
         len(measured.run.data.test_labels),
-        settings,
+        count,
         confidence,
         _divergence(account),
-        notes_of(measured),
+        notes_of(measured, choices),
         _predicted(measured, probes),
-        output_noise,
+        deviation,
         guess,
         average,
+        choices.listed,
+        tried.settings,
+        configured,
     )
 
 
@@ -170,9 +180,9 @@ def _predicted(measured: MeasuredRun, probes: int) -> Record:
     return {"gap": gap.value, "standard_error": finite(gap.standard_error), "probes": probes}
 
 
-def notes_of(measured: MeasuredRun) -> list[str]:
+def notes_of(measured: MeasuredRun, choices: Choices) -> list[str]:
     """Return warnings about the samples."""
-    notes = []
+    notes = choices.notes
     privacy = measured.run.config.privacy
     if measured.run.experiment.recipe.private and privacy.sampling != "poisson":
         notes.append(NOT_POISSON.format(privacy.sampling))
@@ -194,10 +204,12 @@ def _change_range(stability: tuple[CertifiedSetting, Certificate] | InputError) 
     return 2.0 if isinstance(stability, InputError) else change_range(*stability)
 
 
-def _held_out(measured: MeasuredRun, failure: float, width: float) -> list[RiskCertificate]:
+def _held_out(
+    measured: MeasuredRun, failure: float, width: float, choices: Choices
+) -> list[RiskCertificate]:
     name, count = "held-out samples", len(measured.run.data.test_labels)
-    if not count:
-        return [RiskCertificate(name, "error", "refused", refusal=NO_TEST)]
+    if refusal := choices.held_out if count else NO_TEST:
+        return [RiskCertificate(name, "error", "refused", refusal=refusal)]
     shared: dict[str, Any] = {
         "confidence": 1 - failure,
         "cost": f"{count:,} samples that train nothing",
@@ -224,10 +236,17 @@ def _held_out(measured: MeasuredRun, failure: float, width: float) -> list[RiskC
 # The privacy account
 
 
-def account_of(folder: Path, measured: MeasuredRun) -> Account | Uncertified:
+def stopped_by(folder: Path) -> str:
+    """Return the reason why a callback ended the run, or no text."""
+    return str((RunDirectory(folder).summary() or {}).get("stopped", ""))
+
+
+def account_of(folder: Path, measured: MeasuredRun, choices: Choices) -> Account | Uncertified:
     """Return the account of the run, or why nothing follows from its account."""
-    if (RunDirectory(folder).summary() or {}).get("stopped"):
+    if stopped_by(folder):
         return Uncertified(STOPPED)
+    if choices.samples:
+        return Uncertified(choices.samples)
     try:
         return of_ledger(folder, measured.run.data.sizes)
     except Uncertified as reason:
@@ -353,7 +372,7 @@ def _by_output_noise(
         return []
     name = "noise on the output"
     seed = measured.run.config.federation.seed
-    params = published(measured.params, deviation, seed)
+    params = published_by(measured.run, measured.params, positive("output_noise", deviation))
     try:
         if isinstance(stability, InputError):
             raise stability

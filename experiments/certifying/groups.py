@@ -13,7 +13,7 @@ limits is also a limit of the error of the worst group.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +35,13 @@ from fedmuon.experiments.certifying.certify import (
     Paid,
     account_of,
     notes_of,
+    stopped_by,
+)
+from fedmuon.experiments.certifying.choices import (
+    Choices,
+    DataChoice,
+    choices_of,
+    tried_settings,
 )
 from fedmuon.experiments.certifying.measured import (
     INDEPENDENT,
@@ -108,6 +115,7 @@ class GroupCertificates:
         groups: Number of groups of each source, which share the failure probability.
         assumptions: What must be true, by source, or under "all" for all sources.
         notes: Warnings.
+        choices: What touched the samples, and how the limits pay for it.
 
     Example:
         >>> import fedmuon
@@ -126,6 +134,7 @@ class GroupCertificates:
     groups: dict[str, int]
     assumptions: dict[str, list[str]]
     notes: list[str]
+    choices: list[DataChoice] = field(default_factory=list[DataChoice])
 
     def record(self) -> Record:
         """Return the limits as one JSON object."""
@@ -156,7 +165,7 @@ def certify_groups(
     folder: Path,
     per: str,
     confidence: float = 0.95,
-    settings: int = 1,
+    settings: int | None = None,
     given: UserObjects = NOTHING,
     guess: float = GUESS,
 ) -> GroupCertificates:
@@ -167,6 +176,8 @@ def certify_groups(
         per: "class" or "client".
         confidence: The probability with which all certified limits of a source hold together.
         settings: Number of settings from which this run's setting was chosen with the same samples.
+            With None, it is the number of settings in the folder of the sweep that contains the
+            run, or 1.
         given: Python objects (such as a custom task) that the caller passed.
         guess: The train error that is expected, as for `certify`.
 
@@ -175,9 +186,11 @@ def certify_groups(
     """
     if per not in PER:
         raise InputError(f"per is {per!r}, but it must be class or client: {instead(per, PER)}")
-    failure = failure_of(confidence, settings)
+    tried = tried_settings(folder)
+    failure = failure_of(confidence, count := tried.paid(settings))
     share("guess", guess)
     measured = measure(folder, given)
+    choices = choices_of(measured.run.config, stopped_by(folder), tried, settings)
     rows: list[GroupCertificate] = []
     refused: dict[str, str] = {}
     groups: dict[str, int] = {}
@@ -186,22 +199,23 @@ def certify_groups(
         (PRIVACY, _private, _by_privacy),
     ):
         try:
-            samples = sorting(folder, measured, per)
+            samples = sorting(folder, measured, per, choices)
         except Uncertified as reason:
             refused[source] = str(reason)
             continue
         groups[source] = len(samples.names)
-        paid = Paid(failure / len(samples.names), settings, guess)
+        paid = Paid(failure / len(samples.names), count, guess)
         rows += sorted(limits(samples, paid), key=_badness)
     return GroupCertificates(
         per,
         rows,
         refused,
         confidence,
-        settings,
+        count,
         groups,
-        _assumptions(measured, per, groups, failure, settings),
-        notes_of(measured),
+        _assumptions(measured, per, groups, failure, count),
+        notes_of(measured, choices),
+        choices.listed,
     )
 
 
@@ -233,9 +247,11 @@ def _badness(row: GroupCertificate) -> tuple[bool, float, float]:
 # Held-out samples
 
 
-def _held_out(folder: Path, measured: MeasuredRun, per: str) -> Grouped:
+def _held_out(folder: Path, measured: MeasuredRun, per: str, choices: Choices) -> Grouped:
     """Return the held-out samples by class, or by client."""
     data = measured.run.data
+    if choices.held_out:
+        raise Uncertified(choices.held_out)
     if per == "class":
         if not len(data.test_labels):
             raise Uncertified(NO_TEST)
@@ -264,9 +280,9 @@ def _by_held_out(samples: Grouped, paid: Paid) -> Iterator[GroupCertificate]:
 # The privacy account
 
 
-def _private(folder: Path, measured: MeasuredRun, per: str) -> Grouped:
+def _private(folder: Path, measured: MeasuredRun, per: str, choices: Choices) -> Grouped:
     """Return the training samples by class or by client, with their divergences."""
-    account = account_of(folder, measured)
+    account = account_of(folder, measured, choices)
     if isinstance(account, Uncertified):
         raise account
     if account.unit != "example":

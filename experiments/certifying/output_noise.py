@@ -19,15 +19,15 @@ these numbers, for any loss in [0, 1], such as the error rate.
 """
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from fedmuon.analysis.theory.checks import positive
-from fedmuon.core.rng import Draw, generator
+from fedmuon.core import files
 from fedmuon.experiments.certifying.account import Account
 from fedmuon.experiments.stability.certificates import FAR_ABOVE, Certificate, CertifiedSetting
+from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.orthogonalize import Uncertified
 from fedmuon.privacy.accounting.dominating_pairs import Event
+from fedmuon.runs.directory import PUBLISHED_MODEL
+from fedmuon.runs.observers.published_model import published
 from fedmuon.tasks.base import Params
 
 NO_CERTIFICATE = (
@@ -36,24 +36,18 @@ NO_CERTIFICATE = (
 )
 
 
-def published(params: Params, deviation: float, seed: int) -> Params:
-    """Return the model with noise. The noise depends only on the seed of the run.
+def published_by(run: FinishedRun, params: Params, deviation: float) -> Params:
+    """Return the published model of a run: the one in its folder, if it has this noise.
 
     Args:
+        run: The run.
         params: The final model.
         deviation: The standard deviation of the noise.
-        seed: The seed of the run.
     """
-    positive("output_noise", deviation)
-    return {
-        name: value + deviation * _draw(value, seed, place)
-        for place, (name, value) in enumerate(params.items())
-    }
-
-
-def _draw(like: Tensor, seed: int, place: int) -> Tensor:
-    normal = generator(seed, Draw.OUTPUT, block=place).standard_normal(tuple(like.shape))
-    return torch.from_numpy(normal).to(like)
+    if deviation != run.config.stability.output_noise:
+        return published(params, deviation, run.config.federation.seed)
+    files.require_sound(run.out, [PUBLISHED_MODEL])
+    return run.model(PUBLISHED_MODEL.removesuffix(".safetensors"))
 
 
 def gradient_share(case: CertifiedSetting) -> float:

@@ -6,6 +6,7 @@ This module loads quickly, so that `fedmuon show` can read stored certificates.
 from dataclasses import asdict, dataclass, field
 
 from fedmuon.core.files import Record
+from fedmuon.experiments.certifying.choices import DataChoice
 
 GUESS = 0.2  # the expected train error, if the caller expects nothing
 
@@ -59,6 +60,10 @@ class RiskCertificates:
         output_noise: Standard deviation of the noise on the published model, or 0.
         average: Whether the model is the average of the last models.
         guess: The expected train error, for which certified limits from privacy are smallest.
+        choices: What touched the samples, and how the limits pay for it.
+        counted: Number of settings on the same samples in the folder of the sweep that contains
+            the run, or 1.
+        configured_noise: `stability.output-noise` of the run, the default of `output_noise`.
 
     Example:
         >>> import fedmuon
@@ -82,6 +87,9 @@ class RiskCertificates:
     output_noise: float = 0.0
     guess: float = GUESS
     average: bool = False
+    choices: list[DataChoice] = field(default_factory=list[DataChoice])
+    counted: int = 1
+    configured_noise: float = 0.0
 
     def record(self) -> Record:
         """Return the certificates as one JSON object."""
@@ -94,4 +102,5 @@ class RiskCertificates:
             RiskCertificate(**{**row, "assumptions": tuple(row["assumptions"])})
             for row in record["rows"]
         ]
-        return cls(**{**record, "rows": rows})
+        choices = [DataChoice(**choice) for choice in record["choices"]]
+        return cls(**{**record, "rows": rows, "choices": choices})

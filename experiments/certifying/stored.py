@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import Record, mendable, read_text, sums_of, write_bytes
+from fedmuon.experiments.certifying.choices import TriedSettings, tried_settings
 from fedmuon.experiments.certifying.rows import GUESS, RiskCertificates
 
 FILE = "certificates.json"
@@ -21,8 +22,7 @@ TITLE = "Risk of the final model"
 DAMAGED = f"{FILE} is damaged"
 CHANGED = "the run has changed since they were computed"
 VERSION = "fedmuon {} computed them, and this is fedmuon {}"
-OPTIONS = {"confidence": 0.95, "settings": 1, "output_noise": 0.0, "probes": 0, "guess": GUESS,
-           "average": False}  # fmt: skip
+OPTIONS = {"confidence": 0.95, "probes": 0, "guess": GUESS, "average": False}
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,10 @@ class StoredCertificates:
 
 
 def state_of(folder: Path) -> str:
-    """Return a digest of the checksums of all files of a run."""
+    """Return a digest of the checksums of a run's files, and of the settings of its sweep."""
     lines = "".join(f"{value}  {name}\n" for name, value in sorted(sums_of(folder).items()))
+    if (tried := tried_settings(folder)) != TriedSettings():  # a sweep may get more settings
+        lines += f"{tried.settings}  {tried.damaged}\n"
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
@@ -128,7 +130,12 @@ def _options(certificates: RiskCertificates | None) -> Record:
         "guess": certificates.guess,
         "average": certificates.average,
     }
-    return {name: value for name, value in values.items() if value != OPTIONS[name]}
+    defaults = {
+        **OPTIONS,
+        "settings": certificates.counted,
+        "output_noise": certificates.configured_noise,
+    }
+    return {name: value for name, value in values.items() if value != defaults[name]}
 
 
 def origin(folder: Path, in_python: bool = False) -> str:

@@ -28,23 +28,25 @@ def certify(
         float, Option(help="Probability with which each certified limit holds.")
     ] = 0.95,
     settings: Annotated[
-        int,
+        int | None,
         Option(
             help=(
                 "Number of settings from which this run's setting was chosen by looking at the "
-                "same samples. The limits pay for all of them."
+                "same samples. The limits pay for all of them. The default is the number of "
+                "settings in the folder of the sweep that contains the run, or 1."
             )
         ),
-    ] = 1,
+    ] = None,
     output_noise: Annotated[
-        float,
+        float | None,
         Option(
             help=(
                 "Standard deviation of noise on the entries of a published model. A run with "
-                "certificates then has a limit of the error rate of this model."
+                "certificates then has a limit of the error rate of this model. The default is "
+                "[stability] output-noise of the run."
             )
         ),
-    ] = 0.0,
+    ] = None,
     per: Annotated[
         str,
         Option(
@@ -132,7 +134,9 @@ def certify(
             raise InputError(
                 "--plot draws the certificates of a run folder. Leave it out with --plan."
             )
-        _tell_planned(plan, overrides, confidence, settings, width, guess, latex)
+        _tell_planned(
+            plan, overrides, confidence, 1 if settings is None else settings, width, guess, latex
+        )
         return
     if width is not None or overrides:
         raise InputError("--width and --set belong to --plan. Leave them out for a run folder.")
@@ -171,7 +175,7 @@ def _tell_groups(
     run_dir: Path,
     per: str,
     confidence: float,
-    settings: int,
+    settings: int | None,
     guess: float,
     plot: Path | None,
     latex: Path | None,

@@ -411,6 +411,20 @@ DRAWN_NEIGHBOURS = ReadIf(
     "stability.neighbours", ("own", "any", "worst"), "the neighbours `own`, `any` and `worst`"
 )
 
+CERTIFIED_MODEL = tuple(
+    replace(need, why="Noise on the output is for runs that `fedmuon bound` certifies.")
+    for need in (
+        MATRIX_TASK,
+        _methods(
+            lambda method: method.certificate is not None,
+            "optimizers with a certificate",
+            "choose an optimizer with a certificate, such as fedmuon",
+        ),
+        NOT_PRIVATE[1],
+        ReadIf("engine.dtype", ("float64",), "runs in float64", "set [engine] dtype = 'float64'"),
+    )
+)
+
 
 # [compression]
 def _compressed_by(key: str) -> ReadIf:
@@ -1559,6 +1573,14 @@ class Stability(Table):
         "run trains again with a held-out sample of the same label in its place. The prediction "
         "is then also computed at held-out samples.",
     )
+    output_noise: Amount = key(
+        0.0,
+        "Standard deviation of Gaussian noise on each entry of the final model. The file "
+        "`published.safetensors` contains this model. The noise depends only on the seed of the "
+        "run. `fedmuon certify` limits the error rate of the published model. With 0, no model is "
+        "published.",
+        read_if=CERTIFIED_MODEL,
+    )
     alpha_smoothing: Chance = key(
         0.05,
         "α, the probability that the smoothing noise leaves a singular value below the level "
@@ -1638,7 +1660,7 @@ LATER = tuple(
         "data": ("validation", "client-test", "target", "client", "center", "center-samples",
                  "pad-token", "features", "features-seed", "public", "components"),
         "devices": tuple(FIELDS["devices"]),
-        "stability": ("probes", "replacements"),
+        "stability": ("probes", "replacements", "output-noise"),
     }.items()
     for key in keys
 )  # fmt: skip

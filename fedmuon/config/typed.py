@@ -77,7 +77,15 @@ TaskKeys = TypedDict(
     {
         "name": Literal["matrix", "network"] | str,
         "model": Literal[
-            "mlp", "cnn", "tanh-cnn", "cifarnet", "wrn-16-2", "wrn-16-4", "vit-small", "gpt"
+            "linear",
+            "mlp",
+            "cnn",
+            "tanh-cnn",
+            "cifarnet",
+            "wrn-16-2",
+            "wrn-16-4",
+            "vit-small",
+            "gpt",
         ]
         | str,
         "width": int,
@@ -299,6 +307,7 @@ StabilityKeys = TypedDict(
         "c-hp": float | str,
         "probes": Literal["auto"] | int,
         "replacements": int,
+        "output-noise": float,
         "alpha-smoothing": float,
     },
     total=False,

@@ -44,13 +44,14 @@ LEDGER_LOST = (
 RUN_ID = "run-id.txt"  # identifies the run to nodes that store client states
 PERSONAL_MODELS = "personal.safetensors"
 AVERAGE_MODEL = "average.safetensors"  # the average of the models after the last rounds
+PUBLISHED_MODEL = "published.safetensors"  # the final model with [stability] output-noise
 MAYBE = ("routes.txt", "objects.json", CLIENT_NAMES, CLOCK, RUN_ID, *LEDGERS, CLIENTS,
-         "personal.csv", PERSONAL_MODELS, AVERAGE_MODEL)  # fmt: skip
+         "personal.csv", PERSONAL_MODELS, AVERAGE_MODEL, PUBLISHED_MODEL)  # fmt: skip
 # The files in MAYBE that have a checksum only in finished runs.
-LATE = (*LEDGERS, CLIENTS, "personal.csv", PERSONAL_MODELS, AVERAGE_MODEL)
+LATE = (*LEDGERS, CLIENTS, "personal.csv", PERSONAL_MODELS, AVERAGE_MODEL, PUBLISHED_MODEL)
 # Files with samples or tensors, and files that may be as large.
 READ_WHOLE = {"config.toml", "rounds.jsonl", "summary.json"}
-NOT_SHOWN = {*FIXED, *ENDS, CLIENTS, PERSONAL_MODELS, AVERAGE_MODEL} - READ_WHOLE
+NOT_SHOWN = {*FIXED, *ENDS, CLIENTS, PERSONAL_MODELS, AVERAGE_MODEL, PUBLISHED_MODEL} - READ_WHOLE
 LARGE = 1 << 20  # a larger file is not read completely only to list its run, in bytes
 AUDIT = "one-run.json"  # exists in runs with canaries
 FAILED = "failed.txt"  # the reason why the run has no finite model

@@ -7,6 +7,7 @@ from fedmuon.runs.observers.client_tests import ClientTests
 from fedmuon.runs.observers.evaluation import Evaluation
 from fedmuon.runs.observers.observer import Observer
 from fedmuon.runs.observers.personal_models import PersonalModels
+from fedmuon.runs.observers.published_model import PublishedModel
 from fedmuon.runs.observers.replies import Replies
 from fedmuon.runs.observers.simulated_time import SimulatedTime
 from fedmuon.runs.observers.user_callbacks import UserCallback
@@ -30,6 +31,8 @@ def observers_of(run: Run, engine: Engine) -> tuple[Observer, ...]:
     observers.append(ClientTests(run) if run.config.data.client_test else Evaluation(run))
     if run.config.output.average:
         observers.append(AverageModel(run))
+    if run.config.stability.output_noise:
+        observers.append(PublishedModel(run))
     if run.config.output.clients:
         observers.append(ClientRecords(run))
     if experiment.recipe.personalizes:

@@ -17,7 +17,6 @@ from fedmuon.core.errors import InputError
 from fedmuon.experiments.certifying.certify import RiskCertificate, certify
 from fedmuon.experiments.certifying.figure import figure
 from fedmuon.experiments.certifying.measured import measure, released_noise
-from fedmuon.experiments.certifying.output_noise import published
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import certificates
@@ -25,6 +24,7 @@ from fedmuon.experiments.stability.finished_run import FinishedRun, from_directo
 from fedmuon.experiments.stability.predicted_gap import predict
 from fedmuon.privacy.accounting.divergences import hockey_stick, total_variation
 from fedmuon.privacy.accounting.dominating_pairs import Event
+from fedmuon.runs.observers.published_model import published
 
 PRIVATE = {"local": {"recipe": "dp-sgd", "steps": 2}, "privacy": {"noise": 12.0, "lot": 10}}
 CLIENTS = {"local": {"recipe": "fedavg"}, "privacy": {"level": "client", "noise": 9.0}}
@@ -219,7 +219,8 @@ def test_equal_samples_are_noted(tmp_path: Path) -> None:
         result = fedmuon.run(
             tables, data=data, test=(inputs[:20] + 1, labels[:20]), out=tmp_path / f"{count} equal"
         )
-        notes = fedmuon.certify(result).notes
+        unseen, *notes = fedmuon.certify(result).notes
+        assert "how your data were prepared" in unseen
         assert len(notes) == bool(count) and all(f"{count} of 70" in note for note in notes)
 
 

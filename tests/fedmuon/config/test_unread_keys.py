@@ -103,7 +103,7 @@ OTHER: dict[str, Any] = {
     "stability.lipschitz": "paper", "stability.constants": "global",
     "stability.realized": True,
     "stability.c-hp": "sharp", "stability.alpha-smoothing": 0.2,
-    "stability.probes": 3, "stability.replacements": 2,
+    "stability.probes": 3, "stability.replacements": 2, "stability.output-noise": 0.3,
     "output.callback": "early-stopping", "output.options": (("odd", 1),),
     "output.evaluate-every": 1, "output.fine-tune": 6, "output.checkpoint-every": 1,
     "output.clients": True, "output.average": 0.6,
