@@ -1,5 +1,6 @@
 """Which observers a run has."""
 
+from fedmuon.config.schema import reads
 from fedmuon.federated.experiment import Engine
 from fedmuon.runs.observers.average_model import AverageModel
 from fedmuon.runs.observers.client_records import ClientRecords
@@ -31,7 +32,7 @@ def observers_of(run: Run, engine: Engine) -> tuple[Observer, ...]:
     observers.append(ClientTests(run) if run.config.data.client_test else Evaluation(run))
     if run.config.output.average:
         observers.append(AverageModel(run))
-    if run.config.stability.output_noise:
+    if run.config.stability.output_noise and reads(run.config, "stability.output-noise"):
         observers.append(PublishedModel(run))
     if run.config.output.clients:
         observers.append(ClientRecords(run))
