@@ -64,13 +64,13 @@ ALONE = (
 )
 COUNTED = (
     "The run is one of {} settings on the same samples in {}, so the limits pay for {}. If this "
-    "setting was fixed before anybody saw the samples, use --settings 1."
+    "setting and its seed were fixed before anybody saw the samples, use --settings 1."
 )
 PASSED = "The limits pay for {} settings, from --settings."
 ENOUGH = "--settings {} covers the {} settings on the same samples in {}."
 TOO_FEW = (
     "{} contains {} settings on the same samples, but the limits pay for {}. Use --settings {} or "
-    "more, unless the setting of this run was fixed before anybody saw the samples."
+    "more, unless the setting and the seed of this run were fixed before anybody saw the samples."
 )
 TUNED = " ({} runs, and {} runs that tuned the step sizes)"
 LOST = (

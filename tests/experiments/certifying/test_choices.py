@@ -13,7 +13,7 @@ from conftest import small
 from typer.testing import CliRunner
 
 import fedmuon
-from fedmuon.config.load import load, parse
+from fedmuon.config.load import dump, load, parse
 from fedmuon.config.schema import FIELDS
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.certifying import stored
@@ -89,6 +89,19 @@ def test_the_settings_of_a_sweep_are_paid_for(sweep: Path) -> None:
     assert not passed.notes
 
 
+@pytest.mark.parametrize(
+    "words", [["gap", "--grid", "local.lr=0.1,0.2"], ["run", "--seeds", "2"]], ids=["gap", "seeds"]
+)
+def test_runs_of_other_commands_are_counted(words: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(dump(small({"federation": {"rounds": 1}})))
+    command, *options = words
+    done = CliRunner().invoke(app, [command, str(file), *options, "--out", str(tmp_path / "s")])
+    assert done.exit_code == 0, done.output
+    counts = [tried_settings(place).settings for place in (tmp_path / "s" / "runs").iterdir()]
+    assert counts == [2, 2]
+
+
 def test_too_few_settings_are_noted(sweep: Path) -> None:
     for settings, words in ((1, "pay for 1"), (5, "pay for 5"), (6, ""), (7, "")):
         notes = certify(run_of(sweep), settings=settings).notes
@@ -102,11 +115,14 @@ def test_groups_pay_for_the_settings_too(sweep: Path) -> None:
     counted, one = (certify_groups(run_of(sweep), "class", settings=n) for n in (None, 1))
     assert counted.settings == 6 and "one of 6 settings" in counted.notes[0]
     assert one.settings == 1 and "pay for 1" in one.notes[0]
-    limits = [
-        {(row.source, row.group): row.certified for row in found.rows} for found in (counted, one)
+    pairs = [
+        (row.certified, other.certified)
+        for row in counted.rows
+        for other in one.rows
+        if row.source == other.source == "held-out samples" and row.group == other.group
     ]
-    held_out = [key for key in limits[0] if key[0] == "held-out samples"]
-    assert held_out and all(limits[0][key] > limits[1][key] for key in held_out)  # pyright: ignore
+    assert len(pairs) == 4 and pairs != [(other, row) for row, other in pairs]
+    assert all(row is not None and other is not None and row >= other for row, other in pairs)
 
 
 def test_a_run_alone_pays_for_itself(alone: Path, sweep: Path, tmp_path: Path) -> None:
