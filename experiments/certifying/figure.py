@@ -42,6 +42,8 @@ def _draw(
             for place, row in enumerate(rows)
             if row.status == status and row.value is not None
         ]
+        if not chosen:
+            continue
         filled = style.BLACK if status == "certified" else "none"
         axis.plot(
             [value for _, value in chosen], [place for place, _ in chosen], mark,

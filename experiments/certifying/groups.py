@@ -185,7 +185,7 @@ def certify_groups(
         InputError: If the run has not ended or is damaged, or an argument is out of range.
     """
     if per not in PER:
-        raise InputError(f"per is {per!r}, but it must be class or client: {instead(per, PER)}")
+        raise InputError(f"per is {per!r}, which is no kind of group: {instead(per, PER)}")
     tried = tried_settings(folder)
     failure = failure_of(confidence, count := tried.paid(settings))
     share("guess", guess)

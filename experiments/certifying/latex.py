@@ -26,8 +26,9 @@ def of_run(certificates: RiskCertificates) -> str:
         for row in certificates.rows
         if row.value is not None
     ]
+    model = "average of the last models" if certificates.average else "final model"
     caption = (
-        f"Upper limits of the risk of the final model ({certificates.samples:,} training samples, "
+        f"Upper limits of the risk of the {model} ({certificates.samples:,} training samples, "
         f"{certificates.held_out:,} held out). Each certified limit holds with probability "
         f"{_confidence(certificates.confidence, certificates.settings)}. Estimated limits hold in "
         "expectation."

@@ -203,8 +203,24 @@ def table(record: Record) -> Table:
         f"Limits before training: noise {number(record['noise'], 4)}, {record['units']:,} "
         f"{record['unit']}s, KL₀ = {number(record['divergence'], 3)}"
     )
-    head = ("if the train error is", "estimated at most", f"certified ({record['confidence']:g})")
+    certified = f"certified at most ({record['confidence']:g})"
+    head = ("if the train error is", "estimated at most", certified)
     return columns(title, head, rows, left=0)
+
+
+def note(record: Record) -> str:
+    """Return the text below the table: the `--guess` of each limit, and the width."""
+    lines = [
+        "Each certified limit is for a --guess that equals the train error of its row.",
+        f"With --guess {record['guess']:g}, it is {number(record['width'], 3)} above a train error "
+        f"of {record['guess']:g}.",
+    ]
+    if record["settings"] > 1:
+        lines.append(
+            f"All certified limits pay for {record['settings']} settings. A limit in expectation "
+            "(estimated) holds only for one setting."
+        )
+    return "\n".join(lines)
 
 
 def _row(row: Record) -> tuple[str, ...]:

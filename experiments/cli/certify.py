@@ -4,6 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from rich.text import Text
 from typer import Argument, Option
 
 import fedmuon.experiments.cli.completion as completion
@@ -71,8 +72,8 @@ def certify(
         Option(
             "--average",
             help=(
-                "Certify the average of the models of the last rounds, which a run with [output] "
-                "average saves, and not the final model."
+                "Certify the average of the models of the last rounds, which a run with "
+                "\\[output] average saves, and not the final model."
             ),
         ),
     ] = False,
@@ -141,6 +142,11 @@ def certify(
     if width is not None or overrides:
         raise InputError("--width and --set belong to --plan. Leave them out for a run folder.")
     assert run_dir is not None
+    if run_dir.is_file():
+        raise InputError(
+            f"{run_dir} is a file and not a run folder. For the limits before training, use --plan "
+            f"{run_dir}. For those of a trained model, choose the folder of its run."
+        )
     if per:
         _tell_groups(run_dir, per, confidence, settings, guess, plot, latex)
         return
@@ -212,7 +218,7 @@ def _tell_planned(
     from fedmuon.experiments.certifying.latex import of_plan
 
     record = planned.plan(load(file, overrides or []), confidence, settings, width, guess)
-    tell(record, planned.table(record))
+    tell(record, planned.table(record), Text(planned.note(record)))
     if latex is not None:
         _write(of_plan(record), latex)
 

@@ -48,7 +48,7 @@ NOTES = {"client_loss": "loss {}", "accuracy": "accuracy {}", "largest": "larges
          "cell": "{}", "ranking": "{}"}  # fmt: skip
 HEIGHT, WIDTH, GAP = 7, 38, 2  # of a curve: lines, minimum characters, characters between two
 FIRST = ("train_loss", "test_loss", "accuracy", "client_loss")  # order of the curves
-SIGNED = ("test_gap",)
+SIGNED = ("test_gap", "average_test_gap")
 TEST_GAP = "The test gap is the test loss minus the train loss."
 CLIENT_LOSS = "The client loss is the mean loss of a round's clients before their last step."
 NO_CURVES = (*SIGNED, "simulated_seconds")

@@ -56,8 +56,10 @@ def _named(key: str, *more: str) -> Callable[[str], str]:
     def check(value: str) -> str:
         if value in NAMES[key] or value in more or is_own(value):
             return value
+        others = [other for other, names in NAMES.items() if value in names]
+        elsewhere = f"this is a value of {' and '.join(others)}; " if others else ""
         raise ValueError(
-            f"{instead(value, [*more, *NAMES[key]])} (for your own object, write "
+            f"{elsewhere}{instead(value, [*more, *NAMES[key]])} (for your own object, write "
             "package.module:object)"
         )
 

@@ -117,9 +117,14 @@ def network(name: str, shape: Shape, classes: int) -> nn.Module:
         raise InputError(f"[task] model = '{name}' is unknown: {instead(name, MODELS)}")
     shape, min_size = with_channels(shape), LEAST.get(name)
     if min_size and (len(shape) != 3 or min(shape[1:]) < min_size):
+        change = (
+            "Set model = 'linear' or 'mlp', or leave out [data] features if it is set"
+            if len(shape) == 1
+            else "Set model = 'mlp'"
+        )
         raise InputError(
             f"[task] model = '{name}' needs images of at least {min_size} x {min_size} pixels, but "
-            f"the samples have shape {shape}. Set model = 'mlp', or choose other [data]."
+            f"the samples have shape {shape}. {change}, or choose other [data]."
         )
     with torch.device("meta"):
         return MODELS[name](shape, classes)

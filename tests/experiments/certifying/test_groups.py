@@ -161,7 +161,7 @@ def test_what_is_missing_is_refused(plain: Path, tmp_path: Path) -> None:
     whole_clients = finished(tmp_path / "clients", CLIENTS)
     refused = fedmuon.certify_groups(whole_clients, per="class").refused
     assert refused.keys() == {PRIVACY} and "level = 'example'" in refused[PRIVACY]
-    with pytest.raises(InputError, match="must be class or client: did you mean class"):
+    with pytest.raises(InputError, match="no kind of group: did you mean class"):
         fedmuon.certify_groups(plain, per="clas")
 
 
