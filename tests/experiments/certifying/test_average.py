@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import fedmuon
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.certifying.certify import certify
+from fedmuon.experiments.certifying.latex import of_run
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute
 
@@ -44,6 +45,8 @@ def test_the_average_is_certified_in_place_of_the_final_model(folder: Path) -> N
         if of_average.name == "privacy of samples":
             assert of_average.status == of_last.status
             assert of_average.beside == average.train[of_average.measure]
+    assert "risk of the average of the last models" in of_run(average)
+    assert "risk of the final model" in of_run(last)
     (stability,) = [row for row in average.rows if row.name == "stability"]
     assert stability.status == "refused" and "without --average" in stability.refusal
 

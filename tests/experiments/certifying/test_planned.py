@@ -75,7 +75,10 @@ def test_the_command_takes_a_config_or_a_run(tmp_path: Path) -> None:
     assert json.loads(done.output)["noise"] == 12.0
     changed = ["--set", "privacy.noise=24", "--settings", "3"]
     done = CliRunner().invoke(app, ["certify", "--plan", str(file), *changed])
-    assert "noise 24" in done.output
+    assert "noise 24" in done.output and "pay for 3 settings" in done.output
+    assert "With --guess 0.2, it is " in done.output
+    done = CliRunner().invoke(app, ["certify", str(file)])
+    assert "a file and not a run folder" in str(done.exception)
     for words, why in (
         ([], "or --plan and a config"),
         (["--plan", str(file), "--plot", "a.svg"], "Leave it out with --plan"),

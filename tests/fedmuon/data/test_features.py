@@ -22,6 +22,7 @@ from fedmuon.data.image_features import (
 from fedmuon.data.readers import read
 from fedmuon.data.source import Source
 from fedmuon.federated.client_data import forget_source, read_source
+from fedmuon.tasks.models import network
 
 
 def images(count: int = 6, side: int = 14, channels: int = 0, seed: int = 1) -> np.ndarray:
@@ -338,6 +339,13 @@ def test_a_run_is_resumed_with_the_same_images(tmp_path: Path) -> None:
 def test_unsuitable_settings_are_rejected(data: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         read_source(parse({"data": {"features": "hog"} | data}))
+
+
+def test_a_network_for_images_names_the_features_and_the_key_of_its_name() -> None:
+    with pytest.raises(InputError, match=r"'linear' or 'mlp', or leave out \[data\] features"):
+        network("tanh-cnn", (1440,), 10)
+    with pytest.raises(InputError, match="this is a value of task.model"):
+        parse({"task": {"name": "tanh-cnn"}})
 
 
 def test_text_has_no_features() -> None:
