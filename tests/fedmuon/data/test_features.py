@@ -304,7 +304,7 @@ def test_networks_train_on_features_of_norm_one() -> None:
     run = fedmuon.run(network, data=(x, y))
     assert run.config.data.normalize == "unit"
     assert run.model["0.weight"].shape[1] == 16 if "0.weight" in run.model else run.model
-    with pytest.raises(InputError, match="Set model = 'mlp'"):
+    with pytest.raises(InputError, match="Set model = 'linear' or 'mlp'"):
         fedmuon.run(tables | {"task": {"name": "network", "model": "cnn"}}, data=(x, y))
 
 
@@ -344,7 +344,7 @@ def test_unsuitable_settings_are_rejected(data: dict[str, Any], words: str) -> N
 def test_a_network_for_images_names_the_features_and_the_key_of_its_name() -> None:
     with pytest.raises(InputError, match=r"'linear' or 'mlp', or leave out \[data\] features"):
         network("tanh-cnn", (1440,), 10)
-    with pytest.raises(InputError, match="this is a value of task.model"):
+    with pytest.raises(InputError, match=r"this is a value of task\.model"):
         parse({"task": {"name": "tanh-cnn"}})
 
 

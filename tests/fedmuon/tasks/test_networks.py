@@ -290,7 +290,7 @@ def test_models_are_what_the_config_knows() -> None:
     assert {*MODELS, "gpt"} == set(NAMES["task.model"]) and set(LEAST) < set(MODELS)
     for name, shape, words in (
         ("vgg", (28, 28), "use one of linear, mlp, cnn"),
-        ("cnn", (20,), r"the samples have shape \(20,\)\. Set model = 'mlp'"),
+        ("cnn", (20,), r"the samples have shape \(20,\)\. Set model = 'linear' or 'mlp'"),
         ("cifarnet", (8, 8), "at least 9 x 9 pixels"),
     ):
         with pytest.raises(InputError, match=words):
