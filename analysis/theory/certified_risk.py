@@ -57,10 +57,11 @@ c P(E) + a E 1_E (s g + t) <= H(a). The second term is at least -a s psi(t / s),
 law of g. The other line is the same proof for 1 - loss, with R and R_hat exchanged:
 E 1_E ((1 - R_hat) - a (1 - R)) <= H(a).
 
-A sample changes u by at most 1 / (2 n) from its value for the loss 1/2. So u is one release with
-the noise multiplier 2 n s. The numbers a, t and s may depend on the account, b, n and a guess of
-the train error that was fixed in advance, but not on the samples. The guess changes only how small
-the limit is.
+A sample changes u by at most 1 / (2 n) from its value for the loss 1/2. Given A, u is thus a
+Gaussian release with the noise multiplier 2 n s, and H(a) of both follows by adaptive composition.
+H(a) bounds both directions, because the pairs of replaced samples are symmetric. The numbers a, t
+and s may depend on the account, b, n and a guess of the train error that was fixed in advance, but
+neither on the samples nor on g. The guess changes only how small the limit is.
 
 The limits above do not divide the whole relative entropy of the run by b, as Markov's inequality
 for the information density does: n kl(R_hat || R) <= (sum KL_a + 1/e) / b_1 + ln(2 sqrt(n) / b_2).
@@ -77,6 +78,7 @@ from fedmuon.analysis.theory.checks import probability, share, whole
 from fedmuon.core.errors import InputError
 
 STEPS = 200  # of a bisection in doubles
+ROUNDING = 1e-14  # exceeds the rounding errors of a limit
 LARGEST_SHIFT = 20.0  # a replaced sample is certain to be recognized
 
 
@@ -188,7 +190,7 @@ class ReleasedLimit:
 
     def risk(self, released: float) -> float:
         """Return the limit for a released train error."""
-        return min(1.0, max(0.0, self.slope * released + self.intercept))
+        return min(1.0, max(0.0, self.slope * released + self.intercept + ROUNDING))
 
 
 Profile = Callable[[float, np.ndarray], np.ndarray]

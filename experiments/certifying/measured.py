@@ -24,6 +24,11 @@ OF_LABELS = (
     "of the training samples, because the partition depends on labels"
 )
 
+OF_CLIENTS = (
+    "given their clients, the samples are independent draws; future samples come from the same "
+    "clients in the same shares, because a column of the data names the client of each sample"
+)
+
 
 @dataclass(frozen=True)
 class MeasuredRun:
@@ -52,6 +57,8 @@ class MeasuredRun:
         """The assumption about the training samples."""
         federation = self.run.config.federation
         alone = federation.clients == 1 or federation.partition in ("iid", "quantity")
+        if federation.partition == "column":
+            return OF_CLIENTS
         return INDEPENDENT if alone else OF_LABELS
 
     @property

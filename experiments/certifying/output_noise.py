@@ -14,6 +14,10 @@ the relative entropy of two Gaussians at this distance is
 
     KL_a <= (c_i max_t (G_t / D_t))^2 / (2 s^2).
 
+A replacement moves W by at most c_i, and the account uses twice the distance above, which is at
+least c_i because D_t <= 2 G_t. Certificates that hold only with a high probability are refused:
+the relative entropy has no limit on the other event.
+
 `fedmuon.analysis.theory.certified_risk` derives limits of the risk of the published model from
 these numbers, for any loss in [0, 1], such as the error rate.
 """
@@ -77,6 +81,10 @@ def of_certificates(case: CertifiedSetting, certificate: Certificate, deviation:
         )
     if status == "realized":
         raise Uncertified(NO_CERTIFICATE.format("they hold only for the samples of this run"))
+    delta, bound = case.config.stability.delta, certificate.bound
+    smoothed = case.config.orthogonalizer.name == "gaussian-smoothed-sign"
+    if smoothed if bound is None else bound.failure > delta * (1 + 1e-9):
+        raise Uncertified(NO_CERTIFICATE.format("they hold only with a high probability"))
     rounded_up = 1 + 2 / FAR_ABOVE  # certificates contain a bound on rounding
     moved = distances * gradient_share(case) * rounded_up
     releases = [(Event(1.0, deviation / distance),) if distance else () for distance in moved]

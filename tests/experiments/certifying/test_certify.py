@@ -349,3 +349,13 @@ def test_the_noise_of_a_published_model_depends_on_the_seed_alone(plain: Path) -
     assert (first == again).all() and (first != other).all()
     noise = (first - params["weight"]).numpy() / 2
     assert abs(noise.mean()) < 0.8 and 0.4 < noise.std() < 1.6
+
+
+def test_certificates_that_hold_with_high_probability_allow_no_noise_on_the_output(
+    tmp_path: Path,
+) -> None:
+    smoothed = {"orthogonalizer": {"name": "gaussian-smoothed-sign"}}
+    folder = finished(tmp_path / "run", {**CERTIFIED, **smoothed})
+    assert rows(folder, "stability")["loss", "certified"].confidence is not None
+    refused = rows(folder, "noise on the output", output_noise=0.1)["error", "refused"]
+    assert "high probability" in refused.refusal
