@@ -278,7 +278,7 @@ def certificates() -> Figure:
     for (name, values), (color, mark) in zip(limits.items(), style.SERIES, strict=False):
         axes.plot(noises, values, mark + "-", color=color, ms=4, label=name)
     held_out = certified_risk.clopper_pearson(2000, 10_000)
-    axes.axhline(held_out, color=style.GREEN, lw=1.2, ls="-.", label="hold-out (certified)")
+    axes.axhline(held_out, color=style.GREY, lw=1.4, ls="-.", label="hold-out (certified)")
     axes.axhline(train, color=style.BLACK, lw=0.8, ls="--", label="train error")
     axes.set_xscale("log")
     axes.set_xticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])

@@ -55,7 +55,11 @@ def _draw(
                 number(row.value, 3), (row.value, place), xytext=(6, 0), fontsize=8,
                 textcoords="offset points", va="center",
             )  # fmt: skip
-    axis.set_yticks(range(len(rows)), [row.name for row in rows])
+    names = [row.name for row in rows]
+    labels = [
+        f"{row.name}, {row.status}" if names.count(row.name) > 1 else row.name for row in rows
+    ]
+    axis.set_yticks(range(len(rows)), labels)
     axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.set_xlim(0, 1.12)
     axis.set_xticks([0, 0.25, 0.5, 0.75, 1])
