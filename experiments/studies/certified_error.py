@@ -45,7 +45,7 @@ from fedmuon.experiments.certifying.measured import released_noise
 from fedmuon.experiments.certifying.output_noise import gradient_share, of_certificates, published
 from fedmuon.experiments.stability.certificates import Certificate, CertifiedSetting, certify
 from fedmuon.experiments.stability.endings import Trained, train
-from fedmuon.experiments.studies.study import Study, distinct, heading, tuned_in_rows
+from fedmuon.experiments.studies.study import Study, distinct, heading, levels, tuned_in_rows
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import Nested, SuiteRequest, cell, merged
 from fedmuon.federated.build import resolve
@@ -248,6 +248,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Certified]:
 
 # Claims
 
+COVERED = "In every setting, the test error of the noisy model is at most its certified error."
 STANDS_ON = (
     "The certified error is a limit of the error rate of the noisy model. It follows from the "
     "certificates of the run and holds for one draw of samples and noise. For each seed, method "
@@ -323,7 +324,7 @@ def differences(rows: Columns, others: Columns) -> Slope:
 def claims(rows: Columns) -> Sequence[Claim]:
     """Return the claims about the certified error of the chosen settings."""
     best, sizes, methods = chosen(rows), sizes_of(rows), distinct(rows, "method")
-    all_claims = [_covered(rows)]
+    all_claims = [covered(rows, COVERED)]
     for method in methods:
         parts = {size: where(best, method=method, samples=size) for size in sizes}
         means = "; ".join(f"n = {size:g}: {number(part['certified'].mean(), 3)}"
@@ -351,17 +352,25 @@ def claims(rows: Columns) -> Sequence[Claim]:
                     means,
                 )
             )
-    return [*all_claims, *(_compared(rows, best, methods[0], other) for other in methods[1:])]
+    first, *others = methods
+    return [
+        *all_claims,
+        *(
+            compared(rows, (first, other), "samples", "n = {}",
+                     f"For every n, the certified error of {first} is below that of {other}.")
+            for other in others
+        ),
+    ]  # fmt: skip
 
 
-def _covered(rows: Columns) -> Claim:
+def covered(rows: Columns, sentence: str) -> Claim:
     """Return the claim that no certified error is below the test error."""
     ends = (rows[name] - rows["certified"] for name in ("test_error", "test_low", "test_high"))
     below = int((rows["test_error"] <= rows["certified"]).sum())
     surely = int((rows["test_high"] <= rows["certified"]).sum())
     count = len(rows["certified"])
     return Claim(
-        "In every setting, the test error of the noisy model is at most its certified error.",
+        sentence,
         Effect("test error − certified error", *ends, seeded=False, unit="ratio"),
         Rule(high=0.0),
         f"{below} of {count} models, and {surely} for the upper end of the test error's "
@@ -369,32 +378,40 @@ def _covered(rows: Columns) -> Claim:
     )
 
 
-def _compared(rows: Columns, best: Columns, method: str, other: str) -> Claim:
-    """Return the claim that the certified error of the first method is smaller."""
-    sizes = sizes_of(rows)
+def compared(rows: Columns, methods: tuple[str, str], by: str, place: str, sentence: str) -> Claim:
+    """Return the claim that the certified error of the first of two methods is always smaller.
+
+    Args:
+        rows: The rows of both methods.
+        methods: Their names.
+        by: The column at whose values the methods are compared.
+        place: The name of such a value in the report, with the placeholder {}.
+        sentence: The sentence of the claim.
+    """
+    best, of_lrs = chosen(rows, "method", by, "seed"), chosen(rows, "method", by, "seed", "lr")
+    first, other = methods
     steps = {
-        f"n = {size:g}": differences(
-            where(best, method=method, samples=size), where(best, method=other, samples=size)
+        place.format(f"{level:g}"): differences(
+            where(best, method=first, **{by: level}), where(best, method=other, **{by: level})
         )
-        for size in sizes
+        for level in levels(rows, by)
     }
-    of_lrs = chosen(rows, "method", "samples", "seed", "lr")
     tuned = {
         name: [
-            tuned_in_rows(where(of_lrs, method=name, samples=size), name, "lr", "certified",
+            tuned_in_rows(where(of_lrs, method=name, **{by: level}), name, "lr", "certified",
                           "local.lr", "certified")
-            for size in sizes
+            for level in levels(rows, by)
         ]
-        for name in (method, other)
+        for name in methods
     }  # fmt: skip
-    words = (f"{size}: {number(step.value, 3)} ({number(step.low, 3)} to {number(step.high, 3)})"
-             for size, step in steps.items())  # fmt: skip
+    words = (f"{name}: {number(step.value, 3)} ({number(step.low, 3)} to {number(step.high, 3)})"
+             for name, step in steps.items())  # fmt: skip
     return Claim(
-        f"For every n, the certified error of {method} is below that of {other}.",
+        sentence,
         Effect.between("difference of certified errors", steps, unit="ratio"),
         NEGATIVE,
         "; ".join(words),
-        untuned=objection([method, other], tuned),
+        untuned=objection([*methods], tuned),
     )
 
 

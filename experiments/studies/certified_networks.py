@@ -22,8 +22,7 @@ from torch import Tensor
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Rows, number
 from fedmuon.analysis.report.tables import Columns, where
-from fedmuon.analysis.report.tuning import objection
-from fedmuon.analysis.report.verdicts import NEGATIVE, Claim, Effect, Rule, curve
+from fedmuon.analysis.report.verdicts import Claim, curve
 from fedmuon.analysis.theory.certified_risk import clopper_pearson
 from fedmuon.config.load import Config
 from fedmuon.config.schema import Chance, Count, Natural, Positive
@@ -31,8 +30,8 @@ from fedmuon.core.tables import Table
 from fedmuon.data.source import Source
 from fedmuon.experiments.certifying.measured import released_noise
 from fedmuon.experiments.certifying.planned import PlannedRun
-from fedmuon.experiments.studies.certified_error import chosen, differences
-from fedmuon.experiments.studies.study import Study, distinct, heading, levels, tuned_in_rows
+from fedmuon.experiments.studies.certified_error import chosen, compared, covered
+from fedmuon.experiments.studies.study import Study, distinct, heading, levels
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import Nested, SuiteRequest, cell, merged
 from fedmuon.federated.build import build_experiment, resolve
@@ -216,52 +215,17 @@ def best_steps(rows: Columns) -> Columns:
 
 def claims(rows: Columns) -> Sequence[Claim]:
     """Return the claims about certified errors, and the comparisons of methods."""
-    all_claims = [_covered(rows)]
+    all_claims = [covered(rows, "In every run, the test error is at most the certified error.")]
     for model in distinct(rows, "model"):
         of_model = where(rows, model=model)
         first, *others = distinct(of_model, "method")
-        all_claims += [_compared(of_model, model, first, other) for other in others]
+        all_claims += [
+            compared(of_model, (first, other), "noise", "noise {}",
+                     f"{model}: for every noise, the certified error of {first} is below that of "
+                     f"{other}.")
+            for other in others
+        ]  # fmt: skip
     return all_claims
-
-
-def _covered(rows: Columns) -> Claim:
-    """Return the claim that no certified error is below the test error."""
-    ends = (rows[name] - rows["certified"] for name in ("test_error", "test_low", "test_high"))
-    below = int((rows["test_error"] <= rows["certified"]).sum())
-    return Claim(
-        "In every run, the test error is at most the certified error.",
-        Effect("test error − certified error", *ends, seeded=False, unit="ratio"),
-        Rule(high=0.0),
-        f"{below} of {len(rows['certified'])} runs",
-    )
-
-
-def _compared(rows: Columns, model: str, method: str, other: str) -> Claim:
-    """Return the claim that the certified error of the first method is smaller at every noise."""
-    best, noises = best_steps(rows), levels(rows, "noise")
-    steps = {
-        f"noise {noise:g}": differences(
-            where(best, method=method, noise=noise), where(best, method=other, noise=noise)
-        )
-        for noise in noises
-    }
-    tuned = {
-        name: [
-            tuned_in_rows(where(rows, method=name, noise=noise), name, "lr", "certified",
-                          "local.lr", "certified")
-            for noise in noises
-        ]
-        for name in (method, other)
-    }  # fmt: skip
-    words = (f"{place}: {number(step.value, 3)} ({number(step.low, 3)} to {number(step.high, 3)})"
-             for place, step in steps.items())  # fmt: skip
-    return Claim(
-        f"{model}: for every noise, the certified error of {method} is below that of {other}.",
-        Effect.between("difference of certified errors", steps, unit="ratio"),
-        NEGATIVE,
-        "; ".join(words),
-        untuned=objection([method, other], tuned),
-    )
 
 
 def numbers(rows: Columns) -> Rows:
