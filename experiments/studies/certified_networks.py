@@ -256,7 +256,7 @@ def numbers(rows: Columns) -> Rows:
 def by_noise(rows: Columns, narrow: bool = False) -> Figure:
     """Draw certified errors, test errors and a hold-out limit of each model against the noise."""
     models = distinct(rows, "model")
-    figure, panels = style.canvas(len(models), narrow, 2.6, min(len(models), 3))
+    figure, panels = style.canvas(len(models), narrow, 2.4, min(len(models), 2))
     best = best_steps(rows)
     looks = dict(zip(distinct(rows, "method"), style.SERIES, strict=False))
     for axes, model in zip(panels, models, strict=True):
@@ -269,15 +269,15 @@ def by_noise(rows: Columns, narrow: bool = False) -> Figure:
                       mfc="none", lw=1.3, label=f"{method}: certified (95%)")  # fmt: skip
             style.shade(axes, certified.sizes, low, high, colour, 0.15)
             tested = curve(mine, "variation", "test_error")
-            axes.plot(tested.sizes, tested.means, ":", color=colour, lw=1.3,
+            axes.plot(tested.sizes, tested.means, ":", marker=".", color=colour, lw=1.3,
                       label=f"{method}: test error")  # fmt: skip
         limit = curve(where(part, method=next(iter(looks))), "variation", "held_out_limit")
-        axes.plot(limit.sizes, limit.means, "--", color=style.GREY, lw=1.2,
+        axes.plot(limit.sizes, limit.means, "--", marker="x", ms=4, color=style.GREY, lw=1.2,
                   label=f"{next(iter(looks))}: hold-out limit (95%)")  # fmt: skip
         axes.set_title(model, loc="left")
-        axes.set_xlabel("total variation (more noise to the left)")
+        axes.set_xlabel("total variation (← more noise)")
         style.levels_on_x(axes, curve(part, "variation", "certified").sizes)
-    for axes in panels[:: 1 if narrow else min(len(models), 3)]:
+    for axes in panels[:: 1 if narrow else 2]:
         axes.set_ylabel("error rate")
     style.legend_below(figure, panels[0], 1 if narrow else 2)
     return figure

@@ -171,7 +171,7 @@ RUNS = {
             "local": {"lr": 0.01, "steps": 1, "batch": 4},
             "engine": {"dtype": "float32"},
         },
-        named("task", "model", "mlp", "cnn", "tanh-cnn", "cifarnet")
+        named("task", "model", "linear", "mlp", "cnn", "tanh-cnn", "cifarnet")
         | named("task", "model", "wrn-16-2", "wrn-16-4", "vit-small"),
     ),
     "decoder-lora": Case(
