@@ -179,7 +179,7 @@ def _curve(losses: pld.Losses, grid: float, epsilons: np.ndarray) -> np.ndarray:
     return losses.infinite + above[first] - np.exp(epsilons) * other[first]
 
 
-def total_variation(events: Sequence[Event]) -> Limits:
+def total_variation(events: Sequence[Event], points: int = COMPOSED) -> Limits:
     """Return limits of the total variation distance H_1(P || Q) of all releases together."""
-    lower, upper = hockey_stick(events, np.zeros(1))
+    lower, upper = hockey_stick(events, np.zeros(1), points)
     return Limits(float(lower[0]), float(upper[0]))

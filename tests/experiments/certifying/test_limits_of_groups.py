@@ -110,7 +110,7 @@ def test_each_client_has_the_limit_of_its_own_test_samples(private: Path) -> Non
 
 def profile(releases: list[Event], size: int, noise: float, epsilons: Any) -> Any:
     train_error = Event(1.0, 2 * size * noise, replaced=True)
-    return hockey_stick([*releases, train_error], epsilons)[1]
+    return hockey_stick([*releases, train_error], epsilons, 2**15)[1]
 
 
 def test_each_client_has_the_limit_of_its_own_account(private: Path) -> None:
