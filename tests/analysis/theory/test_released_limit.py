@@ -57,10 +57,13 @@ def test_the_limit_is_the_best_of_its_proof(guess: float, shift: float, samples:
     limit = limit_of(shift, samples, guess=guess)
     noise, smallest, nearest = limit.noise, math.inf, math.inf
     width = math.hypot(shift, 1 / (samples * noise))
+    shifts = [
+        (moved, mean_excess(noise, moved)) for moved in noise * np.linspace(0.2, 6, 117)[10:60]
+    ]
     for epsilon in width * np.linspace(0.2, 8, 400):
         height = float(gaussian_profile(width, np.array([epsilon]))[0])
-        for moved in noise * np.linspace(0.2, 6, 117)[10:60]:
-            excess, a = mean_excess(noise, moved), math.exp(epsilon)
+        a = math.exp(epsilon)
+        for moved, excess in shifts:
             if guess <= 0.5:
                 value = a * (guess + moved) + (height + a * excess) / 0.05
             else:
