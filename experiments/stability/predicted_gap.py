@@ -162,7 +162,7 @@ class Extras:
     @classmethod
     def of(cls, entries: list[Extra]) -> "Extras":
         """Collect candidates."""
-        inputs, labels = (torch.stack([getattr(one, name) for one in entries])
+        inputs, labels = (torch.stack([getattr(entry, name) for entry in entries])
                           for name in ("input", "label"))  # fmt: skip
         position = np.array([one.position for one in entries])
         return cls(Batch(inputs, labels), position, np.stack([one.left for one in entries], 1))

@@ -129,17 +129,19 @@ def hockey_stick(
         upper = np.clip(curve + GAUSSIAN_ROUNDING, 0.0, 1.0)
         return np.where(epsilons > LARGEST, 0.0, lower), np.where(epsilons < -LARGEST, 1.0, upper)
     grid = _grid(events, points)
+    # Exchanging P and Q gives the same pair if a sample is replaced, or if every lot contains it.
+    alike = all(event.replaced or event.sampling_probability == 1 for event in events)
     limits = []
     for up in (False, True):
         estimated = [(pld.estimates(event, grid, up), event.count) for event in events]
         sides = []
-        for side in (0, 1):
+        for side in (0,) if alike else (0, 1):
             parts = [(losses[side], count) for losses, count in estimated]
             composed = pld.compose(parts, grid, TAIL)
             error = pld.slack(parts, composed, TAIL)
             curve = _curve(composed, grid, near)
             sides.append(np.clip(curve + error if up else curve - error, 0.0, 1.0))
-        limits.append(np.maximum(*sides))
+        limits.append(np.max(sides, axis=0))
     lower = np.where(epsilons > LARGEST, 0.0, limits[0])
     return lower, np.where(epsilons < -LARGEST, 1.0, limits[1])
 
