@@ -281,7 +281,8 @@ def test_models_adapt_to_samples_and_classes(
     moved = {name: torch.stack([v[0], v[1] * 1.01 + 0.01]) for name, v in params.items()}
     other = task.losses(moved, batch)[0]
     assert float((other[0] / other[1] - 1).abs().max()) > 1e-4  # the control
-    assert float((losses - math.log(7)).abs().max()) < 0.7  # nearly uniform at the start
+    # Nearly uniform at the start. Inputs from 0 to 1 go into the one matrix without a scale.
+    assert float((losses - math.log(7)).abs().max()) < (1.5 if name == "linear" else 0.7)
     loss, slope = task.gradient(params, [batch])
     assert all(float(value.abs().sum()) > 0 for value in slope.values()) and loss.shape == (2,)
 
