@@ -24,7 +24,7 @@ from pydantic import Field
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Rows, number
 from fedmuon.analysis.report.tables import Columns, where
-from fedmuon.analysis.report.tuning import objection
+from fedmuon.analysis.report.tuning import Tuned, objection
 from fedmuon.analysis.report.verdicts import (
     NEGATIVE,
     Claim,
@@ -378,7 +378,14 @@ def covered(rows: Columns, sentence: str) -> Claim:
     )
 
 
-def compared(rows: Columns, methods: tuple[str, str], by: str, place: str, sentence: str) -> Claim:
+def compared(
+    rows: Columns,
+    methods: tuple[str, str],
+    by: str,
+    place: str,
+    sentence: str,
+    tunings: Mapping[str, Sequence[Tuned]] | None = None,
+) -> Claim:
     """Return the claim that the certified error of the first of two methods is always smaller.
 
     Args:
@@ -387,8 +394,10 @@ def compared(rows: Columns, methods: tuple[str, str], by: str, place: str, sente
         by: The column at whose values the methods are compared.
         place: The name of such a value in the report, with the placeholder {}.
         sentence: The sentence of the claim.
+        tunings: The tunings of each method. By default, `rows` are the tuning: the step size with
+            the smallest certified error is compared.
     """
-    best, of_lrs = chosen(rows, "method", by, "seed"), chosen(rows, "method", by, "seed", "lr")
+    best = chosen(rows, "method", by, "seed")
     first, other = methods
     steps = {
         place.format(f"{level:g}"): differences(
@@ -396,16 +405,9 @@ def compared(rows: Columns, methods: tuple[str, str], by: str, place: str, sente
         )
         for level in levels(rows, by)
     }
-    tuned = {
-        name: [
-            tuned_in_rows(where(of_lrs, method=name, **{by: level}), name, "lr", "certified",
-                          "local.lr", "certified")
-            for level in levels(rows, by)
-        ]
-        for name in methods
-    }  # fmt: skip
     words = (f"{name}: {number(step.value, 3)} ({number(step.low, 3)} to {number(step.high, 3)})"
              for name, step in steps.items())  # fmt: skip
+    tuned = _tuned(rows, methods, by) if tunings is None else tunings
     return Claim(
         sentence,
         Effect.between("difference of certified errors", steps, unit="ratio"),
@@ -413,6 +415,18 @@ def compared(rows: Columns, methods: tuple[str, str], by: str, place: str, sente
         "; ".join(words),
         untuned=objection([*methods], tuned),
     )
+
+
+def _tuned(rows: Columns, methods: Sequence[str], by: str) -> dict[str, list[Tuned]]:
+    of_lrs = chosen(rows, "method", by, "seed", "lr")
+    return {
+        name: [
+            tuned_in_rows(where(of_lrs, method=name, **{by: level}), name, "lr", "certified",
+                          "local.lr", "certified")
+            for level in levels(rows, by)
+        ]
+        for name in methods
+    }  # fmt: skip
 
 
 def numbers(rows: Columns) -> Rows:

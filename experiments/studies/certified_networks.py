@@ -2,18 +2,19 @@
 
 A private run depends only a little on each sample, so its train error limits its error on new
 samples, for every network and optimizer (`fedmuon.analysis.theory.certified_risk`). A cell is one
-method with one model. For each noise, step size and seed, the cell trains the model and averages
-the models of the last rounds, which is post-processing. It measures the errors of this average and
-computes their limits. The distance of limit and train error depends on the noise, and not on the
-method. So methods are compared at equal noise.
+method with one model. For each noise, it chooses the step size with samples that are not certified.
+For each noise and seed, it then trains the model and averages the models of the last rounds, which
+is post-processing. It measures the errors of this average and computes their limits. The distance
+of limit and train error depends on the noise, and not on the method. So methods are compared at
+equal noise.
 """
 
-import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from pydantic import Field
@@ -32,6 +33,7 @@ from fedmuon.experiments.certifying.measured import released_noise
 from fedmuon.experiments.certifying.planned import PlannedRun
 from fedmuon.experiments.studies.certified_error import chosen, compared, covered
 from fedmuon.experiments.studies.study import Study, distinct, heading, levels
+from fedmuon.experiments.studies.tuned_apart import Tuning, set_apart, smaller, tunings
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import Nested, SuiteRequest, cell, merged
 from fedmuon.federated.build import build_experiment, resolve
@@ -80,6 +82,7 @@ class Settings(Table):
     """
 
     seeds: Annotated[list[Natural], Field(min_length=1)]
+    tuning: Tuning
     delta: Chance
     paid: Count
     models: Annotated[dict[str, Model], Field(min_length=1)]
@@ -103,14 +106,44 @@ class Certified:
         return self.settings.models[self.head["model"]]
 
     def compute(self) -> Record:
-        """Return a row for each noise, step size and seed."""
-        source, lrs = read_source(resolve(self.config)), self.model.methods[self.head["method"]].lrs
-        rows = []
-        for noise, lr, seed in itertools.product(self.model.noises, lrs, self.settings.seeds):
-            config = config_of(self.tables, noise, lr, seed)
-            head: Record = {**self.head, "noise": noise, "lr": lr, "seed": seed}
-            rows.append(head | self._row(config, source))
-        return {"rows": rows}
+        """Choose a step size for each noise, and return a row for each noise and seed.
+
+        The table `tuning` has the mean error of each step size over the seeds of tuning.
+        """
+        tuning, lrs = self.settings.tuning, self.model.methods[self.head["method"]].lrs
+        tuned = tuning.train + tuning.test
+        test = self.config.data.test + tuned  # synthetic data has as many samples as a config asks
+        first = settings_of(self.model.noises[0], lrs[0], self.settings.seeds[0])
+        all_samples = cell(self.tables, first, {"data": {"test": test}})
+        certified, apart = set_apart(read_source(resolve(all_samples)), tuned)
+        rows: list[Record] = []
+        tried: list[Record] = []
+        for noise in self.model.noises:
+            head: Record = {**self.head, "noise": noise}
+            of_lrs = [
+                {**head, "lr": lr, "tuning_error": self._tuning_error(noise, lr, apart)}
+                for lr in lrs
+            ]
+            tried += of_lrs
+            lr = min(of_lrs, key=lambda row: row["tuning_error"])["lr"]
+            for seed in self.settings.seeds:
+                config = cell(self.tables, settings_of(noise, lr, seed))
+                rows.append({**head, "lr": lr, "seed": seed, **self._row(config, certified)})
+        return {"rows": rows, "tuning": tried}
+
+    def _tuning_error(self, noise: float, lr: float, source: Source) -> float:
+        """Return the mean error of models that are trained and tested with the tuning samples."""
+        tuning, errors = self.settings.tuning, []
+        for seed in tuning.seeds:
+            setting = settings_of(noise, lr, seed)
+            config = cell(self.tables, setting, smaller(cell(self.tables, setting), tuning))
+            resolved = resolve(config)
+            experiment = build_experiment(resolved, build_data(resolved, source))
+            start = begin(experiment.recipe, experiment.task, seed)
+            params = trained_average(experiment, start, config.output.average)
+            held_out = experiment.shards.held_out
+            errors.append(_error(experiment, params, held_out.inputs, held_out.labels))
+        return float(np.mean(errors))
 
     def _row(self, config: Config, source: Source) -> Record:
         resolved = resolve(config)
@@ -141,14 +174,9 @@ class Certified:
         }
 
 
-def config_of(tables: Nested, noise: float, lr: float, seed: int) -> Config:
-    """Return the config of one run."""
-    changes: Nested = {
-        "federation": {"seed": seed},
-        "local": {"lr": lr},
-        "privacy": {"noise": noise},
-    }
-    return cell(tables, changes)
+def settings_of(noise: float, lr: float, seed: int) -> Nested:
+    """Return the tables of one run's noise, step size and seed."""
+    return {"federation": {"seed": seed}, "local": {"lr": lr}, "privacy": {"noise": noise}}
 
 
 def trained_average(experiment: Experiment, start: ServerState, share: float) -> Params:
@@ -177,9 +205,11 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Certified]:
             contents.require_free(place, details.base, SETTLED)
             data: Nested = {"data": {"name": request.data}}
             tables = merged(merged(merged(settings.base, model.base), details.base), data)
-            config = config_of(tables, model.noises[0], details.lrs[0], settings.seeds[0])
-            runs = len(model.noises) * len(details.lrs) * len(settings.seeds)
-            size = runs * config.federation.rounds * config.data.train
+            first = settings_of(model.noises[0], details.lrs[0], settings.seeds[0])
+            config = cell(tables, first)
+            tuning = len(details.lrs) * len(settings.tuning.seeds) * settings.tuning.train
+            samples = len(settings.seeds) * config.data.train + tuning
+            size = len(model.noises) * config.federation.rounds * samples
             head = {"model": name, "method": method}
             slug = contents.slug(f"{name}-{method}")
             cells_of_suite.append(Certified(slug, size, head, config, tables, settings))
@@ -194,10 +224,12 @@ STANDS_ON = (
     "privacy account and from the train error, which is released with noise, and holds for one "
     "draw of samples and noise. The failure probability of each limit is δ divided by `paid`. So "
     "the limits pay for `paid` settings, from which settings may be chosen in any way by results "
-    "on the same samples. The suite has fewer settings. The others cover transforms, numbers of "
-    "components, rounds, momenta and step sizes that were tried before on the same samples. The "
-    "suite chooses the step size (and, for a single number per model, the noise) with the "
-    "smallest certified error. The transforms of images learn nothing from the samples. Principal "
+    "on the same samples. Step sizes are chosen with other samples: those that [tuning] names, "
+    "which neither train nor test the certified models. The suite has fewer settings than it "
+    "pays for. The others cover transforms, numbers of components, rounds and momenta that were "
+    "tried before on the same samples, and the noise with the smallest certified error, which "
+    "is the single number of each model. The transforms of images learn nothing from the samples. "
+    "Principal "
     "components are those of another data set. The estimated limit holds in expectation for a "
     "setting that was fixed in advance, and one run's train error stands for its expectation. So "
     "it is not certified. The hold-out limit is Clopper and Pearson's limit for one model. Each "
@@ -208,44 +240,43 @@ STANDS_ON = (
 )
 
 
-def best_steps(rows: Columns) -> Columns:
-    """Return the row with the smallest certified error of each seed, noise, method and model."""
-    return chosen(rows, "model", "method", "noise", "seed")
+def smallest(rows: Columns) -> Columns:
+    """Return the noise with the smallest certified error of each seed, method and model."""
+    return chosen(rows, "model", "method", "seed")
 
 
-def claims(rows: Columns) -> Sequence[Claim]:
+def claims(rows: Columns, tuning: Columns) -> Sequence[Claim]:
     """Return the claims about certified errors, and the comparisons of methods."""
     all_claims = [covered(rows, "In every run, the test error is at most the certified error.")]
     for model in distinct(rows, "model"):
         of_model = where(rows, model=model)
         first, *others = distinct(of_model, "method")
+        tuned = tunings(where(tuning, model=model), "noise")
         all_claims += [
             compared(of_model, (first, other), "noise", "noise {}",
                      f"{model}: for every noise, the certified error of {first} is below that of "
-                     f"{other}.")
+                     f"{other}.", tuned)
             for other in others
         ]  # fmt: skip
     return all_claims
 
 
-def numbers(rows: Columns) -> Rows:
+def numbers(rows: Columns, tuning: Columns) -> Rows:
     """Return the table of the report: means over seeds for each model, method and noise."""
     head = ("noise", "total variation", "train error", "certified", "estimated", "test error",
-            "hold-out limit", "step sizes")  # fmt: skip
+            "hold-out limit", "step size")  # fmt: skip
     lines: Rows = [head]
-    best = best_steps(rows)
     names = ("variation", "train_error", "certified", "estimated", "test_error", "held_out_limit")
     for model, method in distinct(rows, "model", "method"):
-        part = where(best, model=model, method=method)
-        smallest = chosen(part, "seed")["certified"]
-        ends = " to ".join(number(end, 3) for end in (smallest.min(), smallest.max()))
-        title = f"{model}, {method}: certified {number(smallest.mean(), 3)} ({ends} over seeds)"
+        part = where(rows, model=model, method=method)
+        least = smallest(part)["certified"]
+        ends = " to ".join(number(end, 3) for end in (least.min(), least.max()))
+        title = f"{model}, {method}: certified {number(least.mean(), 3)} ({ends} over seeds)"
         lines.append(heading(title, head))
         for noise in levels(part, "noise"):
-            mine = where(part, noise=noise)
-            steps = ", ".join(f"{lr:g}" for lr in levels(mine, "lr"))
-            means = (number(mine[name].mean(), 3) for name in names)
-            lines.append((f"  {noise:g}", *means, steps))
+            of_noise = where(part, noise=noise)
+            means = (number(of_noise[name].mean(), 3) for name in names)
+            lines.append((f"  {noise:g}", *means, f"{of_noise['lr'][0]:g}"))
     return lines
 
 
@@ -253,14 +284,13 @@ def numbers(rows: Columns) -> Rows:
 
 
 @style.styled
-def by_noise(rows: Columns, narrow: bool = False) -> Figure:
+def by_noise(rows: Columns, tuning: Columns, narrow: bool = False) -> Figure:
     """Draw certified errors, test errors and a hold-out limit of each model against the noise."""
     models = distinct(rows, "model")
     figure, panels = style.canvas(len(models), narrow, 2.4, min(len(models), 2))
-    best = best_steps(rows)
     looks = dict(zip(distinct(rows, "method"), style.SERIES, strict=False))
     for axes, model in zip(panels, models, strict=True):
-        part = where(best, model=model)
+        part = where(rows, model=model)
         for method, (colour, mark) in looks.items():
             mine = where(part, method=method)
             certified = curve(mine, "variation", "certified")
@@ -291,4 +321,5 @@ STUDY = Study(
     numbers,
     STANDS_ON,
     {"certified-networks": by_noise},
+    ("rows", "tuning"),
 )

@@ -148,6 +148,7 @@ STUDIES: dict[str, dict[str, Any]] = {
     },
     "certified-networks": {
         "data": "synthetic", "seeds": [0, 1], "paid": 2,
+        "tuning": {"train": 20, "test": 10, "seeds": [0]},
         "base": {"data": {"dimension": 5, "classes": 3, "train": 60, "test": 30, "minimum": 5},
                  "task": {"name": "network", "model": "linear"},
                  "federation": {"clients": 1, "per-round": 1, "rounds": 3, "partition": "iid"},
