@@ -2,6 +2,7 @@
 
 import io
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,9 +14,11 @@ from matplotlib.figure import Figure
 
 import fedmuon
 from fedmuon.analysis.report import style
+from fedmuon.analysis.report.tables import read_table, where
 from fedmuon.analysis.theory import certified_risk
 from fedmuon.data import load
 from fedmuon.experiments.certifying.account import Account
+from fedmuon.experiments.studies import gap_bound
 from fedmuon.privacy.accounting import composition
 from fedmuon.privacy.accounting.dominating_pairs import Event
 
@@ -307,5 +310,17 @@ def picture() -> Figure:
     return figure
 
 
+def gaps(folder: Path) -> Figure:
+    """Draw the gaps, predictions and bounds of FedMuon in a finished suite `gap-bound`.
+
+    The README shows this picture in a column of a table, so it is narrow.
+    """
+    rows = read_table(folder / "rows.csv", words=("method", "key", "form", "status"))
+    return gap_bound.three_curves(where(rows, method="FedMuon"), narrow=True)
+
+
 if __name__ == "__main__":
-    style.saved_as(picture(), Path(__file__).resolve().parent.parent / "picture.png")
+    DOCS = Path(__file__).resolve().parent.parent
+    style.saved_as(picture(), DOCS / "picture.png")
+    for finished in sys.argv[1:]:  # the folder of a suite `gap-bound`, if it is to be drawn again
+        style.saved_as(gaps(Path(finished)), DOCS / "uses" / "gap-bound.png")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as bench
-from benchmarks import hierarchy, page
+from benchmarks import hierarchy, page, predicted_gap
 from benchmarks.__main__ import PARTS, Part
 from benchmarks.page import Row
 from fedmuon.federated.plan import RandomnessPlan
@@ -207,3 +207,41 @@ def test_edge_servers_combine_as_one_server_does() -> None:
     plain = hierarchy.combined([replace(one, samples=1) for one in edges]).params["weight"]
     assert np.abs(plain.numpy() - wanted).max() > 1e-3
     assert len(hierarchy.table(costs)) == 5
+
+
+def test_probes_are_counted_from_the_spread_of_single_probes() -> None:
+    """The mean of that many probes has a standard error of 10%; of a quarter, 20%."""
+    rng = np.random.default_rng(0)
+    samples = [2.0 + rng.standard_normal(4000) for _ in range(3)]
+    needed = predicted_gap.probes_needed(samples)
+    assert needed == pytest.approx((1 / 0.2) ** 2, rel=0.1)
+    means = rng.choice(samples[0], (2000, round(needed))).mean(1)
+    assert means.std() / 2 == pytest.approx(0.1, rel=0.1)
+    means = rng.choice(samples[0], (2000, round(needed / 4))).mean(1)
+    assert means.std() / 2 == pytest.approx(0.2, rel=0.1)
+
+
+def test_a_standard_error_is_over_probes_alone() -> None:
+    """Runs that differ have no larger error; a mean over all probes, the control, has."""
+    rng = np.random.default_rng(1)
+    samples = [run + rng.standard_normal(8) for run in (0.0, 50.0, 100.0)]
+    assert predicted_gap.standard_error(samples) == pytest.approx(1 / 24**0.5, rel=0.5)
+    assert np.concatenate(samples).std() / 24**0.5 > 5
+
+
+def test_the_table_of_predicted_gaps_has_every_estimate(tmp_path: Path) -> None:
+    tables = predicted_gap.CASES["matrix-fedavg"] | {
+        "data": {"name": "mnist5k", "train": 60, "test": 200},
+        "federation": {"clients": 3, "per-round": 2, "rounds": 2},
+    }
+    seeds = [
+        predicted_gap.seed_of(
+            tables | {"federation": tables["federation"] | {"seed": seed}}, 2, 2
+        )
+        for seed in range(2)
+    ]  # fmt: skip
+    text = "\n".join(predicted_gap.lines_of("small", seeds))
+    for words in ("measured", "predicted at held-out samples", "mean of both", "4 replacements",
+                  "probes for 10%", "CPU seconds of the rounds"):  # fmt: skip
+        assert words in text
+    assert max(map(len, text.splitlines())) <= page.WIDTH
