@@ -488,6 +488,7 @@ def three_curves(rows: Columns, narrow: bool = False) -> Figure:
     figure, panels = style.canvas(len(methods), narrow, 1.5 + 0.125 * tall)
     values = [_three(setting) for panel in groups.values() for group in panel for setting in group]
     positive = np.concatenate([numbers[np.isfinite(numbers) & (numbers > 0)] for numbers in values])
+    vacuous = any(bound >= top for *_, bound, top in values)
     least, widest = positive.min(initial=1.0) / ROOM, positive.max(initial=1e-9) * ROOM
     for axes, (method, panel) in zip(panels, groups.items(), strict=True):
         labels, first = {}, 0.0
@@ -506,7 +507,8 @@ def three_curves(rows: Columns, narrow: bool = False) -> Figure:
         style.log_x(axes)
         axes.set_title(method, loc="left")
         axes.set_xlabel("loss" + style.scale_of(axes.xaxis))
-        axes.plot([], [], VACUOUS, color=style.GREY, ms=5, mew=1.5, label="bound ≥ B: vacuous")
+        if vacuous:
+            axes.plot([], [], VACUOUS, color=style.GREY, ms=5, mew=1.5, label="bound ≥ B: vacuous")
     style.legend_below(figure, panels[0], 2)
     return figure
 

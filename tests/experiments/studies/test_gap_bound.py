@@ -142,6 +142,15 @@ def test_a_prediction_is_compared_with_the_gap() -> None:
     assert verdicts(gap_bound.claims(made(1.0, noise=1e-6))[3:]) == [None, None]
 
 
+@pytest.mark.parametrize(("bound", "vacuous"), [(1.0, True), (0.1, False)])
+def test_the_picture_names_vacuous_bounds_only_if_there_are_some(
+    bound: float, vacuous: bool
+) -> None:
+    figure = gap_bound.three_curves(made(1.0, bound=bound), narrow=True)
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert ("bound ≥ B: vacuous" in names) == vacuous
+
+
 def test_the_interval_of_a_ratio_contains_the_true_ratio() -> None:
     """In 95% of draws, up to the error of the simulation. Half of the interval contains less."""
     rng = np.random.default_rng(0)
