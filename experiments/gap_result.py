@@ -56,9 +56,9 @@ class GapResult:
         `gap_low` and `gap_high` are the ends of the 95% interval of the mean gap over seeds. With
         one seed, they are those of the run, from its held-out samples. `range` is the range B of
         the loss. A bound of at least B is vacuous. `predicted` is the gap that derivatives through
-        the run predict, and `predicted_error` is its standard error over random probes. With
-        `replacements`, `predicted_outside` is the prediction at held-out samples, and `replaced`
-        is the gap by exact replacements.
+        the run predict, and `predicted_error` is its standard error over random probes.
+        `predicted_outside` is the prediction at held-out samples, and `predicted_both_ends` is the
+        mean of both predictions. With `replacements`, `replaced` is the gap by exact replacements.
         """
         return self.summary["table"]
 

@@ -32,22 +32,22 @@ def probes_of(config: Config) -> int:
 
 
 def prediction(run: FinishedRun) -> Record:
-    """Return the predicted gap of a finished run, and its check by exact replacements.
+    """Return the predicted gap of a finished run at both ends, and its exact check.
 
     The numbers of probes and replacements are in [stability]. For each of the two, a number is
     None and `..._refusal` contains the reason if it does not exist.
     """
     table, record = run.config.stability, {}
     if probes := probes_of(run.config):
-        record |= _predicted(run, probes, ends=table.replacements > 0)
+        record |= _predicted(run, probes)
     if table.replacements:
         record |= _replaced(run, table.replacements)
     return record
 
 
-def _predicted(run: FinishedRun, probes: int, ends: bool) -> Record:
+def _predicted(run: FinishedRun, probes: int) -> Record:
     try:
-        gap = predict(run, probes, ends)
+        gap = predict(run, probes, ends=True)
     except InputError as reason:
         return {"predicted_gap": None, "predicted_gap_refusal": str(reason)}
     entries: Record = {

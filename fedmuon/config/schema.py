@@ -1563,17 +1563,17 @@ class Stability(Table):
     )
     probes: Literal["auto"] | Annotated[int, Field(ge=0, le=10**4)] = key(
         "auto",
-        "Number of random probes with which derivatives through the run predict the gap. With "
-        "more probes, the standard error of the predicted gap is smaller. With 0, no gap is "
-        "predicted. `auto` is 8 for the matrix task and 0 for networks, where a prediction takes "
-        "many times as long as the run. The prediction is not a bound.",
+        "Number of random probes with which derivatives through the run predict the gap, at the "
+        "training samples and at held-out samples. With more probes, the standard error of the "
+        "predicted gap is smaller. With 0, no gap is predicted. `auto` is 8 for the matrix task "
+        "and 0 for networks, where a prediction takes many times as long as the run. The "
+        "prediction is not a bound.",
         values="auto, or an integer from 0 to 10,000",
     )
     replacements: Annotated[int, Field(ge=0, le=10**6)] = key(
         0,
         "Number of random samples for an exact check of the predicted gap. For each sample, the "
-        "run trains again with a held-out sample of the same label in its place. The prediction "
-        "is then also computed at held-out samples.",
+        "run trains again with a held-out sample of the same label in its place.",
     )
     output_noise: Amount = key(
         0.0,

@@ -18,6 +18,7 @@ from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.experiments.stability.predicted_gap import PROBES, predict
 from fedmuon.experiments.stability.prediction import prediction, probes_of, rows_of
 from fedmuon.experiments.stability.replaced_gap import replace_samples
+from fedmuon.experiments.studies.gap_grid import shown
 
 TINY = ["data.name=synthetic", "data.train=60", "data.test=40", "data.dimension=5",
         "federation.clients=3", "federation.per-round=2", "federation.rounds=2",
@@ -67,6 +68,11 @@ def test_gap_shows_the_prediction_of_each_run(tmp_path: Path) -> None:
     assert [row["predicted"] for row in rows] == pytest.approx([gap.value for gap in gaps])
     (line,) = found.table
     assert line["predicted"] == pytest.approx(np.mean([gap.value for gap in gaps]))
+    ends = [predict(run, 4, ends=True).both_ends for run in runs]
+    means = [end.mean() for end in ends if end is not None]
+    assert line["predicted_both_ends"] == pytest.approx(np.mean(means)) and len(means) == 2
+    assert line["predicted_both_ends"] != pytest.approx(line["predicted"])  # negative control
+    assert "both ends (SE)" in shown(found.table)[0]
     errors = np.array([gap.standard_error for gap in gaps])
     assert line["predicted_error"] == pytest.approx(np.sqrt((errors**2).sum()) / 2)
     assert line["replaced"] == pytest.approx(np.mean([row["replaced"] for row in rows]))
