@@ -211,7 +211,9 @@ def lines_of(case: str, seeds: Sequence[Seed]) -> Iterator[str]:
         if len(samples) == len(seeds):
             means = np.array([array.mean() for array in samples])
             share = ratio(means, gaps)
-            interval = f"{share.value:.2f} ({share.low:.2f} to {share.high:.2f})"
+            interval = (
+                f"{number(share.value, 3)} ({number(share.low, 2)} to {number(share.high, 2)})"
+            )
             error = f"{number(standard_error(samples), 2)} (SE)"
             yield _line(name, float(means.mean()), error, interval)
     yield f"  {f'probes for {RELATIVE:.0%}':29} {probes_needed(inside):9.3g}"
