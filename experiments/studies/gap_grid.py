@@ -64,7 +64,7 @@ ESTIMATED = (
 PREDICTIONS = (
     "The predicted gap follows from derivatives through the run. It is an estimate and no bound. "
     "SE is its standard error over random probes. `both ends` is the mean of this prediction and "
-    "of a second one at held-out samples. It is accurate to second order."
+    "of a second one at held-out samples. This mean is accurate to second order."
 )
 ACROSS = 5.2  # inches
 # Sentences on the 95% interval of a gap, and its names in the picture. A setting has one run, or
