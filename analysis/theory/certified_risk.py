@@ -76,6 +76,7 @@ import numpy as np
 
 from fedmuon.analysis.theory.checks import probability, share, whole
 from fedmuon.core.errors import InputError
+from fedmuon.core.gaussian_pair import gaussian_hockey_stick
 
 STEPS = 200  # of a bisection in doubles
 ROUNDING = 1e-14  # exceeds the rounding errors of a limit
@@ -220,7 +221,7 @@ def released_limit(
     def of_gaussians(noise: float) -> tuple[ReleasedLimit, float]:
         width = math.hypot(shift, 1 / (count * noise))
         epsilons = width * np.linspace(0.2, 6, 60)
-        return _smallest(epsilons, gaussian_profile(width, epsilons), noise, failure, guess)
+        return _smallest(epsilons, gaussian_hockey_stick(width, epsilons), noise, failure, guess)
 
     scale = math.sqrt(max(min(guess, 1 - guess), 1 / count) / count)
     noise = min((scale * np.geomspace(0.05, 20, 60)).tolist(), key=lambda s: of_gaussians(s)[1])
@@ -248,12 +249,3 @@ def _smallest(
     best = np.unravel_index(values.argmin(), values.shape)
     limit = ReleasedLimit(noise, float(slopes[best]), float(intercepts[best]))
     return limit, float(values[best])
-
-
-def gaussian_profile(shift: float, epsilons: np.ndarray) -> np.ndarray:
-    """Return H(exp(epsilon)) of two Gaussians whose means differ by `shift` deviations."""
-    from scipy.special import ndtr
-
-    return ndtr(shift / 2 - epsilons / shift) - np.exp(epsilons) * ndtr(
-        -shift / 2 - epsilons / shift
-    )

@@ -19,36 +19,27 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmuon.analysis.theory.checks import share
 from fedmuon.analysis.theory.held_out import loss_limit
 from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.errors import InputError, instead
 from fedmuon.core.files import Record
 from fedmuon.experiments.certifying.account import Account
-from fedmuon.experiments.certifying.certify import (
+from fedmuon.experiments.certifying.choices import DataChoice
+from fedmuon.experiments.certifying.evidence import (
     EXPECTED,
     FIXED,
     GUESSED,
     NO_TEST,
+    ONE_DRAW,
     PER_EXAMPLE,
     UNTOUCHED,
+    Evidence,
     Paid,
-    account_of,
-    notes_of,
-    stopped_by,
-)
-from fedmuon.experiments.certifying.choices import (
-    Choices,
-    DataChoice,
-    choices_of,
-    tried_settings,
 )
 from fedmuon.experiments.certifying.measured import (
     INDEPENDENT,
     MeasuredRun,
-    failure_of,
     losses_of,
-    measure,
     released_noise,
 )
 from fedmuon.experiments.certifying.rows import GUESS
@@ -166,7 +157,7 @@ def certify_groups(
     per: str,
     confidence: float = 0.95,
     settings: int | None = None,
-    given: UserObjects = NOTHING,
+    user_objects: UserObjects = NOTHING,
     guess: float = GUESS,
 ) -> GroupCertificates:
     """Return limits of the error of each class or each client.
@@ -178,7 +169,7 @@ def certify_groups(
         settings: Number of settings from which this run's setting was chosen with the same samples.
             With None, it is the number of settings in the folder of the sweep that contains the
             run, or 1.
-        given: Python objects (such as a custom task) that the caller passed.
+        user_objects: Python objects (such as a custom task) that the caller passed.
         guess: The train error that is expected, as for `certify`.
 
     Raises:
@@ -186,11 +177,8 @@ def certify_groups(
     """
     if per not in PER:
         raise InputError(f"per is {per!r}, which is no kind of group: {instead(per, PER)}")
-    tried = tried_settings(folder)
-    failure = failure_of(confidence, count := tried.paid(settings))
-    share("guess", guess)
-    measured = measure(folder, given)
-    choices = choices_of(measured.run.config, stopped_by(folder), tried, settings)
+    evidence = Evidence.of(folder, confidence, settings, guess, user_objects)
+    paid = evidence.paid
     rows: list[GroupCertificate] = []
     refused: dict[str, str] = {}
     groups: dict[str, int] = {}
@@ -199,35 +187,33 @@ def certify_groups(
         (PRIVACY, _private, _by_privacy),
     ):
         try:
-            samples = sorting(folder, measured, per, choices)
+            samples = sorting(folder, evidence, per)
         except Uncertified as reason:
             refused[source] = str(reason)
             continue
-        groups[source] = len(samples.names)
-        paid = Paid(failure / len(samples.names), count, guess)
-        rows += sorted(limits(samples, paid), key=_badness)
+        count = groups[source] = len(samples.names)
+        rows += sorted(limits(samples, replace(paid, failure=paid.failure / count)), key=_badness)
     return GroupCertificates(
-        per,
-        rows,
-        refused,
-        confidence,
-        count,
-        groups,
-        _assumptions(measured, per, groups, failure, count),
-        notes_of(measured, choices),
-        choices.listed,
+        per=per,
+        rows=rows,
+        refused=refused,
+        confidence=confidence,
+        settings=paid.settings,
+        groups=groups,
+        assumptions=_assumptions(evidence, per, groups),
+        notes=evidence.notes,
+        choices=evidence.choices.listed,
     )
 
 
-def _assumptions(
-    measured: MeasuredRun, per: str, groups: dict[str, int], failure: float, settings: int
-) -> dict[str, list[str]]:
+def _assumptions(evidence: Evidence, per: str, groups: dict[str, int]) -> dict[str, list[str]]:
     """Return what must be true for the limits, by source."""
     if not groups:
         return {}
-    expected = [EXPECTED] if settings == 1 else []
+    failure = evidence.paid.failure
+    expected = [EXPECTED] if evidence.paid.settings == 1 else []
     about = {HELD_OUT: [UNTOUCHED], PRIVACY: [FIXED, GUESSED, *expected]}
-    by_labels = per == "client" and measured.independent != INDEPENDENT
+    by_labels = per == "client" and evidence.measured_run.independent != INDEPENDENT
     return {
         "all": [OF_CLASS if per == "class" else OF_CLIENT, *([BY_LABELS] if by_labels else [])],
         **{
@@ -247,19 +233,20 @@ def _badness(row: GroupCertificate) -> tuple[bool, float, float]:
 # Held-out samples
 
 
-def _held_out(folder: Path, measured: MeasuredRun, per: str, choices: Choices) -> Grouped:
+def _held_out(folder: Path, evidence: Evidence, per: str) -> Grouped:
     """Return the held-out samples by class, or by client."""
-    data = measured.run.data
-    if choices.held_out:
-        raise Uncertified(choices.held_out)
+    measured_run = evidence.measured_run
+    run, data = measured_run.run, measured_run.run.data
+    if evidence.choices.held_out:
+        raise Uncertified(evidence.choices.held_out)
     if per == "class":
         if not len(data.test_labels):
             raise Uncertified(NO_TEST)
-        return Grouped(measured.test["error"], *_classes(measured, data.test_labels))
-    tests = measured.run.experiment.shards.client_test
+        return Grouped(measured_run.test["error"], *_classes(measured_run, data.test_labels))
+    tests = run.experiment.shards.client_test
     if tests is None or not len(tests.labels):
         raise Uncertified(NO_OWNERS)
-    errors = losses_of(measured.run, measured.params, Batch(tests.inputs, tests.labels))["error"]
+    errors = losses_of(run, measured_run.params, Batch(tests.inputs, tests.labels))["error"]
     counts = np.diff(data.client_test_offsets)
     return _of_clients(folder, errors, np.repeat(np.arange(len(counts)), counts), len(counts))
 
@@ -280,23 +267,23 @@ def _by_held_out(samples: Grouped, paid: Paid) -> Iterator[GroupCertificate]:
 # The privacy account
 
 
-def _private(folder: Path, measured: MeasuredRun, per: str, choices: Choices) -> Grouped:
+def _private(folder: Path, evidence: Evidence, per: str) -> Grouped:
     """Return the training samples by class or by client, with their divergences."""
-    account = account_of(folder, measured, choices)
+    account, measured_run = evidence.account, evidence.measured_run
     if isinstance(account, Uncertified):
         raise account
     if account.unit != "example":
         raise Uncertified(PER_EXAMPLE)
-    errors, owners = measured.train["error"], measured.owners
-    clients = len(measured.run.data.sizes)
+    errors, owners = measured_run.train["error"], measured_run.owners
+    clients = len(measured_run.run.data.sizes)
     if per == "class":
-        samples = Grouped(errors, *_classes(measured, measured.run.data.labels))
+        samples = Grouped(errors, *_classes(measured_run, measured_run.run.data.labels))
     else:
         samples = _of_clients(folder, errors, owners, clients)
     accounts = [
         account.of(np.bincount(owners[chosen], minlength=clients)) for _, chosen in samples.parts()
     ]
-    drawn = partial(released_noise, measured.run.config.federation.seed, "error of a group")
+    drawn = partial(released_noise, measured_run.run.config.federation.seed, "error of a group")
     noises = [drawn(group) for group in range(len(accounts))]
     return replace(samples, accounts=accounts, noises=noises)
 
@@ -318,20 +305,20 @@ def _by_privacy(samples: Grouped, paid: Paid) -> Iterator[GroupCertificate]:
             mean,
             limit.risk(mean + limit.noise * drawn),
             account.expected_risk(mean) if paid.settings == 1 else None,
-            "privacy profile, one draw",
+            ONE_DRAW,
         )
 
 
 # Groups
 
 
-def _classes(measured: MeasuredRun, labels: np.ndarray) -> tuple[np.ndarray, list[str]]:
+def _classes(measured_run: MeasuredRun, labels: np.ndarray) -> tuple[np.ndarray, list[str]]:
     """Return the class of each sample, and the names of all classes."""
     if labels.ndim > 1 or not np.issubdtype(labels.dtype, np.integer):
         raise InputError(f"{NO_CLASSES}.")
-    known = measured.run.data.label_names
+    known = measured_run.run.data.label_names
     return labels, [
-        known[place] if known else str(place) for place in range(measured.run.source.classes)
+        known[place] if known else str(place) for place in range(measured_run.run.source.classes)
     ]
 
 

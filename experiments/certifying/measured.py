@@ -108,12 +108,14 @@ def failure_of(confidence: float, settings: int) -> float:
     return (1 - confidence) / whole("settings", settings)
 
 
-def measure(folder: Path, given: UserObjects = NOTHING, average: bool = False) -> MeasuredRun:
+def measure(
+    folder: Path, user_objects: UserObjects = NOTHING, average: bool = False
+) -> MeasuredRun:
     """Measure the models of a finished run.
 
     Args:
         folder: The run folder.
-        given: Python objects (such as a custom task) that the caller passed.
+        user_objects: Python objects (such as a custom task) that the caller passed.
         average: Whether the average of the last models replaces the final model.
 
     Raises:
@@ -121,14 +123,14 @@ def measure(folder: Path, given: UserObjects = NOTHING, average: bool = False) -
             error rate.
     """
     RunDirectory(folder).finished()
-    require_objects(load(folder / "config.toml").with_objects(given), folder, "certify")
+    require_objects(load(folder / "config.toml").with_objects(user_objects), folder, "certify")
     if average and not (folder / AVERAGE_MODEL).exists():
         raise InputError(
             f"{folder} contains no average of models. Set [output] average, such as 0.5, and run "
             "the experiment again, or certify the final model."
         )
     files.require_sound(folder, [AVERAGE_MODEL] if average else [])
-    run = FinishedRun.open(folder, given)
+    run = FinishedRun.open(folder, user_objects)
     shards = run.experiment.shards
     last, first = run.model("average" if average else "model"), run.model("initial")
     train = Batch(shards.inputs, shards.labels)
@@ -152,7 +154,7 @@ def losses_of(run: FinishedRun, params: Params, batch: Batch) -> Losses:
             "this task reports no accuracy, so its models have no error rate. Certificates need a "
             "loss in [0, 1]: let the task report the metric accuracy."
         )
-    measured = {"error": 1 - scores["accuracy"][0].double().cpu().numpy()}
+    by_name = {"error": 1 - scores["accuracy"][0].double().cpu().numpy()}
     if run.config.task.name == "matrix":  # its loss is 1 - p_y
-        measured["loss"] = losses[0].double().cpu().numpy()
-    return measured
+        by_name["loss"] = losses[0].double().cpu().numpy()
+    return by_name

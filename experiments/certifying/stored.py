@@ -108,8 +108,8 @@ def command(folder: Path, certificates: RiskCertificates | None, in_python: bool
     """
     options = _options(certificates)
     if in_python:
-        given = "".join(f", {name}={value!r}" for name, value in options.items())
-        return f"fedmuon.certify(result{given}) in Python, with the result of fedmuon.run"
+        keywords = "".join(f", {name}={value!r}" for name, value in options.items())
+        return f"fedmuon.certify(result{keywords}) in Python, with the result of fedmuon.run"
     words = [
         word
         for name, value in options.items()

@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedmuon.core.gaussian_pair import gaussian_hockey_stick
 from fedmuon.privacy.accounting import pld
 from fedmuon.privacy.accounting.dominating_pairs import REACH, Event, bottom, masses, top
 
@@ -117,48 +118,60 @@ def hockey_stick(
         epsilons: The epsilons, which may be negative.
         points: Number of grid points. With fewer points, the limits are further apart.
     """
+    lower, upper = _curves(events, epsilons, points, (False, True))
+    return lower, upper
+
+
+def upper_hockey_stick(
+    events: Sequence[Event], epsilons: np.ndarray, points: int = COMPOSED
+) -> np.ndarray:
+    """Return the upper limits of `hockey_stick`, and compute no others."""
+    (upper,) = _curves(events, epsilons, points, (True,))
+    return upper
+
+
+def _curves(
+    events: Sequence[Event], epsilons: np.ndarray, points: int, sides: Sequence[bool]
+) -> list[np.ndarray]:
+    """Return a limit for each side: the upper one for True, the lower one for False."""
     if any(event.noise_multiplier == 0 for event in events):
-        return np.ones(len(epsilons)), np.ones(len(epsilons))
+        return [np.ones(len(epsilons)) for _ in sides]
     near = np.clip(epsilons, -LARGEST, LARGEST)
     if not events:
-        curve = np.maximum(0.0, -np.expm1(near))
-        return curve, curve
+        return [np.maximum(0.0, -np.expm1(near)) for _ in sides]
     if all(event.sampling_probability == 1 for event in events):
-        curve = _of_gaussians(_distance(events), near)
-        lower = np.clip(curve - GAUSSIAN_ROUNDING, 0.0, 1.0)
-        upper = np.clip(curve + GAUSSIAN_ROUNDING, 0.0, 1.0)
-        return np.where(epsilons > LARGEST, 0.0, lower), np.where(epsilons < -LARGEST, 1.0, upper)
-    grid = _grid(events, points)
+        curve, slack = gaussian_hockey_stick(_distance(events), near), GAUSSIAN_ROUNDING
+        curves = [curve + slack if up else curve - slack for up in sides]
+    else:
+        grid = _grid(events, points)
+        curves = [_composed(events, grid, near, up) for up in sides]
+    return [
+        np.where(epsilons < -LARGEST, 1.0, np.clip(curve, 0.0, 1.0))
+        if up
+        else np.where(epsilons > LARGEST, 0.0, np.clip(curve, 0.0, 1.0))
+        for curve, up in zip(curves, sides, strict=True)
+    ]
+
+
+def _composed(events: Sequence[Event], grid: float, epsilons: np.ndarray, up: bool) -> np.ndarray:
+    """Return a limit of the larger curve of (P, Q) and (Q, P)."""
     # Exchanging P and Q gives the same pair if a sample is replaced, or if every lot contains it.
     alike = all(event.replaced or event.sampling_probability == 1 for event in events)
-    limits = []
-    for up in (False, True):
-        estimated = [(pld.estimates(event, grid, up), event.count) for event in events]
-        sides = []
-        for side in (0,) if alike else (0, 1):
-            parts = [(losses[side], count) for losses, count in estimated]
-            composed = pld.compose(parts, grid, TAIL)
-            error = pld.slack(parts, composed, TAIL)
-            curve = _curve(composed, grid, near)
-            sides.append(np.clip(curve + error if up else curve - error, 0.0, 1.0))
-        limits.append(np.max(sides, axis=0))
-    lower = np.where(epsilons > LARGEST, 0.0, limits[0])
-    return lower, np.where(epsilons < -LARGEST, 1.0, limits[1])
+    estimated = [(pld.estimates(event, grid, up), event.count) for event in events]
+    curves = []
+    for direction in (0,) if alike else (0, 1):
+        parts = [(losses[direction], count) for losses, count in estimated]
+        composed = pld.compose(parts, grid, TAIL)
+        error = pld.slack(parts, composed, TAIL)
+        curve = _curve(composed, grid, epsilons)
+        curves.append(curve + error if up else curve - error)
+    return np.max(curves, axis=0)
 
 
 def _distance(events: Sequence[Event]) -> float:
     """Return the distance of the two Gaussians that equal these releases of all samples."""
     squares = (e.count * ((1 + e.replaced) / e.noise_multiplier) ** 2 for e in events)
     return math.sqrt(sum(squares))
-
-
-def _of_gaussians(distance: float, epsilons: np.ndarray) -> np.ndarray:
-    """Return H_a of N(distance, 1) and N(0, 1)."""
-    from scipy.special import log_ndtr, ndtr
-
-    with np.errstate(over="ignore"):
-        other = np.exp(epsilons + log_ndtr(-distance / 2 - epsilons / distance))
-    return ndtr(distance / 2 - epsilons / distance) - other
 
 
 def _grid(events: Sequence[Event], points: int) -> float:

@@ -21,11 +21,11 @@ from fedmuon.analysis.theory.certified_risk import (
     clopper_pearson,
     empirical_bernstein,
     expected_risk,
-    gaussian_profile,
     largest_risk,
     risk_by_profile,
 )
 from fedmuon.core.errors import InputError
+from fedmuon.core.gaussian_pair import gaussian_hockey_stick
 from fedmuon.privacy.accounting.divergences import relative_entropy
 from fedmuon.privacy.accounting.dominating_pairs import Event
 
@@ -185,7 +185,7 @@ def test_held_out_limits_reject_wrong_arguments() -> None:
 
 def gaussian_curve(shift: float) -> Callable[[Array], Array]:
     """Return H_a of two Gaussians whose means differ by `shift` standard deviations."""
-    return lambda epsilons: gaussian_profile(shift, epsilons)
+    return lambda epsilons: gaussian_hockey_stick(shift, epsilons)
 
 
 @pytest.mark.parametrize(("mean", "shift"), [(0.05, 0.5), (0.3, 1.0), (0.3, 0.1)])

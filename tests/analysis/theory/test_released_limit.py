@@ -18,10 +18,10 @@ from fedmuon.analysis.theory.certified_risk import (
     Profile,
     ReleasedLimit,
     clopper_pearson,
-    gaussian_profile,
     released_limit,
 )
 from fedmuon.core.errors import InputError
+from fedmuon.core.gaussian_pair import gaussian_hockey_stick
 
 Array = NDArray[Any]
 
@@ -30,7 +30,7 @@ def with_train_error(shift: float, samples: int) -> Profile:
     """The profile of replacing a sample that moves Gaussian releases by `shift` deviations."""
 
     def profile(noise: float, epsilons: Array) -> Array:
-        return gaussian_profile(math.hypot(shift, 1 / (samples * noise)), epsilons)
+        return gaussian_hockey_stick(math.hypot(shift, 1 / (samples * noise)), epsilons)
 
     return profile
 
@@ -61,7 +61,7 @@ def test_the_limit_is_the_best_of_its_proof(guess: float, shift: float, samples:
         (moved, mean_excess(noise, moved)) for moved in noise * np.linspace(0.2, 6, 117)[10:60]
     ]
     for epsilon in width * np.linspace(0.2, 8, 400):
-        height = float(gaussian_profile(width, np.array([epsilon]))[0])
+        height = float(gaussian_hockey_stick(width, np.array([epsilon]))[0])
         a = math.exp(epsilon)
         for moved, excess in shifts:
             if guess <= 0.5:
@@ -178,7 +178,7 @@ def test_a_train_error_without_its_release_is_rejected() -> None:
     samples, failure = 400, 0.05
 
     def uncounted(noise: float, epsilons: Array) -> Array:
-        return gaussian_profile(1e-6, epsilons)
+        return gaussian_hockey_stick(1e-6, epsilons)
 
     limit = released_limit(uncounted, 1e-6, samples, failure, 0.5)
     exact = ReleasedLimit(1e-9, limit.slope, limit.intercept - 2 * limit.noise)
