@@ -711,7 +711,7 @@ def unlearn(
         >>> record["epsilon"], record["delta"]
         (1.0, 1e-05)
     """
-    result = run if isinstance(run, Result) else Result(Path(run))
+    result = _result_of(run)
     return unlearning.execute(result.path, samples, epsilon, delta, Path(out), result.given)
 
 
@@ -769,17 +769,17 @@ def certify(
     from fedmuon.experiments.certifying import stored
     from fedmuon.experiments.certifying.certify import certify
 
-    result = run if isinstance(run, Result) else Result(Path(run))
+    result = _result_of(run)
     compute = partial(
         certify,
         result.path,
-        confidence,
-        settings,
-        result.given,
-        output_noise,
-        probes,
-        guess,
-        average,
+        confidence=confidence,
+        settings=settings,
+        user_objects=result.given,
+        output_noise=output_noise,
+        probes=probes,
+        guess=guess,
+        average=average,
     )
     certificates, not_stored = stored.computed(result.path, compute)
     if not_stored:
@@ -829,7 +829,7 @@ def certify_groups(
     """
     from fedmuon.experiments.certifying.groups import certify_groups
 
-    result = run if isinstance(run, Result) else Result(Path(run))
+    result = _result_of(run)
     return certify_groups(result.path, per, confidence, settings, result.given, guess)
 
 
@@ -886,7 +886,7 @@ def bound(
             "size. Leave `config` and `size` out."
         )
     else:
-        result = run if isinstance(run, Result) else Result(Path(run))
+        result = _result_of(run)
         case = dataclasses.replace(
             from_directory(result.path, rho=rho, given=result.given), **constants
         )
@@ -957,6 +957,10 @@ def _flat(runs: One | Sequence[One]) -> list[Result | Path]:
 def configured(config: Configured) -> Config:
     """Return the settings as a config."""
     return _chosen(config, {}, None, False, None)
+
+
+def _result_of(run: One) -> Result:
+    return run if isinstance(run, Result) else Result(Path(run))
 
 
 def _require_counts(**counts: Any) -> None:

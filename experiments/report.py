@@ -167,13 +167,13 @@ def _read(reader: Callable[[Path], Findings], folder: Path) -> Findings:
         if run.damage:
             raise InputError(run.damage)
         word, _, holder = run.state.partition(": ")
-        left = f"{folder}: the runs on neighbouring data sets are not finished"
+        unfinished = f"{folder}: the runs on neighbouring data sets are not finished"
         if word == "unfinished":
-            raise Unfinished(f"{left}, resume with: {run.again}")
+            raise Unfinished(f"{unfinished}, resume with: {run.again}")
         if word == "running":
             raise Unfinished(
-                f"{left}, and {holder} is still running them. Wait until that process ends. If the "
-                f"process stops early, resume with: {run.again}"
+                f"{unfinished}, and {holder} is still running them. Wait until that process ends. "
+                f"If the process stops early, resume with: {run.again}"
             )
         raise Unfinished(f"{folder}: {run.state}")
     with as_written(folder):

@@ -112,3 +112,10 @@ def _draw_groups(axis: Axes, rows: Sequence[GroupCertificate]) -> None:
 
 figure = style.styled(panels)
 group_figure = style.styled(group_panels)
+
+
+def figure_of(certificates: RiskCertificates | GroupCertificates) -> Figure:
+    """Draw the limits of a run, or of its classes or clients."""
+    if isinstance(certificates, RiskCertificates):
+        return figure(certificates)
+    return group_figure(certificates)

@@ -1,8 +1,9 @@
 """The command `certify`: all certificates of the risk of a run's model."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from rich.text import Text
 from typer import Argument, Option
@@ -13,6 +14,10 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.files import write_bytes
 from fedmuon.experiments.certifying.rows import GUESS
 from fedmuon.experiments.cli.output import print_path, tell, warn
+
+if TYPE_CHECKING:
+    from fedmuon.experiments.certifying.groups import GroupCertificates
+    from fedmuon.experiments.certifying.rows import RiskCertificates
 
 
 def certify(
@@ -167,14 +172,7 @@ def certify(
     certificates, not_stored = stored.computed(run_dir, compute)
     tell(certificates.record(), *shown.tables(certificates))
     warn(not_stored)
-    if plot is not None:
-        from fedmuon.analysis.report import style
-        from fedmuon.experiments.certifying.figure import figure
-
-        style.saved_as(figure(certificates), plot)
-        print_path("Figure:", plot)
-    if latex is not None:
-        _write(of_run(certificates), latex)
+    _save(certificates, plot, partial(of_run, certificates), latex)
 
 
 def _tell_groups(
@@ -193,14 +191,7 @@ def _tell_groups(
 
     certificates = certify_groups(run_dir, per, confidence, settings, guess=guess)
     tell(certificates.record(), *group_tables(certificates))
-    if plot is not None:
-        from fedmuon.analysis.report import style
-        from fedmuon.experiments.certifying.figure import group_figure
-
-        style.saved_as(group_figure(certificates), plot)
-        print_path("Figure:", plot)
-    if latex is not None:
-        _write(of_groups(certificates), latex)
+    _save(certificates, plot, partial(of_groups, certificates), latex)
 
 
 def _tell_planned(
@@ -221,6 +212,23 @@ def _tell_planned(
     tell(record, planned.table(record), Text(planned.note(record)))
     if latex is not None:
         _write(of_plan(record), latex)
+
+
+def _save(
+    certificates: "RiskCertificates | GroupCertificates",
+    plot: Path | None,
+    table: Callable[[], str],
+    latex: Path | None,
+) -> None:
+    """Write the figure and the LaTeX table that the caller asks for."""
+    if plot is not None:
+        from fedmuon.analysis.report import style
+        from fedmuon.experiments.certifying.figure import figure_of
+
+        style.saved_as(figure_of(certificates), plot)
+        print_path("Figure:", plot)
+    if latex is not None:
+        _write(table(), latex)
 
 
 def _write(table: str, file: Path) -> None:

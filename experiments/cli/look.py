@@ -319,13 +319,13 @@ def compare(
         folder / "runs" if any((folder / name).is_file() for name in groups) else folder
         for folder in folders
     ]
-    comparison, combined, measured, keys = listing.side_by_side(places)
+    comparison, combined, measures, keys = listing.side_by_side(places)
     # An error about the figure comes before the tables.
     drawn = None if figure is None else comparison.plot(x=x).figure
     full_table = tables.columns("", *combined)
     apart = len(keys[0]) > 1 and not full_table.fits(console, console.options)
     parts: list[object] = (
-        [tables.columns("", *measured), tables.columns("", *keys)] if apart else [full_table]
+        [tables.columns("", *measures), tables.columns("", *keys)] if apart else [full_table]
     )
     if any(name.endswith(SPREAD) for name in comparison.measures):
         parts.append(Text(tables.HALF_NOTE))

@@ -167,8 +167,10 @@ def run(
         print_path("This run has already finished. Results are in" if ended else "Results are in",
                    folder)  # fmt: skip
         _tell_of_picture(folder)
-        if not (left := RunStatus(folder)).ended:
-            note(f"The runs on neighbouring data sets are not finished, resume with: {left.again}")
+        if not (status := RunStatus(folder)).ended:
+            note(
+                f"The runs on neighbouring data sets are not finished, resume with: {status.again}"
+            )
 
 
 def plan(

@@ -147,8 +147,8 @@ class Progress(bars.Progress):
                 for name, earlier in self._unprinted.items()
                 if name not in record and "round" in earlier
             ]
-            measured = "  ".join(filter(None, [_note(_noted(record)), *before]))
-            line = f"{self._counted} {completed}/{self._total}  {measured}".strip()
+            measurements = "  ".join(filter(None, [_note(_noted(record)), *before]))
+            line = f"{self._counted} {completed}/{self._total}  {measurements}".strip()
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
             self._printed, self._unprinted = completed, {}
 
@@ -292,8 +292,8 @@ def _points(summary: Record) -> Table:
     rows, title = summary["table"], f"Mean {over}"
     if len(rows) > SHOWN_POINTS:
         sign = -1 if summary["better"] == "higher" else 1
-        measured = [row for row in rows if row[metric] is not None]
-        rows = sorted(measured, key=lambda row: sign * row[metric])[:SHOWN_POINTS]
+        with_value = [row for row in rows if row[metric] is not None]
+        rows = sorted(with_value, key=lambda row: sign * row[metric])[:SHOWN_POINTS]
         title = f"The best {len(rows)} of {len(summary['table'])} points, with the mean {over}"
     best = [*summary["best"].values()]
     marks = ["best" if row in best else "diverged" if row["diverged"] else "" for row in rows]
@@ -305,10 +305,10 @@ def _points(summary: Record) -> Table:
     return columns(title, heads, points, len(keys), dense=True)
 
 
-def _aligned(measured: Sequence[tuple[str, str]]) -> list[str]:
+def _aligned(means: Sequence[tuple[str, str]]) -> list[str]:
     """Format means and half interval widths like `0.793 ± 0.098`, with aligned ± signs."""
-    wide = max((len(half) for _, half in measured), default=0)
-    return [f"{mean} ± {half:>{wide}}" if half else mean for mean, half in measured]
+    wide = max((len(half) for _, half in means), default=0)
+    return [f"{mean} ± {half:>{wide}}" if half else mean for mean, half in means]
 
 
 def _shown_value(value: Any) -> str:

@@ -142,13 +142,13 @@ class Extra:
         input: The sample [d].
         label: Its label.
         position: The position of the client's sample whose batches the candidate enters.
-        left: The factors [rows] of the products <V, dA / dw> in the estimates.
+        factors: The factors [rows] of the products <V, dA / dw> in the estimates.
     """
 
     input: Tensor
     label: Tensor
     position: int
-    left: np.ndarray
+    factors: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Extras:
 
     samples: Batch
     position: np.ndarray
-    left: np.ndarray
+    factors: np.ndarray
 
     @classmethod
     def of(cls, entries: list[Extra]) -> "Extras":
@@ -165,7 +165,7 @@ class Extras:
         inputs, labels = (torch.stack([getattr(entry, name) for entry in entries])
                           for name in ("input", "label"))  # fmt: skip
         position = np.array([one.position for one in entries])
-        return cls(Batch(inputs, labels), position, np.stack([one.left for one in entries], 1))
+        return cls(Batch(inputs, labels), position, np.stack([one.factors for one in entries], 1))
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class Estimator:
 
     Attributes:
         own: The factors [rows, n] of <V, dA / dw> of the training samples in the estimates.
-        right: The factors [k, n] of their gradients in V, for probes at the training samples.
+        in_v: The factors [k, n] of their gradients in V, for probes at the training samples.
         offsets: The first row of each client in the training samples.
         alone: Number of samples that nothing replaces.
         extras: The candidates of each client.
@@ -185,7 +185,7 @@ class Estimator:
     """
 
     own: np.ndarray
-    right: np.ndarray
+    in_v: np.ndarray
     offsets: np.ndarray
     alone: int
     extras: Mapping[int, Extras]
@@ -218,10 +218,12 @@ class Estimator:
                 alone += 1
                 centred[:, a] = 0.0
                 continue
-            left = np.concatenate([centred[:, a], later[:, a]]) / len(stand_ins)
+            of_products = np.concatenate([centred[:, a], later[:, a]]) / len(stand_ins)
             client = int(groups.owner[a])
             extras.setdefault(client, []).extend(
-                Extra(shards.inputs[b], shards.labels[b], a - int(data.offsets[client]), left)
+                Extra(
+                    shards.inputs[b], shards.labels[b], a - int(data.offsets[client]), of_products
+                )
                 for b in stand_ins
             )
         if fresh is not None:
@@ -233,14 +235,14 @@ class Estimator:
             alone,
             {client: Extras.of(entries) for client, entries in extras.items()},
             Batch(shards.inputs[:0], shards.labels[:0]),
-            fresh and (fresh.samples, fresh.right),
+            fresh and (fresh.samples, fresh.in_v),
         )
 
     def directions(self, experiment: Experiment, model: Params) -> Params:
         """Return V for each row, as a stack."""
         shards = experiment.shards
         samples = Batch(shards.inputs, shards.labels)
-        inside = weighted_slopes(experiment, model, samples, self.right)
+        inside = weighted_slopes(experiment, model, samples, self.in_v)
         if self.fresh is None:
             return inside
         outside = weighted_slopes(experiment, model, *self.fresh)
@@ -257,10 +259,10 @@ class Estimator:
         chosen = samples if pulled.rows is None else samples[pulled.rows]
         total = (self.own[rows, chosen] * pulled.own.double().cpu().numpy()).sum(1)
         if (extras := self.extras.get(pulled.client)) is not None:
-            left = extras.left[rows]
+            of_products = extras.factors[rows]
             if pulled.rows is not None:  # a candidate is in the batches of its sample
-                left = left * np.isin(extras.position, pulled.rows)
-            total += (left * pulled.others.double().cpu().numpy()).sum(1)
+                of_products = of_products * np.isin(extras.position, pulled.rows)
+            total += (of_products * pulled.others.double().cpu().numpy()).sum(1)
         return total
 
 
@@ -316,14 +318,14 @@ class HeldOutEnd:
         client: The client [m] that each candidate enters.
         position: The position [m] of the client's sample whose batches it enters.
         centred: The centred signs f [k, m].
-        right: The factors [k, m] of the gradients in V.
+        in_v: The factors [k, m] of the gradients in V.
     """
 
     samples: Batch
     client: np.ndarray
     position: np.ndarray
     centred: np.ndarray
-    right: np.ndarray
+    in_v: np.ndarray
 
     @classmethod
     def of(
@@ -359,8 +361,8 @@ class HeldOutEnd:
         for c, (client, position) in enumerate(
             zip(self.client.tolist(), self.position.tolist(), strict=True)
         ):
-            left = np.concatenate([np.zeros(len(self.centred)), -self.centred[:, c]])
-            entry = Extra(self.samples.inputs[c], self.samples.labels[c], position, left)
+            of_products = np.concatenate([np.zeros(len(self.centred)), -self.centred[:, c]])
+            entry = Extra(self.samples.inputs[c], self.samples.labels[c], position, of_products)
             extras.setdefault(client, []).append(entry)
 
 

@@ -316,9 +316,9 @@ def sizes_of(rows: Columns) -> list[float]:
 
 def differences(rows: Columns, others: Columns) -> Slope:
     """Return the mean difference of the certified errors of two tables, paired by seed."""
-    left, right = (dict(zip(table["seed"].tolist(), table["certified"].tolist(), strict=True))
-                   for table in (rows, others))  # fmt: skip
-    return mean_of(np.array([left[seed] - right[seed] for seed in left]))
+    first, second = (dict(zip(table["seed"].tolist(), table["certified"].tolist(), strict=True))
+                     for table in (rows, others))  # fmt: skip
+    return mean_of(np.array([first[seed] - second[seed] for seed in first]))
 
 
 def claims(rows: Columns) -> Sequence[Claim]:

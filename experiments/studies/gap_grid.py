@@ -87,14 +87,14 @@ CUT = "an interval cut at the left edge reaches 0 or below"
 NOT_DRAWN = "The picture leaves out {} of {} settings, which have no bound or no measured gap."
 
 
-def measured(folder: Path, given: UserObjects = NOTHING) -> list[Record]:
+def bounds_of(folder: Path, user_objects: UserObjects = NOTHING) -> list[Record]:
     """Return a row for each form of the bound of a finished run.
 
     The first row has the form of the run's config. All rows have the same measured gap.
     """
-    case = from_directory(folder, given=given)
+    case = from_directory(folder, given=user_objects)
     config_certificate = certify(case)
-    finished = FinishedRun.open(folder, given)
+    finished = FinishedRun.open(folder, user_objects)
     gap = measure_gap(finished, case, config_certificate)
     predicted = prediction.prediction(finished)
     numbers = {**gap, **{column: predicted.get(name) for column, name in PREDICTED.items()}}
@@ -131,7 +131,7 @@ class GapRun(SweptRun):
         record = super().compute()
         assert self.folder is not None
         diverged = bool(record["note"])
-        return record | {"bounds": [] if diverged else measured(self.folder, self.config.given)}
+        return record | {"bounds": [] if diverged else bounds_of(self.folder, self.config.given)}
 
 
 @dataclass(frozen=True)

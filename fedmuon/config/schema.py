@@ -976,8 +976,8 @@ class OrthogonalizerTable(Table):
     @property
     def polynomials(self) -> Coefficients:
         """The coefficients, including the factor `safety` if this factor has an effect."""
-        given = self.coefficients
-        return with_safety(given, self.safety) if given in SEVERAL else given
+        name = self.coefficients
+        return with_safety(name, self.safety) if name in SEVERAL else name
 
 
 class Privacy(Table):

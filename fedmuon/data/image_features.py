@@ -116,8 +116,8 @@ def scattered(padded: Tensor, down: int, across: int) -> Tensor:
     filters, scale = wavelets(*padded.shape[-2:])
 
     def averaged(images: Tensor, step: int) -> Tensor:
-        left = window(images.shape[-2], down, step) * scale
-        return left @ images @ window(images.shape[-1], across, step).T
+        rows = window(images.shape[-2], down, step) * scale
+        return rows @ images @ window(images.shape[-1], across, step).T
 
     spectrum = torch.fft.fft2(padded)[:, :, None]
     first = torch.fft.ifft2(spectrum * filters[0]).abs()
@@ -142,7 +142,7 @@ def window(side: int, averages: int, step: int) -> Tensor:
     """Return the weights [averages, side] of Gaussian averages along one axis.
 
     Args:
-        side: Number of rows of the image, of which only every `step`-th row is left.
+        side: Number of rows of the image, of which only every `step`-th row remains.
         averages: Number of averages. The first has its centre between the rows 5 and 6.
         step: Distance of two rows of the image, in pixels.
     """

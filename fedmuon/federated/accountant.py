@@ -326,10 +326,12 @@ def with_noise(
             )
         return config
     target = privacy.epsilon * (1 - AIMED if cut else 1)
-    left = _left_by_cuts(experiment.recipe.mechanism, delta, cut, target)
+    remaining = _left_by_cuts(experiment.recipe.mechanism, delta, cut, target)
     noise = max(
         demand.factor
-        * cached_noise_for(target, demand.rate, demand.steps, left, blocks, adjacency=adjacency)[0]
+        * cached_noise_for(
+            target, demand.rate, demand.steps, remaining, blocks, adjacency=adjacency
+        )[0]
         for demand in unit.demands()
     )
     table = privacy.model_copy(update={"noise": noise})
@@ -382,8 +384,8 @@ def _left_by_cuts(mechanism: Mechanism | None, delta: float, cut: float, epsilon
     The rest of delta covers the probability that a lot is cut. Raise an error if less than half of
     delta remains. Rounds that are repeated after an interruption reduce the remaining delta.
     """
-    left = delta_left(delta, cut, epsilon)
-    if cut and mechanism is not None and left < max(delta / 2, LEAST_DELTA):
+    remaining = delta_left(delta, cut, epsilon)
+    if cut and mechanism is not None and remaining < max(delta / 2, LEAST_DELTA):
         at = "this noise" if math.isinf(epsilon) else f"epsilon = {epsilon:.3g}"
         helps = ", or the noise" if 4 * cut < delta else ""  # at best, epsilon = 0
         raise InputError(
@@ -391,7 +393,7 @@ def _left_by_cuts(mechanism: Mechanism | None, delta: float, cut: float, epsilon
             f"{cut:.2g}, at least one lot of a client is cut. With {at}, these cuts use up more "
             f"than half of delta = {delta:.2g}. Raise max-lot{helps}."
         )
-    return left
+    return remaining
 
 
 def require_counted(

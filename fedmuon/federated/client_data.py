@@ -363,8 +363,8 @@ def _sizes_of_source(config: Config, source: Source, clients: int) -> dict[str, 
         test = table.test if "test" in set_keys else min(table.test, n - room)
         train = table.train if "train" in set_keys else _beside_validation(table, room)
     else:
-        left = n - table.train - table.validation_samples if "train" in set_keys else n
-        test = table.test if "test" in set_keys else min(table.test, max(1, min(n // TEST, left)))
+        unused = n - table.train - table.validation_samples if "train" in set_keys else n
+        test = table.test if "test" in set_keys else min(table.test, max(1, min(n // TEST, unused)))
         train = table.train if "train" in set_keys else _beside_validation(table, n - test)
     sizes: dict[str, Any] = {"train": train, "test": test}
     if "minimum" not in set_keys and not is_own(config.federation.partition):
