@@ -20,6 +20,7 @@ from fedmuon.core import files
 from fedmuon.core.arrays import read_tensors
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.engines import ray_engine
+from fedmuon.server.ray import worker_pool
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -128,8 +129,14 @@ def test_a_map_has_a_bound_where_its_constant_is_given(
 
 @pytest.fixture(scope="module")
 def workers(cluster: str) -> Iterator[None]:
-    """Runs reuse the workers of the last one: to start and load torch takes them seconds."""
-    with fedmuon.flower.shared_ray():
+    """Runs reuse the worker of the last one: to start and load torch takes it seconds.
+
+    Workers with an example's own objects serve one run. A second worker of each run would only have
+    to be started; test_engines_agree.py has workers on both nodes.
+    """
+    machines = worker_pool._machines
+    with pytest.MonkeyPatch.context() as patch, fedmuon.flower.shared_ray():
+        patch.setattr(worker_pool, "_machines", lambda: machines()[:1])
         yield
 
 
@@ -172,6 +179,7 @@ def digest(run: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("workers")
 def test_named_objects_are_the_same_on_ray(
     cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

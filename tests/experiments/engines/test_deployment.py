@@ -41,6 +41,7 @@ pytestmark = pytest.mark.timeout(400)
 needs_proc = pytest.mark.skipif(not Path("/proc").exists(), reason="looks processes up in /proc")
 ROOT = Path(__file__).resolve().parents[3]
 NODES = 3
+REPEATING = 1  # a seed with which both rounds draw the same of NODES clients
 RETURNED: list[int] = []  # SuperNodes that were killed and admitted again
 SIX = ("--federation-config", "num-supernodes=6")
 
@@ -185,6 +186,11 @@ def states_of(deployment: Deployment, number: int) -> Path:
     return deployment.processes.folder / f"supernode-{number}-states"
 
 
+def stored_states(deployment: Deployment) -> set[Path]:
+    """The states of all runs and clients."""
+    return {*deployment.processes.folder.glob("supernode-*-states/*/*.safetensors")}
+
+
 def scaffold(rounds: int, **tables: dict) -> Config:
     return tiny(rounds, local={"recipe": "scaffold", "steps": 2}, **tables)
 
@@ -198,26 +204,27 @@ def stop_after(round: int) -> Callable[[dict], None]:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_finds_the_states_of_its_clients(tmp_path: Path) -> None:
+def test_a_resumed_run_finds_the_states_of_its_clients(
+    deployment: Deployment, tmp_path: Path
+) -> None:
     """On the disks of their nodes, by its id. Its model, draws and records of clients are those
-    inline. The run has two nodes."""
-    federation = {"clients": 2, "per-round": 1, "rounds": 2}
+    inline."""
+    federation = {"clients": NODES, "per-round": 1, "rounds": 2, "seed": REPEATING}
     output = {"clients": True, "checkpoint-every": 1}
     config = small(federation=federation, local={"recipe": "scaffold", "steps": 2}, output=output)
     inline, out, seen = tmp_path / "inline", tmp_path / "deployed", list[int]()
     execute(config, inline)
     first, second = (build_plan(config).participants(r).tolist() for r in range(2))
     assert first == second  # so the state is read that was written before the stop
-    with deployed(2, secure=True) as deployment:
-        with pytest.raises(Interrupted):
-            deployment.execute(config, out, stop_after(1))
-        run_id = (out / "run-id.txt").read_text()
-        assert not (out / "summary.json").exists()
-        summary = deployment.execute(config, out, lambda record: seen.append(record["round"]))
-        states = [*deployment.processes.folder.glob("supernode-*-states/*/*.safetensors")]
-        (number,) = first
-        assert states and all(states_of(deployment, number) in file.parents for file in states)
-    assert gone(deployment.processes.folder)
+    earlier = stored_states(deployment)
+    with pytest.raises(Interrupted):
+        deployment.execute(config, out, stop_after(1))
+    run_id = (out / "run-id.txt").read_text()
+    assert not (out / "summary.json").exists()
+    summary = deployment.execute(config, out, lambda record: seen.append(record["round"]))
+    states = stored_states(deployment) - earlier
+    (number,) = first
+    assert states and all(states_of(deployment, number) in file.parents for file in states)
     assert (out / "run-id.txt").read_text() == run_id
     assert seen == [2] and summary["engine"] == "deployment"
     assert distance(inline / "model.safetensors", out / "model.safetensors") <= 1e-12
@@ -285,9 +292,10 @@ def test_client_level_deployed_is_that_inline(
     """Under local trust nodes send what is clipped and noisy, under distributed trust with a share
     of the noise and masked by keys that they keep meanwhile; else the server makes it so."""
     cohorts = "poisson" if trust == "central" else "fixed"
+    rounds = 2 if trust == "distributed" else 1  # each message takes a node seconds
     known = {"level": "client", "noise": 0.5, "bound": 0.3, "insecure-reproducible-noise": True}
     config = tiny(
-        2,
+        rounds,
         local={"steps": 2, "lr": 0.1},
         privacy=known | {"trust": trust, "cohorts": cohorts},
         faults={"retries": 0},

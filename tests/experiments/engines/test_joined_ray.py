@@ -93,13 +93,15 @@ def test_a_run_that_fails_ends_the_shared_ray(cluster: str, tmp_path: Path) -> N
     def stop(record: object, state: object) -> None:
         raise RuntimeError("enough")
 
+    config = settings(cluster)
+    config["federation"]["per-round"] = 1  # so each run starts one worker
     with fedmuon.flower.shared_ray():
         with pytest.raises(InputError, match="enough"):
-            fedmuon.run(settings(cluster), out=tmp_path / "a", callbacks=[stop])
+            fedmuon.run(config, out=tmp_path / "a", callbacks=[stop])
         assert not ray.is_initialized()
-        fedmuon.run(settings(cluster), out=tmp_path / "b")
+        fedmuon.run(config, out=tmp_path / "b")
         ray.shutdown()  # the caller may end it, too
-        fedmuon.run(settings(cluster), out=tmp_path / "c")
+        fedmuon.run(config, out=tmp_path / "c")
     assert apart(tmp_path / "b", tmp_path / "c") == 0
 
 

@@ -243,8 +243,11 @@ def status(driver: Driver, out: Path, path: str, key: str = "") -> int:
 
 
 @pytest.mark.slow
-def test_a_deployment_is_closed_and_ends_with_its_driver(tmp_path: Path) -> None:
-    """Whoever has the certificate and the address may ask, and is told nothing."""
+def test_a_deployment_is_closed_ends_with_its_driver_and_goes_on(tmp_path: Path) -> None:
+    """Whoever has the certificate and the address may ask, and is told nothing.
+
+    After kill -9, --resume and SIGTERM, no round is lost that a checkpoint holds.
+    """
     out = tmp_path / "out"
     with Driver("run", "--engine", "deployment", "--out", out, *settings()) as driver:
         driver.until(lambda: rounds(out))
@@ -265,15 +268,6 @@ def test_a_deployment_is_closed_and_ends_with_its_driver(tmp_path: Path) -> None
         assert b"--token\0" not in commands and key.encode() not in commands
         driver.end(signal.SIGKILL, group=True)
         assert gone(folder, helpers)
-
-
-@pytest.mark.slow
-def test_a_deployment_is_interrupted_and_goes_on(tmp_path: Path) -> None:
-    """kill -9, then --resume, then SIGTERM: no round is lost that a checkpoint holds."""
-    out = tmp_path / "out"
-    with Driver("run", "--engine", "deployment", "--out", out, *settings()) as driver:
-        driver.until(lambda: rounds(out))
-        driver.end(signal.SIGKILL)
     before = rounds(out)
     with Driver("run", "--resume", "--out", out) as driver:
         driver.until(lambda: rounds(out) > before)
