@@ -43,7 +43,8 @@ def test_the_plan_has_the_account_of_the_run(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_least_noise_for_a_width() -> None:
-    config = small(EXAMPLE, data={"train": 3000})
+    federation = {"clients": 2, "per-round": 2}  # of two sizes, each with its own releases
+    config = small(EXAMPLE, data={"train": 3000}, federation=federation)
     found = plan(config, width=0.2)
     assert found["width"] <= 0.2
     privacy = config.privacy.model_copy(update={"noise": found["noise"] * (1 - 2 * PRECISION)})
