@@ -287,23 +287,22 @@ def numbers(rows: Columns, tuning: Columns) -> Rows:
 def by_noise(rows: Columns, tuning: Columns, narrow: bool = False) -> Figure:
     """Draw certified errors, test errors and a hold-out limit of each model against the noise."""
     models = distinct(rows, "model")
-    figure, panels = style.canvas(len(models), narrow, 2.4, min(len(models), 2))
+    figure, panels = style.canvas(len(models), narrow, 2.1, min(len(models), 2))
     looks = dict(zip(distinct(rows, "method"), style.SERIES, strict=False))
     for axes, model in zip(panels, models, strict=True):
         part = where(rows, model=model)
-        for method, (colour, mark) in looks.items():
-            mine = where(part, method=method)
-            certified = curve(mine, "variation", "certified")
-            low, high = certified.means - certified.reach, certified.means + certified.reach
-            axes.plot(certified.sizes, certified.means, "-", marker=mark, ms=4, color=colour,
-                      mfc="none", lw=1.3, label=f"{method}: certified (95%)")  # fmt: skip
-            style.shade(axes, certified.sizes, low, high, colour, 0.15)
-            tested = curve(mine, "variation", "test_error")
-            axes.plot(tested.sizes, tested.means, ":", marker=".", color=colour, lw=1.3,
+        for method, look in looks.items():
+            of_method = where(part, method=method)
+            certified = curve(of_method, "variation", "certified")
+            style.errorbars(axes, certified.sizes, certified.means, certified.reach, look,
+                            f"{method}: certified (95%)")  # fmt: skip
+            tested = curve(of_method, "variation", "test_error")
+            axes.plot(tested.sizes, tested.means, ":", marker=".", color=look[0], lw=1.3,
                       label=f"{method}: test error")  # fmt: skip
-        limit = curve(where(part, method=next(iter(looks))), "variation", "held_out_limit")
+        first = where(part, method=distinct(part, "method")[0])
+        limit = curve(first, "variation", "held_out_limit")
         axes.plot(limit.sizes, limit.means, "--", marker="x", ms=4, color=style.GREY, lw=1.2,
-                  label=f"{next(iter(looks))}: hold-out limit (95%)")  # fmt: skip
+                  label="hold-out limit of the first method (95%)")  # fmt: skip
         axes.set_title(model, loc="left")
         axes.set_xlabel("total variation (← more noise)")
         style.levels_on_x(axes, curve(part, "variation", "certified").sizes)
