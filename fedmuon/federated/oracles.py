@@ -1,7 +1,8 @@
 """Where a local step gets its gradient from: exactly, bounded, or through a privacy mechanism.
 
-An oracle creates the context of each local step for a batch of clients. All oracles draw
-mini-batches or lots from the plan of the run.
+An oracle creates the context of each local step for a batch of clients. Mini-batches come from the
+plan of the run. Lots and noise of private runs come from the mechanism, and usually from a secret
+stream.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
-"""The participants, mini-batches and draws of local steps, as a function of the seed alone.
+"""The participants, mini-batches and draws of local steps, as a function of the seed.
 
 They do not depend on the data, as Assumption 4.2 of the Stability note requires. Stages that draw
-random numbers, such as compression, derive them from the same seed.
+random numbers, such as compression, derive them from the same seed. Secret lots, noise and Poisson
+cohorts of private runs do not come from the seed.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ BIASED = (
 
 @dataclass(frozen=True)
 class RandomnessPlan:
-    """The plan of a run: the participants of each round, and all random draws."""
+    """The plan of a run: the participants of each round, and all draws that are not secret."""
 
     seed: int
     clients: int

@@ -1,13 +1,16 @@
 """Federated rounds: the complete Algorithm 1 of the Stability note.
 
-The server samples clients and sends them its model and states (`starts`, `broadcast`). Each client
-takes E local steps of its chain (`client_updates`). The server combines the replies and applies its
-rule (`next_state`). `run_rounds` does all this in one process. Other engines carry the same
-messages between processes and call the same functions: `starts`, `broadcast` and `next_state` on
-the server, and `opened` and `client_updates` on the clients.
+The plan of the run chooses the clients (`RandomnessPlan.participants`). The server sends them its
+model and states (`starts`, `broadcast`). Each client takes E local steps of its chain
+(`client_updates`), with gradients from an oracle (`oracles.py`). The server combines the replies
+and applies its rule (`next_state`). `run_rounds` does all this in one process. Other engines carry
+the same messages between processes and call the same functions: `starts`, `broadcast` and
+`next_state` on the server, and `opened` and `client_updates` on the clients. If a recipe asks for
+masks, their clients then mask each reply.
 
 Optional features that change messages are stages of the recipe (`fedmuon.optim.stage`). A config
-adds its stages in `configured_stages.py`.
+adds its stages in `configured_stages.py`. The ledger of a private run is no stage: `runs/loop.py`
+wraps an engine in `RunAccountant.ahead`, which records each round before its lots are drawn.
 
 All tensors of a model have a leading axis [S, ...] for S replicas, which are trained together. A
 single run has S = 1. To compare a run with neighbouring data sets, each data set is one replica,
@@ -61,7 +64,10 @@ def run_rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
         clients = [experiment.client(int(client)) for client in participants]
         state, replies, records = run_round(experiment, before, clients)
         sizes = traffic(experiment.recipe, before, len(participants), replies)
-        yield Round(state, participants, participants, mean_loss(replies), (), records, **sizes)
+        yield Round(
+            state=state, participants=participants, answered=participants,
+            loss=mean_loss(replies), clients=records, **sizes,
+        )  # fmt: skip
 
 
 def run_round(

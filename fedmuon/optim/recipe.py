@@ -437,7 +437,7 @@ def aggregate_states(recipe: Recipe) -> tuple[str, ...]:
 def aggregated(
     recipe: Recipe, before: States, replies: Sequence[Reply]
 ) -> tuple[Params, States, States]:
-    """Combine the replies of a round.
+    """Combine the replies of a round, first the returned states and then the models.
 
     Args:
         recipe: The optimizer.

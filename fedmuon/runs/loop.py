@@ -68,7 +68,7 @@ def train(
     trained, stopped = float(before.get("train_seconds", 0.0)), ""
     with directory.failing(), saving(save, InputError, Interrupted, KeyboardInterrupt):
         rounds = engine(experiment, state)
-        # In a private run, the ledger records a round before anything of the round is drawn.
+        # In a private run, the ledger records a round before its lots and noise are drawn.
         rounds = accountant.ahead(rounds, state.round) if accountant else rounds
         asked = time.monotonic()
         for finished in rounds:

@@ -62,7 +62,7 @@ REACH = math.log(1e15)  # bound on ln C: noisy counts could move C out of the ra
 SHARE = 20.0  # the default noise of a count is lot / SHARE (Andrew et al. 2021, section 3.1)
 
 
-def clipped_sums(
+def sums_of_lots(
     task: Task, points: Points, batches: Sequence[Batch], clipping: Clipping
 ) -> Params:
     """Return the sums of clipped gradients. Raise an error if the model is not finite."""
@@ -203,7 +203,7 @@ def counted_sums(
 ) -> tuple[Params, float]:
     """Return the clipped sums of one client's lot, and the count of unclipped contributions."""
     clipping.counted.clear()
-    return clipped_sums(task, points, [batch], clipping), clipping.total()
+    return sums_of_lots(task, points, [batch], clipping), clipping.total()
 
 
 @dataclass(frozen=True)
@@ -395,7 +395,7 @@ class Mechanism:
             else:
                 # Clipping may be repeated. A release may not, even if its result is discarded.
                 sums = with_deferred_checks(
-                    task.device, lambda: clipped_sums(task, points, batches, self.clipping)
+                    task.device, lambda: sums_of_lots(task, points, batches, self.clipping)
                 )
                 if self.on_grid and self.noise:
                     result = release_on_grid(sums, self.clipping, self.noise, self.lot, streams)
