@@ -61,6 +61,14 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "fedper": {"personal": "head.*"},
     "disk-sgd": {}, "disk-adam": {}, "disk-muon": {}, "disk-muonbc": {},
 }  # fmt: skip
+# A model with one adapter, for the examples of methods that need adapters
+ADAPTER = """from torch import nn
+
+factors = {"lora_A": nn.Linear(20, 2, bias=False), "lora_B": nn.Linear(2, 4, bias=False)}
+model = nn.Sequential()
+for name, factor in factors.items():
+    model.add_module(name, factor)
+"""
 HEAD = ("method", "in short", "average", "certificate", "private use", "bytes per round")
 
 
@@ -247,12 +255,15 @@ def page(name: str) -> str:
         tables.append('"privacy": {"noise": 2.0, "lot": 8.0}')
     tables.append('"federation": {"rounds": 3}')
     lines = "".join(f"    {one},\n" for one in tables)
+    adapted = "adapters" in BUILT_IN[name].facts
+    model = ADAPTER if adapted else ""
     return (
         f"# {words['title']}\n\n<!-- made: method {name} -->\n*On the site, this part has the "
         "update, the facts and the keys of the method. Run `make docs` and open "
         f"`build/docs/reference/methods/{name}.html`.*\n\n## Example\n\n"
-        f"```python\nimport fedmuon\n\ntables = {{\n{lines}}}\nlocal = {{{local}}}\n"
-        'fedmuon.run(tables | {"local": local}).summary["accuracy"]\n```\n'
+        f"```python\nimport fedmuon\n{model}\ntables = {{\n{lines}}}\nlocal = {{{local}}}\n"
+        f'fedmuon.run(tables | {{"local": local}}{", task=model" * adapted}).summary["accuracy"]\n'
+        "```\n"
     )
 
 

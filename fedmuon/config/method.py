@@ -22,6 +22,7 @@ FACTS = {
     "personal parameters": "some parameters never leave a client",
     "personal model": "each client trains a model of its own",
     "low-rank messages": "messages contain the factors of momenta",
+    "adapters": "the model needs low-rank adapters",
     "no derivative": "the steps have no derivative where a gradient is 0",
     "private": "each example's gradient is clipped, and noise is added",
     "filtered": "a Kalman filter smooths the noisy gradients (DiSK)",

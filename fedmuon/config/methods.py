@@ -99,6 +99,16 @@ ROWS = (
         facts=("orthogonalizes", "sends states", "low-rank messages"),
     ),
     Method(
+        "lora-muon",
+        "fedmuon on low-rank adapters, with steps that ignore their scale (arXiv:2606.12921)",
+        make="fedmuon.optim.recipes:lora_muon",
+        keys=_MUON,
+        cites=("lora-muon",),
+        facts=("orthogonalizes", "sends states", "adapters", "no derivative"),
+        uncertified="the loss depends on the product of two factors of an adapter, so it is not "
+        "smooth in both together",
+    ),
+    Method(
         "ef21-muon",
         "clients send momenta; the server takes Muon's step (arXiv:2510.00643)",
         make="fedmuon.optim.recipes:ef21_muon",

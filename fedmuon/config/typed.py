@@ -112,6 +112,7 @@ LocalKeys = TypedDict(
             "fedmuon-aligned",
             "fedmuon-corrected",
             "fedmuon-svd",
+            "lora-muon",
             "ef21-muon",
             "muloco",
             "fedprox",

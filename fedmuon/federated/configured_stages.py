@@ -7,13 +7,16 @@ others, so that clients clip the update and add noise to it before other stages 
 from dataclasses import replace
 
 from fedmuon.config.load import Config
+from fedmuon.config.methods import has
 from fedmuon.config.schema import reads
 from fedmuon.config.user_objects import guard, make_named
+from fedmuon.core.demands import setting
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.federated.personal import require_personal
 from fedmuon.federated.recipe_demands import require_demands
 from fedmuon.federated.recipe_facts import BuiltRecipe
+from fedmuon.optim.adapters import require_pairs
 from fedmuon.optim.client_privacy import ClientPrivacy
 from fedmuon.optim.compression import Compression, compressor
 from fedmuon.optim.recipe import Recipe
@@ -21,7 +24,8 @@ from fedmuon.optim.stage import Stage
 from fedmuon.optim.trial_stage import tried_stages
 from fedmuon.optim.user_stage import as_stages, has_custom_stage, unguarded
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
-from fedmuon.tasks.base import Task
+from fedmuon.tasks.base import Task, split_statistics
+from fedmuon.tasks.networks import NetworkTask
 
 
 def with_configured_stages(config: Config, recipe: Recipe, task: Task) -> Recipe:
@@ -39,6 +43,8 @@ def with_configured_stages(config: Config, recipe: Recipe, task: Task) -> Recipe
     require_demands(BuiltRecipe(config, recipe, task, stages))
     _require_all_clients(config, recipe)
     require_personal(config, recipe, task)
+    if has(config.local.recipe, "adapters"):
+        require_pairs(trained_names(task), setting(config, "local.recipe"))
     compressed = _with_compression(config, recipe)
     if has_custom_stage(recipe):
         start = task.initial(generator(0, Draw.INITIAL))
@@ -46,6 +52,14 @@ def with_configured_stages(config: Config, recipe: Recipe, task: Task) -> Recipe
         stages = (*stages, *compressed.stages[len(stages) :])
         compressed = replace(compressed, stages=stages)
     return _with_client_privacy(config, compressed)
+
+
+def trained_names(task: Task) -> list[str]:
+    """Return the names of the parameters that a task trains, without running statistics."""
+    if isinstance(task, NetworkTask):
+        named = task.module.named_parameters()
+        return [name for name, param in named if param.requires_grad]
+    return [*split_statistics(task.initial(generator(0, Draw.INITIAL)))[0]]
 
 
 def _with_compression(config: Config, recipe: Recipe) -> Recipe:

@@ -268,7 +268,7 @@ class Muon(PortableOptimizer):
         with Guard("ns_normalization", group["ns_normalization"]):
             divisor_floor(1.0, group["ns_normalization"])
         with Guard("orthogonalizer", group["orthogonalizer"]):
-            _check_orthogonalizer(group)
+            check_orthogonalizer(group)
         for param in group["params"]:
             shape, blocks = tuple(param.shape), group["blocks"]
             if param.ndim < 2:
@@ -308,7 +308,7 @@ class Muon(PortableOptimizer):
                 if "momentum_buffer" not in state:
                     state["momentum_buffer"] = torch.zeros_like(gradient)
                 members.append(Member(param, gradient, state["momentum_buffer"]))
-            orthogonalize = _map_of(group)
+            orthogonalize = map_of(group)
             for batch in group_by_shape(members, group["ns_dtype"]):
                 direction = _direction(batch, group).to(group["ns_dtype"])
                 if len(direction) > 1 and direction.shape[1] > direction.shape[2]:
@@ -432,7 +432,7 @@ def _direction(members: list["Member"], group: Mapping[str, Any]) -> Tensor:
     return stack_matrices(gradients, blocks).lerp(ahead, memory)
 
 
-def _map_of(group: Mapping[str, Any]) -> Orthogonalizer:
+def map_of(group: Mapping[str, Any]) -> Orthogonalizer:
     """Return the orthogonalizer that the options of a parameter group select."""
     orthogonalizer = group["orthogonalizer"]
     if isinstance(orthogonalizer, str) and orthogonalizer == RANDOMIZED:
@@ -584,7 +584,7 @@ def group_by_shape(members: Iterable[Member], work: torch.dtype) -> Iterator[lis
             yield group[start : start + size]
 
 
-def _check_orthogonalizer(group: Mapping[str, Any]) -> None:
+def check_orthogonalizer(group: Mapping[str, Any]) -> None:
     """Reject unknown names, and sketch options that are out of range."""
     orthogonalizer = group["orthogonalizer"]
     if isinstance(orthogonalizer, str) and orthogonalizer not in _NAMES:

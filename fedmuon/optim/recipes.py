@@ -49,6 +49,7 @@ from fedmuon.optim.chain import (
     zeros,
 )
 from fedmuon.optim.links import descend, gradient, only
+from fedmuon.optim.lora_muon import require_decay, split_descent, whitened
 from fedmuon.optim.low_rank import EncodedStates, low_rank
 from fedmuon.optim.orthogonalizers import (
     Orthogonalizer,
@@ -74,8 +75,8 @@ from fedmuon.tasks.per_example.clipping import Clipping
 __all__ = ["Chain", "Link", "Recipe", "adamw", "as_recipe", "diloco", "ditto", "ef21_muon",
            "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedmuon", "fedmuon_aligned",
            "fedmuon_corrected", "fedmuon_svd", "fednova", "fedper", "fedprox", "fedyogi",
-           "local_adamw", "local_muon", "muloco", "muon", "normalized_sgd", "scaffold",
-           "sgd"]  # fmt: skip
+           "local_adamw", "local_muon", "lora_muon", "muloco", "muon", "normalized_sgd",
+           "scaffold", "sgd"]  # fmt: skip
 
 Arguments = ParamSpec("Arguments")
 Answered = Sequence[tuple[float, int]]  # each reply's weight in the mean, and its local steps
@@ -940,6 +941,82 @@ def fedmuon_svd(
     chain, factored = Chain((gradient(), *steps)), EncodedStates({"momentum": low_rank(rank)})
     return Recipe(
         chain, replace_by_mean, sent=MOMENTUM, returned=MOMENTUM, kept=MOMENTUM, stages=(factored,)
+    )
+
+
+@_recipe
+def lora_muon(
+    lr: Number = 1.0,
+    momentum: float = 0.9,
+    orthogonalizer: Any = None,
+    *,
+    momentum_form: str = "ema",
+    weight_decay: float = 0.0,
+    adjust: str = "none",
+    routes: Mapping[str, int] | None = None,
+    aux: str = "sgd",
+    aux_lr: float = 0.0,
+) -> Recipe:
+    """LoRA-Muon: FedMuon on low-rank adapters, with steps that do not depend on their scale.
+
+    An adapter changes a weight by B A, with the momenta M_A and M_B. With R_A = (A Aᵀ)^(-1/2),
+    R_B = (Bᵀ B)^(-1/2) and s = sqrt(1 - lr weight_decay), each local step computes
+
+        B <- s B - lr Orth(M_B R_A) R_A / (2 s),   A <- s A - lr R_B Orth(R_B M_A) / (2 s).
+
+    Other matrices take the steps of FedMuon. Eigenvalues of A Aᵀ and Bᵀ B below 1e-6 times the
+    largest one are raised to this value. A factor that is 0 counts as R = 0.
+
+    State: the server sends M to the clients, and averages the momenta that the clients return.
+    Guarantee: no stability bound is known. Source: LoRA-Muon (arXiv:2606.12921).
+
+    Args:
+        lr: Step size η of the local steps, one number or one per replica `[replicas]`.
+        momentum: The momentum coefficient beta of M.
+        orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
+            or a link such as `links.orthogonalize(...)`, by default smoothed polar with λ = 1e-4.
+        momentum_form: "ema" for M <- momentum M + (1 - momentum) G, "polyak" for M <- momentum M +
+            G, and "ema-nesterov" or "nesterov" for these two forms with Nesterov's look-ahead.
+        weight_decay: Decoupled weight decay. A step multiplies the product B A of an adapter by
+            1 - lr * weight_decay, and subtracts lr * weight_decay * x from any other parameter x.
+        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix: "none"
+            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)),
+            "scion" means sqrt(m/n), and "polargrad" means the inner product of M and Orth(M).
+        routes: Mapping from a parameter name to the number of matrices in this parameter, or 0 for
+            the auxiliary step. By default, every parameter is one matrix.
+        aux: The auxiliary step for parameters with 0 matrices: "sgd" adds -aux_lr M, and "adamw"
+            takes an AdamW step.
+        aux_lr: Step size of the auxiliary step, or 0 for the default: 0.05 for "sgd" and 0.001 for
+            "adamw".
+
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, an argument has no effect on this optimizer, or lr *
+            weight_decay is 1 or more.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> recipes.lora_muon(lr=0.02).sent
+        ('momentum',)
+    """
+    require_decay(lr, weight_decay)
+    *before, orthogonal, descent = _muon_links(
+        lr, momentum, orthogonalizer, momentum_form, weight_decay, adjust, routes, aux, aux_lr
+    )
+    others = _others(routes, aux, aux_lr)
+
+    def by_muon(name: str) -> bool:
+        return name not in others
+
+    steps = whitened(orthogonal, by_muon), split_descent(descent, lr, weight_decay, by_muon)
+    return Recipe(
+        Chain((gradient(), *before, *steps)),
+        replace_by_mean,
+        sent=MOMENTUM,
+        returned=MOMENTUM,
+        kept=MOMENTUM,
     )
 
 

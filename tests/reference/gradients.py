@@ -1,5 +1,7 @@
 """Gradients of small models by hand."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from reference.trees import Tree
@@ -61,3 +63,20 @@ def batch_statistics(model: Tree, inputs: np.ndarray, share: float) -> Tree:
     of_batch = z.mean(0), z.var(0, ddof=1)
     moved = [(1 - share) * old + share * new for old, new in zip(before, of_batch, strict=True)]
     return {"1.running_mean": moved[0], "1.running_var": moved[1]}
+
+
+def of_adapters(
+    model: Tree, inputs: np.ndarray, labels: np.ndarray, bases: Sequence[np.ndarray]
+) -> Tree:
+    """The same for two fixed matrices without bias, of which each has low-rank adapters."""
+    A, B = ([model[f"{layer}.lora_{factor}.weight"] for layer in (0, 2)] for factor in "AB")
+    first, second = (W + b @ a for W, a, b in zip(bases, A, B, strict=True))
+    h = np.tanh(inputs @ first.T)
+    out = (softmax(h @ second.T) - np.eye(len(second))[labels]) / len(labels)
+    back = (out @ second) * (1 - h**2)
+    slopes = back.T @ inputs, out.T @ h
+    return {
+        f"{layer}.lora_{factor}.weight": B[k].T @ slopes[k] if factor == "A" else slopes[k] @ A[k].T
+        for k, layer in enumerate((0, 2))
+        for factor in "AB"
+    }

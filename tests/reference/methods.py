@@ -422,3 +422,38 @@ def normalized_sgd(
 
     client = momentum_client(lr, momentum, momentum_form, weight_decay, bend, shared=True)
     return Method(client, first=zero_momentum, sent=("momentum",))
+
+
+# Methods for low-rank adapters
+
+
+def inverse_root(X: np.ndarray, floor: float = 1e-6) -> np.ndarray:
+    """(X X^T)^(-1/2) from singular values, which count as at least sqrt(floor) of the largest."""
+    U, values, _ = np.linalg.svd(X, full_matrices=False)
+    return U / np.maximum(values, np.sqrt(floor) * values[0]) @ U.T if values[0] else 0 * U @ U.T
+
+
+def lora_muon(
+    lr: float, momentum: float = 0.9, weight_decay: float = 0.0, momentum_form: str = "ema"
+) -> Method:
+    """Steps of LoRA-Muon. Every parameter is a factor of an adapter."""
+
+    def client(visit: Visit, received: Trees, own: Trees) -> Trees:
+        x, M = received[MODEL], received["momentum"]
+        eta = lr * visit.factor
+        s = np.sqrt(1 - eta * weight_decay)
+        for k in range(visit.steps):
+            D, M = mixed(M, visit.gradient(x, k), momentum, momentum_form)
+            after = {}
+            for name_a in [name for name in x if "lora_A" in name]:
+                name_b = name_a.replace("lora_A", "lora_B")
+                A, B = x[name_a], x[name_b]
+                R_A, R_B = inverse_root(A), inverse_root(B.T)
+                white = {name_a: R_B @ D[name_a], name_b: D[name_b] @ R_A}
+                images = visit.orthogonal(white, k)
+                after[name_a] = s * A - eta / 2 * R_B @ images[name_a] / s
+                after[name_b] = s * B - eta / 2 * images[name_b] @ R_A / s
+            x = after
+        return {MODEL: x, "momentum": M}
+
+    return Method(client, first=zero_momentum, sent=("momentum",))

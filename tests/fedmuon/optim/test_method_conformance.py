@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compared import built, ended, gap, image, perceptron, problem_of, with_module
+from compared import adapted, built, ended, gap, image, perceptron, problem_of, with_module
 from conftest import quick, small
 from reference import methods, rounds
 from reference.rounds import Method
@@ -58,6 +58,7 @@ METHODS: dict[str, Row] = {
     "fedmuon-aligned": Row({"alignment": 0.3, **HEAVY}),
     "fedmuon-corrected": Row(HEAVY),
     "fedmuon-svd": Row(HEAVY, {"rank": 1}),
+    "lora-muon": Row(HEAVY),
     "ef21-muon": Row(HEAVY, {"momentum_form": "ema-nesterov"}),
     "muloco": Row({**HEAVY, **OUTER}, {"momentum_form": "polyak"}),
     "fedprox": Row({"proximal": 0.7, **DECAY}),
@@ -79,6 +80,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 COUNTS_CLIENTS = ("scaffold", "fedmuon-corrected")  # their rules know the number of clients
 PERSONAL = ("fedper", "ditto")  # their rows train a perceptron, whose parameters have names
+ADAPTERS = ("lora-muon",)  # their rows train low-rank adapters
 PLAIN = [name for name in METHODS if name not in (*PERSONAL, *ORTHOGONALIZED)]
 CLIPPED = ["fedavg", "fedavgm", "sgd", "normalized-sgd", "local-muon", "fedmuon", "muon",
            "fedmuon-aligned"]  # fmt: skip
@@ -100,10 +102,11 @@ def config(name: str, setting: str = "batches", **tables: dict[str, Any]) -> Con
         "orthogonalizer": {"lambda": LAMBDA},
     }
     table = {"recipe": name, "lr": LR, **constants, **given}
-    if name not in PERSONAL:
+    if name not in (*PERSONAL, *ADAPTERS):
         return small(below, local=table, **tables)
     tables = {"task": {"name": "given"}, **tables}
-    return with_module(small(below, local=table, **tables), perceptron())
+    module = adapted() if name in ADAPTERS else perceptron()
+    return with_module(small(below, local=table, **tables), module)
 
 
 def reference(name: str, table: Config, **changed: Any) -> Method:

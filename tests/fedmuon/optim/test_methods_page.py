@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import pytest
+from compared import adapted, with_module
 from conftest import small
 
 from docs.making.methods import methods
@@ -39,7 +40,11 @@ def test_bytes_per_round_are_those_of_the_messages(name: str) -> None:
     if name == "fedper":
         tables["data"] = {"name": "digits", "train": 60, "test": 20}
         tables["task"] = {"name": "network", "model": "mlp"}
-    made = build_experiment(small({}, **tables))
+    config = small({}, **tables)
+    if name == "lora-muon":
+        tables["task"] = {"name": "given"}
+        config = with_module(small({}, **tables), adapted())
+    made = build_experiment(config)
     state = begin(made.recipe, made.task, 0)
     sent, received = broadcast(made.recipe, state), received_message(made.recipe, state)
     (reply,) = client_updates(made.recipe, made.task, made.plan, [(1, made.shards[1])], received)

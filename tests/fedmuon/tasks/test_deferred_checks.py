@@ -45,7 +45,8 @@ from fedmuon.tasks.per_example.clipping import scaled_norms
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 MAPS = tuple(NAMES["orthogonalizer.name"])
-RECIPES = tuple(name for name in NAMES["local.recipe"] if name != "fedper")  # for networks
+OF_NETWORKS = ("fedper", "lora-muon")  # they need names of parameters
+RECIPES = tuple(name for name in NAMES["local.recipe"] if name not in OF_NETWORKS)
 DRAWN = ("gaussian-smoothed-sign", "randomized-polar")  # not by the server of ef21-muon
 CASES = [
     (r, m)
