@@ -12,6 +12,7 @@ from typer import Argument
 import fedmuon.experiments.cli.completion as completion
 from fedmuon.config.methods import average_of
 from fedmuon.config.names import (
+    ADAPTERS,
     CLOSED_LISTS,
     COMPRESSORS,
     DOWNLINK,
@@ -39,6 +40,7 @@ SAID = {
     "compression.uplink": COMPRESSORS,
     "compression.downlink": DOWNLINK,
     "data.features": FEATURES,
+    "federation.adapters": ADAPTERS,
 }
 
 

@@ -74,6 +74,21 @@ FACTS: tuple[Fact[Config], ...] = (
     Fact(Trait.HOLDS_OUT_SAMPLES, where("data.client-test", bool), "Set client-test = 0"),
     Fact(Trait.NOT_PLAIN_MEAN, where("federation.aggregate", "mean".__ne__), PLAIN),
     Fact(
+        Trait.NOT_PLAIN_MEAN,
+        where("federation.adapters", "exact".__eq__),
+        "Set adapters = 'factors'",
+    ),
+    Fact(
+        Trait.NO_WEIGHTED_MEAN,
+        where("federation.adapters", "exact".__eq__),
+        "Set adapters = 'factors'",
+    ),
+    Fact(
+        Trait.ENCODES_STATES,
+        where("federation.adapters", "subspace".__eq__),
+        "Set adapters = 'factors'",
+    ),
+    Fact(
         Trait.NO_WEIGHTED_MEAN,
         where("federation.aggregate", lambda name: name not in WEIGHTED),
         "Set aggregate = 'mean' or 'by-samples'",

@@ -16,10 +16,14 @@ def _summaries(key: str) -> dict[str, str]:
 
 
 COMPRESSORS, DOWNLINK = _summaries("compression.uplink"), _summaries("compression.downlink")
-FEATURES = _summaries("data.features")
+FEATURES, ADAPTERS = _summaries("data.features"), _summaries("federation.adapters")
 # Keys that accept no custom objects, and how `fedmuon list` calls their names.
-CLOSED = ("compression.uplink", "compression.downlink", "data.features")
-CLOSED_LISTS = {"compressors": "compression.uplink", "features": "data.features"}
+CLOSED = ("compression.uplink", "compression.downlink", "data.features", "federation.adapters")
+CLOSED_LISTS = {
+    "compressors": "compression.uplink",
+    "features": "data.features",
+    "adapters": "federation.adapters",
+}
 # Key -> name -> description.
 NAMES: dict[str, Mapping[str, str]] = {
     RECIPE: Summaries("summary"),

@@ -173,6 +173,7 @@ def _listed(names: Iterable[str]) -> str:
 # Key -> the word for its values
 KINDS = {
     "data.name": "source",
+    "federation.adapters": "average of adapters",
     "federation.partition": "partition",
     "task.model": "model",
     "local.recipe": "optimizer",
@@ -217,6 +218,11 @@ PUBLIC_FEATURES = (
     ),
 )
 PUBLIC_CENTER = ReadIf("data.center", ("public",), "runs with a public center")
+TRAINED_NETWORK = ReadIf("task.name", "matrix".__ne__, "networks", "set [task] name = 'network'")
+SUBSPACE_ADAPTERS = (
+    TRAINED_NETWORK,
+    ReadIf("federation.adapters", using("federation.adapters", "subspace-rounds")),
+)
 DIRICHLET_PARTITION = ReadIf("federation.partition", using("federation.partition", "alpha"))
 
 # [task]
@@ -625,6 +631,23 @@ class Federation(Table):
         "Your own stage, or a list of stages, which change the messages between the server and its "
         "clients (`fedmuon.Stage`). A run with a stage of your own has no certificate.",
         values="none, or your own",
+    )
+    adapters: Literal["factors", "freeze-a", "exact", "subspace"] = key(
+        "factors",
+        "How low-rank adapters are combined, whose product B A changes a weight. `factors` "
+        "averages A and B, and records how far the product of the means is from the mean of the "
+        "products. `freeze-a` trains and sends only B (FFA-LoRA). `exact` averages the products, "
+        "and computes new factors of the same rank. `subspace` trains and sends only X of U X Vᵀ "
+        "with shared random bases U and V (FedSubMuon).",
+        read_if=TRAINED_NETWORK,
+    )
+    subspace_rounds: Annotated[int, Field(ge=0, le=ROUNDS)] = key(
+        0,
+        "F, the number of rounds after which the bases of `subspace` are drawn anew. The adapters "
+        "need room for all periods: with P = rounds / F periods, a subspace has the rank of the "
+        "adapters divided by P. With 0, the bases stay the same in all rounds.",
+        read_if=SUBSPACE_ADAPTERS,
+        symbol="F",
     )
     partition: Annotated[Text, AfterValidator(_named("federation.partition"))] = key(
         "dirichlet", "How samples are divided among the clients."
@@ -1653,7 +1676,7 @@ LATER = tuple(
         "local": ("epochs", "proximal", "server-lr", "server-memory", "tau", "personal",
                   "personal-weight", "rank", "qkv", "muon", "renormalize"),
         "task": ("head", "positions", "label-smoothing"),
-        "federation": ("stage",),
+        "federation": ("stage", "adapters", "subspace-rounds"),
         "privacy": ("blocks", "buffers", "max-lot"),
         "output": ("fine-tune", "clients", "average"),
         "compression": ("uplink", "downlink", "share", "levels", "rank", "iterations",

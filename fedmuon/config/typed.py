@@ -66,6 +66,8 @@ FederationKeys = TypedDict(
         "risk-weights": Literal["size", "uniform"],
         "aggregate": Literal["mean", "by-samples", "median", "trimmed-mean", "krum"] | str,
         "stage": str,
+        "adapters": Literal["factors", "freeze-a", "exact", "subspace"],
+        "subspace-rounds": int,
         "partition": Literal["dirichlet", "iid", "shards", "quantity", "column"] | str,
         "seed": int,
         "options": Mapping[str, Any],

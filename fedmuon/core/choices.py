@@ -14,7 +14,8 @@ Arithmetic = Literal["auto", "continuous", "grid"]
 # Reserved names in a round's record and in a run's summary; custom metrics need other names.
 OF_A_ROUND = (
     "round", "participants", "client_loss", "faults", "dropped", "bytes_down", "bytes_up",
-    "train_seconds", "seconds", "simulated_seconds", "staleness",
+    "train_seconds", "seconds", "simulated_seconds", "staleness", "adapter_error",
+    "adapter_discarded",
 )  # fmt: skip
 OF_A_RUN = (
     "loss", "train_loss", "test_loss", "test_gap", "stopped", "privacy", "engine", "seed", "rounds",
@@ -229,6 +230,21 @@ CHOICES: dict[str, tuple[Choice, ...]] = {
             "the reply that is nearest to its neighbours (Blanchard et al. 2017)",
             options={"faulty": ("1", "number of clients that may be faulty")},
             cites=("krum",),
+        ),
+    ),
+    "federation.adapters": (
+        Choice("factors", "mean of each factor; the error of their product is recorded"),
+        Choice(
+            "freeze-a",
+            "the factor A of B A is fixed, and only B is trained and sent (FFA-LoRA)",
+            cites=("ffa-lora",),
+        ),
+        Choice("exact", "mean of the products B A, as factors of the same rank"),
+        Choice(
+            "subspace",
+            "U X V' with shared random bases, of which only X is trained and sent "
+            "(FedSubMuon, arXiv:2609.06073)",
+            keys=("subspace-rounds",),
         ),
     ),
     "federation.partition": (

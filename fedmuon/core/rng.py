@@ -43,6 +43,7 @@ class Draw(IntEnum):
     OUTPUT = 19
     TRAIN_ERROR = 20
     FEATURES = 21
+    SUBSPACE = 22
 
 
 def generator(

@@ -1,4 +1,4 @@
-"""The stages that a config adds to a recipe: your own, compression, and privacy per client.
+"""The stages that a config adds to a recipe: your own, adapters, compression, and client privacy.
 
 Your own stages and compression follow the stages of the recipe. Privacy per client comes before all
 others, so that clients clip the update and add noise to it before other stages change it.
@@ -7,16 +7,14 @@ others, so that clients clip the update and add noise to it before other stages 
 from dataclasses import replace
 
 from fedmuon.config.load import Config
-from fedmuon.config.methods import has
 from fedmuon.config.schema import reads
 from fedmuon.config.user_objects import guard, make_named
-from fedmuon.core.demands import setting
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
+from fedmuon.federated.adapters import with_adapters
 from fedmuon.federated.personal import require_personal
 from fedmuon.federated.recipe_demands import require_demands
 from fedmuon.federated.recipe_facts import BuiltRecipe
-from fedmuon.optim.adapters import require_pairs
 from fedmuon.optim.client_privacy import ClientPrivacy
 from fedmuon.optim.compression import Compression, compressor
 from fedmuon.optim.recipe import Recipe
@@ -24,8 +22,7 @@ from fedmuon.optim.stage import Stage
 from fedmuon.optim.trial_stage import tried_stages
 from fedmuon.optim.user_stage import as_stages, has_custom_stage, unguarded
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
-from fedmuon.tasks.base import Task, split_statistics
-from fedmuon.tasks.networks import NetworkTask
+from fedmuon.tasks.base import Task
 
 
 def with_configured_stages(config: Config, recipe: Recipe, task: Task) -> Recipe:
@@ -39,12 +36,10 @@ def with_configured_stages(config: Config, recipe: Recipe, task: Task) -> Recipe
     if custom is not None:
         stages = as_stages(custom, guard(config, "stage"))
         recipe = replace(recipe, stages=(*recipe.stages, *stages))
-    recipe = _without_client_privacy(config, recipe)
+    recipe = with_adapters(config, _without_client_privacy(config, recipe), task)
     require_demands(BuiltRecipe(config, recipe, task, stages))
     _require_all_clients(config, recipe)
     require_personal(config, recipe, task)
-    if has(config.local.recipe, "adapters"):
-        require_pairs(trained_names(task), setting(config, "local.recipe"))
     compressed = _with_compression(config, recipe)
     if has_custom_stage(recipe):
         start = task.initial(generator(0, Draw.INITIAL))
@@ -52,14 +47,6 @@ def with_configured_stages(config: Config, recipe: Recipe, task: Task) -> Recipe
         stages = (*stages, *compressed.stages[len(stages) :])
         compressed = replace(compressed, stages=stages)
     return _with_client_privacy(config, compressed)
-
-
-def trained_names(task: Task) -> list[str]:
-    """Return the names of the parameters that a task trains, without running statistics."""
-    if isinstance(task, NetworkTask):
-        named = task.module.named_parameters()
-        return [name for name, param in named if param.requires_grad]
-    return [*split_statistics(task.initial(generator(0, Draw.INITIAL)))[0]]
 
 
 def _with_compression(config: Config, recipe: Recipe) -> Recipe:

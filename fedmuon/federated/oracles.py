@@ -83,6 +83,7 @@ class Exact:
             clients=self.numbers,
             received=received,
             samples=self.samples,
+            round=self.round,
         )
 
     def _batches(self, step: int, rows: Sequence[np.ndarray | None]) -> list[Batch]:
@@ -154,6 +155,7 @@ class Private(Exact):
             clients=self.numbers,
             received=received,
             samples=self.samples,
+            round=self.round,
         )
 
 

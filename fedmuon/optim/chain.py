@@ -54,6 +54,7 @@ class Context:
         received: The model that the client received at the start of the round.
         samples: The number n_i of each client's samples as a tensor `[K S]`, only for links with
             `knows_samples`.
+        round: The round whose model the client received.
 
     Example:
         >>> import torch
@@ -73,6 +74,7 @@ class Context:
     clients: tuple[int, ...] = ()
     received: Params = field(default_factory=dict)
     samples: Tensor | None = None
+    round: int = 0
 
 
 @dataclass(frozen=True)

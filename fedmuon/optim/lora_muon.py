@@ -113,8 +113,8 @@ def split_descent(plain: Link, lr: Number, decay: float, chosen: Callable[[str],
         moved, after = plain.update(others, state, context)
         for name, value in factors.items():
             rate = per_replica(lr, value) * context.factor
-            root = (1 - torch.as_tensor(rate * decay, dtype=value.dtype)).sqrt().to(value.device)
-            moved[name] = (root - 1) * context.params[name] - rate * value / root
+            root = (1 - rate * decay) ** 0.5
+            moved[name] = (root - 1) * context.params[name] - rate / root * value
         return {name: moved[name] for name in direction}, after
 
     return replace(plain, update=update)

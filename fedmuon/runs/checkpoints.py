@@ -9,6 +9,7 @@ from fedmuon.core.arrays import to_numpy
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import AFRESH, Record
 from fedmuon.federated.wire import named, unpack
+from fedmuon.optim.adapter_means import ADAPTERS
 from fedmuon.optim.stage import ServerState
 from fedmuon.runs.directory import RunDirectory, answered
 from fedmuon.runs.prepare import Run
@@ -32,6 +33,9 @@ def restored(directory: RunDirectory, fresh: ServerState) -> ServerState:
             for name, value in arrays.items()
             if not name.startswith(OBSERVED)
         }
+        # Earlier versions did not measure the error of adapters.
+        measured = {ADAPTERS: fresh.states[ADAPTERS]} if ADAPTERS in fresh.states else {}
+        tensors = named({}, measured) | tensors
         older: dict[int, dict[str, torch.Tensor]] = {}
         for name in [name for name in tensors if name.startswith(OLDER)]:
             number, _, plain_name = name.removeprefix(OLDER).partition("/")

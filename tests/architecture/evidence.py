@@ -48,9 +48,9 @@ QUIET = {
     **{f"{name}_NUM_THREADS": "1" for name in THREADS},
 }
 # Keys and columns that hold a time, a version, a place or a checksum of a line with times in it.
-# Earlier commits have no bytes.
+# Earlier commits have no bytes and no error of adapters.
 ASIDE = re.compile(
-    r"seconds|per_second|^bytes_|"
+    r"seconds|per_second|^bytes_|^adapter_|"
     r"^(machine|versions|git_commit|check|share_of_gemm|faults|untrained|workers)$"
 )
 # Verdicts of earlier commits.

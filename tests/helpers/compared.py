@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from adapted import adapted, bases
 from reference import gradients, orthogonal
 from reference.rounds import Problem
 from reference.trees import Tree
@@ -43,35 +44,6 @@ def normalized_perceptron(share: float = SHARE) -> nn.Module:
         torch.manual_seed(1)
         norm = nn.BatchNorm1d(4, momentum=share)
         return nn.Sequential(nn.Linear(7, 4), norm, nn.Tanh(), nn.Linear(4, 3))
-
-
-class Adapted(nn.Module):
-    """A fixed matrix with low-rank adapters, named as in PEFT. B is normal times `scale`."""
-
-    def __init__(self, inner: int, outer: int, rank: int, scale: float) -> None:
-        super().__init__()
-        self.base = nn.Linear(inner, outer, bias=False).requires_grad_(False)
-        self.lora_A = nn.Linear(inner, rank, bias=False)
-        self.lora_B = nn.Linear(rank, outer, bias=False)
-        with torch.no_grad():
-            self.lora_B.weight.copy_(scale * torch.randn(outer, rank))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + self.lora_B(self.lora_A(x))
-
-
-def adapted(scale: float = 0.5, rank: int = 2) -> nn.Sequential:
-    """A perceptron of which only adapters are trained."""
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        layers = Adapted(7, 4, rank, scale), nn.Tanh(), Adapted(4, 3, rank, scale)
-        return nn.Sequential(*layers)
-
-
-def bases(module: nn.Sequential) -> list[np.ndarray]:
-    """The fixed matrices of `adapted`."""
-    weights = [module.get_parameter(f"{layer}.base.weight") for layer in (0, 2)]
-    return [weight.double().numpy() for weight in weights]
 
 
 def with_module(config: Config, module: nn.Module) -> Config:

@@ -121,6 +121,10 @@ def replace_by_mean(server: Trees, means: Trees, answered: Answered) -> Trees:
     return means
 
 
+def mean_trees(replies: Sequence[Trees], weights: Sequence[float]) -> Trees:
+    return {tree: mean([reply[tree] for reply in replies], weights) for tree in replies[0]}
+
+
 @dataclass(frozen=True)
 class Method:
     """A federated method.
@@ -134,6 +138,7 @@ class Method:
         directional: Whether clients return a direction in place of a model.
         personal: Name patterns of parameters that stay on the client.
         codecs: How a state is written in messages: the name of the state -> C(x).
+        combine: Function (trees of all replies, weights) that returns their mean.
     """
 
     client: Callable[[Visit, Trees, Trees], Trees]
@@ -143,6 +148,7 @@ class Method:
     directional: bool = False
     personal: str = ""
     codecs: Mapping[str, Compressor] = field(default_factory=dict)
+    combine: Callable[[Sequence[Trees], Sequence[float]], Trees] = mean_trees
 
 
 @dataclass(frozen=True)
@@ -216,7 +222,7 @@ def run(
         if clipping:
             means = clipped_mean(problem, clipping, server, replies, number)
         else:
-            means = {tree: mean([reply[tree] for reply in replies], sizes) for tree in replies[0]}
+            means = method.combine(replies, sizes)
         factor = problem.factors[number] if problem.factors else 1.0
         weights = [size / sum(sizes) for size in sizes]
         server = {**server, **method.server(server, means, Answered(weights, steps, factor))}

@@ -2,6 +2,8 @@
 
 from fedmuon.config.schema import reads
 from fedmuon.federated.experiment import Engine
+from fedmuon.optim.adapter_means import FactorError
+from fedmuon.runs.observers.adapters import AdapterMeans
 from fedmuon.runs.observers.average_model import AverageModel
 from fedmuon.runs.observers.client_records import ClientRecords
 from fedmuon.runs.observers.client_tests import ClientTests
@@ -30,6 +32,9 @@ def observers_of(run: Run, engine: Engine) -> tuple[Observer, ...]:
         observers.append(SimulatedTime(clock))
     observers.append(Replies(clock))
     observers.append(ClientTests(run) if run.config.data.client_test else Evaluation(run))
+    measured = any(isinstance(stage, FactorError) for stage in experiment.recipe.stages)
+    if measured or run.config.federation.adapters == "exact":
+        observers.append(AdapterMeans(run))
     if run.config.output.average:
         observers.append(AverageModel(run))
     if run.config.stability.output_noise and reads(run.config, "stability.output-noise"):

@@ -27,7 +27,7 @@ from fedmuon.analysis.report.numbers import digits
 from fedmuon.config import describe
 from fedmuon.config.describe import KEYS, commented
 from fedmuon.config.load import Config, load, parse
-from fedmuon.config.names import COMPRESSORS, FEATURES, LISTS, NAMES, OPTIONS
+from fedmuon.config.names import ADAPTERS, COMPRESSORS, FEATURES, LISTS, NAMES, OPTIONS
 from fedmuon.config.schema import NEEDS
 from fedmuon.core.errors import AGAIN, NOTHING_SAVED, InputError, Interrupted
 from fedmuon.core.files import write_bytes
@@ -148,9 +148,10 @@ def test_seeds_that_are_no_count_are_refused_in_plain_words(seeds: str) -> None:
     assert f"{seeds} is not an integer that is at least 1" in text
 
 
-@pytest.mark.parametrize("kind", ["suites", "compressors", "features", *LISTS])
+@pytest.mark.parametrize("kind", ["suites", "compressors", "features", "adapters", *LISTS])
 def test_lists_have_all_names(kind: str) -> None:
-    others = {"suites": shipped(), "compressors": COMPRESSORS, "features": FEATURES}
+    others = {"suites": shipped(), "compressors": COMPRESSORS, "features": FEATURES,
+              "adapters": ADAPTERS}  # fmt: skip
     known = others[kind] if kind in others else NAMES[LISTS[kind]]
     text = said("list", kind, COLUMNS="200")
     assert all(name in text for name in known) and len(known) > 1

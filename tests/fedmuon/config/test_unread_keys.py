@@ -48,7 +48,7 @@ OTHER: dict[str, Any] = {
     "task.options": (("odd", 1),), "local.options": (("odd", 1),),
     "orthogonalizer.options": (("odd", 1),),
     "federation.aggregate": "median", "federation.partition": "iid",
-    "federation.stage": STAGE,
+    "federation.stage": STAGE, "federation.adapters": "exact", "federation.subspace-rounds": 2,
     "federation.clients": 4, "federation.per-round": 2, "federation.rounds": 3,
     "federation.risk-weights": "uniform", "federation.seed": 9,
     "task.name": "network", "task.model": "tanh-cnn", "task.width": 12, "task.depth": 1,
@@ -213,6 +213,7 @@ ELSEWHERE = {
     "data.features-seed", "data.public", "data.components",
     "data.folder", "data.target", "data.client", "data.tokenizer", "data.pad-token", "task.weights",
     "task.lora-rank", "engine.name",
+    "federation.subspace-rounds",  # tests/fedmuon/federated/test_adapters_of_runs.py
     "engine.cpus-per-client",
     "engine.gpus-per-client", "engine.ray-address", "faults.policy", "faults.retries",
     "faults.deadline", "faults.patience", "stability.trials", "stability.realized",

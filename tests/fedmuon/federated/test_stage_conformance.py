@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from adapted import fresh
 from compared import (
     built,
     ended,
@@ -28,7 +29,7 @@ from compared import (
 from conftest import small
 from faulty_client import app
 from live_grid import LiveGrid
-from reference import compressors, methods, rounds
+from reference import adapters, compressors, methods, rounds
 from reference.compressors import top_k
 from reference.rounds import Channel, Clipping, Method, Problem
 from reference.trees import is_statistic
@@ -59,6 +60,7 @@ from fedmuon.server.strategy import FlowerEngine
 
 LR, N, SEED, LAMBDA = 0.3, 5, 3, 0.1
 PLAIN = Channel(seed=SEED)
+ADAPTED = f"{Path(__file__).parents[2] / 'helpers' / 'adapted.py'}:fresh"
 EXAMPLE = f"{Path(__file__).parents[3] / 'examples' / 'stage.py'}:LargerHalf"
 
 
@@ -145,6 +147,25 @@ def late(
     given = {"devices": devices, "federation": {"rounds": 8}, **tables}
     shapes = "compression" in tables or tables.get("local", {}).get("recipe") == "fedmuon-svd"
     return Row(given, newest, method, replace(channel, seed=SEED), shapes=shapes)
+
+
+def averaged(
+    way: str,
+    change: Callable[[Method], Method],
+    wrong: Callable[[Method], Method],
+    shapes: bool = True,
+    rounds: int = 0,
+) -> Row:
+    """An average of low-rank adapters, whose reference changes the method."""
+    federation = {"adapters": way} | ({"subspace-rounds": rounds} if rounds else {})
+    return Row(
+        {"federation": federation},
+        lambda case: case._replace(method=wrong(methods.fedmuon(LR))),
+        lambda config: change(methods.fedmuon(LR)),
+        module=fresh,
+        shapes=shapes,
+        on_engines={"task": {"name": ADAPTED}},
+    )
 
 
 TOP: dict[str, Any] = {"uplink": "top-k", "share": 0.3}
@@ -239,6 +260,20 @@ STAGES: dict[str, Row] = {
         {"federation": {"stage": EXAMPLE}, "local": FEDAVG},
         lambda case: case._replace(channel=Channel()), fedavg,
         Channel(compressors.larger_half), shapes=False,
+    ),
+    "frozen factors": averaged(
+        "freeze-a", adapters.freeze_a, lambda method: adapters.freeze_a(method, scale=1.01)
+    ),
+    "mean of products": averaged(
+        "exact", adapters.exact, lambda method: adapters.exact(method, halved=True), shapes=False
+    ),
+    "subspaces": averaged(
+        "subspace", lambda method: adapters.subspace(method, 1, 2, 2),
+        lambda method: adapters.subspace(method, 1, 3, 2), rounds=2,
+    ),
+    "one subspace": averaged(
+        "subspace", lambda method: adapters.subspace(method, 2, 0, 1),
+        lambda method: adapters.subspace(method, 2, 0, 1, turned=0.01),
     ),
     "late replies": late(),
     "late signs": late(
@@ -510,7 +545,7 @@ def on_engines(name: str, clients: int) -> Config:
 
 
 SUPER_LINK = ("top-k with EF21", "sign of SCAFFOLD", "personal parameters", "custom stage",
-              "late sparse replies")  # fmt: skip
+              "subspaces", "late sparse replies")  # fmt: skip
 
 
 def same_models(folder: Path, other: Path) -> None:

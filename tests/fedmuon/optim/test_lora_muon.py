@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compared import adapted, built, ended, with_module
+from adapted import adapted
+from compared import built, ended, with_module
 from conftest import small
 from reference import methods, orthogonal
 from torch import nn

@@ -4,7 +4,8 @@ import re
 from typing import Any
 
 import pytest
-from compared import adapted, with_module
+from adapted import adapted
+from compared import with_module
 from conftest import small
 
 from docs.making.methods import methods

@@ -26,12 +26,22 @@ from fedmuon.runs.prepare import prepare
 
 CONDITIONS = 12  # in loop.py; 58 before the optional features became observers
 NETWORK = {"name": "network", "model": "mlp"}
+ADAPTED = {"name": f"{Path(__file__).parents[2] / 'helpers' / 'adapted.py'}:fresh"}
 PERSONAL = {"recipe": "fedper", "personal": "head.*"}
 CHOICES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "default": ({}, ["Replies", "Evaluation"]),
     "devices": ({"devices": {"mode": "synchronous"}}, ["SimulatedTime", "Replies", "Evaluation"]),
     "clients": ({"output": {"clients": True}}, ["Replies", "Evaluation", "ClientRecords"]),
     "average": ({"output": {"average": 0.5}}, ["Replies", "Evaluation", "AverageModel"]),
+    "adapters": ({"task": ADAPTED}, ["Replies", "Evaluation", "AdapterMeans"]),
+    "products": (
+        {"task": ADAPTED, "federation": {"adapters": "exact"}},
+        ["Replies", "Evaluation", "AdapterMeans"],
+    ),
+    "fixed factors": (
+        {"task": ADAPTED, "federation": {"adapters": "freeze-a"}},
+        ["Replies", "Evaluation"],
+    ),
     "tests": ({"data": {"client-test": 0.3}}, ["Replies", "ClientTests"]),
     "personal": (
         {"task": NETWORK, "local": PERSONAL},

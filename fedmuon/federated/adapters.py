@@ -1,0 +1,151 @@
+"""How a run combines low-rank adapters: the value of [federation] adapters."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from fedmuon.config.load import Config
+from fedmuon.config.methods import has
+from fedmuon.config.schema import reads
+from fedmuon.config.user_objects import user_objects
+from fedmuon.core.demands import setting
+from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw, generator
+from fedmuon.optim.adapter_means import FactorError, exact_mean
+from fedmuon.optim.adapters import Pair, find_pairs, require_pairs
+from fedmuon.optim.frozen_factors import with_frozen
+from fedmuon.optim.recipe import Recipe, first_state
+from fedmuon.optim.server_rules import replace_by_mean
+from fedmuon.optim.subspaces import Subspaces, with_subspaces
+from fedmuon.tasks.base import Params, Task, split_statistics
+
+KEY = "federation.adapters"
+SIMPLER = "Choose another recipe, such as fedavg, local-muon, fedmuon or local-adamw"
+
+
+def with_adapters(config: Config, recipe: Recipe, task: Task) -> Recipe:
+    """Return the recipe with the stage or the aggregator that [federation] adapters selects.
+
+    Raise an error if the model has no adapters, or if the recipe does not fit the value.
+    """
+    way = config.federation.adapters if reads(config, KEY) else "factors"
+    if way == "factors":
+        if has(config.local.recipe, "adapters"):
+            require_pairs(_start(task), setting(config, "local.recipe"))
+        return _measured(config, recipe, task)
+    start = _start(task)
+    pairs = require_pairs(start, setting(config, KEY))
+    pairs = tuple(p for p in pairs if not recipe.is_personal(p.a) and not recipe.is_personal(p.b))
+    _require_fitting(config, recipe, start, pairs)
+    return WAYS[way](config, recipe, start, pairs)
+
+
+def _start(task: Task) -> Params:
+    return split_statistics(task.initial(generator(0, Draw.INITIAL)))[0]
+
+
+def _measured(config: Config, recipe: Recipe, task: Task) -> Recipe:
+    """Return the recipe with a stage that measures the error of mean factors.
+
+    A run with privacy of clients measures nothing, because the error would be a second release. The
+    replies of FedBuff start from several models. Without weights, there is no mean to compare with.
+    """
+    shares = recipe.aggregate.shares
+    silent = config.privacy.level == "client" or config.devices.mode == "fedbuff"
+    if silent or shares is None or recipe.direction or not find_pairs(_names(task)):
+        return recipe
+    return replace(recipe, stages=(FactorError(shares), *recipe.stages))
+
+
+def _names(task: Task) -> list[str]:
+    """Return the names of parameters, without computing their values if the task is a network."""
+    module = getattr(task, "module", None)
+    return [*_start(task)] if module is None else [name for name, _ in module.named_parameters()]
+
+
+def _frozen(config: Config, recipe: Recipe, start: Params, pairs: tuple[Pair, ...]) -> Recipe:
+    return with_frozen(recipe, frozenset(pair.a for pair in pairs))
+
+
+def _exact(config: Config, recipe: Recipe, start: Params, pairs: tuple[Pair, ...]) -> Recipe:
+    _require_mean(config, recipe)
+    return replace(recipe, aggregate=exact_mean(recipe.aggregate))
+
+
+def _subspace(config: Config, recipe: Recipe, start: Params, pairs: tuple[Pair, ...]) -> Recipe:
+    _require_mean(config, recipe)
+    rounds, table = config.federation.subspace_rounds, config.federation
+    periods = math.ceil(table.rounds / rounds) if rounds else 1
+    forms = tuple((pair, (start[pair.b].shape[1], start[pair.a][0, 0].numel())) for pair in pairs)
+    if has(config.local.recipe, "adapters"):
+        raise InputError(
+            f"{setting(config, 'local.recipe')} trains both factors of an adapter, but "
+            f"{setting(config, KEY)} trains one matrix between them. Set recipe = 'fedmuon'."
+        )
+    ranks = {pair: start[pair.a].shape[1] for pair in pairs}
+    smallest = min(ranks.values())
+    rank = smallest // periods
+    if not rank:
+        raise InputError(
+            f"[federation] rounds = {table.rounds} with subspace-rounds = {rounds} has {periods} "
+            f"periods, which need adapters of rank {periods} or more, but the adapters have rank "
+            f"{smallest}. Raise subspace-rounds, or the rank of the adapters."
+        )
+    for pair, (m, n) in forms:
+        if rank > min(m, n):
+            raise InputError(
+                f"the adapter of {pair.layer} has rank {ranks[pair]} in {periods} periods, but a "
+                f"subspace of rank {rank} does not fit a weight of {m} x {n}. Lower the rank."
+            )
+        if bool(start[pair.b].any()):
+            raise InputError(
+                f"{setting(config, KEY)} needs adapters that start at 0, but {pair.b} has other "
+                "values. Merge the adapters into the model first, or set B = 0."
+            )
+    return with_subspaces(recipe, Subspaces(forms, rank, rounds, periods, table.seed))
+
+
+WAYS: dict[str, Callable[[Config, Recipe, Params, tuple[Pair, ...]], Recipe]] = {
+    "freeze-a": _frozen,
+    "exact": _exact,
+    "subspace": _subspace,
+}
+
+
+def _require_fitting(
+    config: Config, recipe: Recipe, start: Params, pairs: tuple[Pair, ...]
+) -> None:
+    """Raise an error if a rule or a state of the recipe needs both factors as they are."""
+    value, named = setting(config, KEY), _named(config)
+    if recipe.client is not None or recipe.direction or recipe.persistent:
+        raise InputError(
+            f"{named} stores or returns more than trained models and momenta, but {value} does "
+            f"not allow this, because these states need both factors of an adapter. {SIMPLER}."
+        )
+    if recipe.mechanism is not None:
+        raise InputError(
+            f"{named} is private, but {value} does not allow this, because examples are clipped "
+            "over both factors of an adapter. Set adapters = 'factors'."
+        )
+    names = {name for pair in pairs for name in (pair.a, pair.b)}
+    for state in recipe.returned:
+        odd = [name for name in first_state(recipe, state, start) if name not in start]
+        if odd and names and config.federation.adapters != "freeze-a":
+            raise InputError(
+                f"{named} averages the state {state!r}, which contains {odd[0]!r}, but {value} can "
+                f"only reset states like momenta. {SIMPLER}."
+            )
+
+
+def _require_mean(config: Config, recipe: Recipe) -> None:
+    """Raise an error if the server does more than replace the model by the mean."""
+    if recipe.server is not replace_by_mean and user_objects(config).recipe is None:
+        raise InputError(
+            f"the server of {_named(config)} takes its own steps, but {setting(config, KEY)} does "
+            f"not allow this, because such steps change factors one by one. {SIMPLER}."
+        )
+
+
+def _named(config: Config) -> str:
+    custom = user_objects(config).recipe is not None
+    return "your recipe" if custom else setting(config, "local.recipe")

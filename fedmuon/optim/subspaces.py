@@ -1,0 +1,248 @@
+"""Adapters U X V^T with shared random bases, of which clients train and send only X (FedSubMuon).
+
+A period is a number F of rounds. In period p, the change of a weight [m, n] is
+
+    U_0 X_0 V_0^T + ... + U_p X_p V_p^T,
+
+where U_p [m, r] and V_p [n, r] have orthonormal columns that everyone draws from the seed of the
+run. Clients train X_p [r, r], which starts at 0. The mean of X_p is exact, because all clients have
+the same bases. After the period, X_p never changes again: the product is merged into the weight.
+
+The merged products stay in the adapter: with factors A [R, n] and B [m, R] and R >= r P for P
+periods, block p of the columns of B is U_p X_p, and block p of the rows of A is V_p^T. So the
+frozen weights need not change. A message contains X_0, ..., X_(P-1), from which a client computes A
+and B, and a reply contains X_p.
+
+Source: FedSubMuon (arXiv:2609.06073).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmuon.core.demands import Trait
+from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw, generator
+from fedmuon.optim.adapters import Pair
+from fedmuon.optim.chain import Chain, Context, Link, State, States, stateless
+from fedmuon.optim.low_rank import require_encoded_once
+from fedmuon.optim.recipe import Recipe
+from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, Stage, Trees
+from fedmuon.tasks.base import Params
+
+Form = tuple[int, int]  # m and n of a weight
+
+
+@dataclass(frozen=True)
+class Subspaces:
+    """The bases of a run, and the conversion of factors A and B to matrices X and back.
+
+    Attributes:
+        pairs: The adapters, with the shape (m, n) of their products.
+        rank: The rank r of each period.
+        rounds: The number F of rounds of a period, or 0 if there is only one period.
+        periods: The number P of periods.
+        seed: The seed of the bases.
+    """
+
+    pairs: tuple[tuple[Pair, Form], ...]
+    rank: int
+    rounds: int
+    periods: int
+    seed: int
+
+    def period(self, round: int) -> int:
+        """Return the period to which a round belongs."""
+        return min(round // self.rounds, self.periods - 1) if self.rounds else 0
+
+    def begins(self, round: int) -> bool:
+        """Return whether a round is the first one of a period."""
+        return round == 0 or self.period(round) != self.period(round - 1)
+
+    def bases(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return U [P, m, r] and V [P, n, r] of a layer, with the dtype and device of a tensor."""
+        shape = self.pairs[layer][1]
+        return _bases(self.seed, layer, shape, self.rank, self.periods, like.dtype, like.device)
+
+    def stacked(self, params: Params) -> Params:
+        """Return all X [S, P, r, r] of a model under the names of B, and its other parameters."""
+        inner = self._others(params)
+        for layer, (pair, _) in enumerate(self.pairs):
+            b = params[pair.b].flatten(2)
+            blocks = b[..., : self.periods * self.rank].unflatten(2, (self.periods, self.rank))
+            inner[pair.b] = self.bases(layer, b)[0].mT @ blocks.permute(0, 2, 1, 3)
+        return inner
+
+    def model(self, inner: Params, like: Params) -> Params:
+        """Return the model with these X [S, P, r, r]. `like` has the names and shapes."""
+        params = {name: inner[name] for name in like if name in inner}
+        for layer, (pair, _) in enumerate(self.pairs):
+            x = inner[pair.b]
+            left, right = self.bases(layer, x)
+            columns = (left @ x).permute(0, 2, 1, 3).flatten(2)
+            rows = right.mT.flatten(0, 1).expand(len(x), -1, -1)
+            rest = like[pair.b].flatten(2).shape[2] - columns.shape[2]  # unused ranks stay 0
+            columns = torch.nn.functional.pad(columns, (0, rest))
+            rows = torch.nn.functional.pad(rows, (0, 0, 0, rest))
+            params[pair.b] = columns.reshape(len(x), *like[pair.b].shape[1:])
+            params[pair.a] = rows.reshape(len(x), *like[pair.a].shape[1:])
+        return {name: params[name] for name in like if name in params}
+
+    def active(self, params: Params, round: int) -> Params:
+        """Return X [S, r, r] of the round's period, and the parameters that are no factors."""
+        inner = self._others(params)
+        for layer, (pair, _) in enumerate(self.pairs):
+            b = params[pair.b].flatten(2)
+            inner[pair.b] = self._left(layer, b, round).mT @ b[..., self._block(round)]
+        return inner
+
+    def with_active(self, params: Params, inner: Params, round: int) -> Params:
+        """Return the model in which X [S, r, r] of the round's period has another value."""
+        changed = {name: inner.get(name, value) for name, value in params.items()}
+        for layer, (pair, _) in enumerate(self.pairs):
+            b = params[pair.b].flatten(2).clone()
+            b[..., self._block(round)] = self._left(layer, b, round) @ inner[pair.b]
+            changed[pair.b] = b.reshape(params[pair.b].shape)
+        return changed
+
+    def _others(self, params: Params) -> Params:
+        factors = {name for pair, _ in self.pairs for name in (pair.a, pair.b)}
+        return {name: value for name, value in params.items() if name not in factors}
+
+    def _block(self, round: int) -> slice:
+        start = self.period(round) * self.rank
+        return slice(start, start + self.rank)
+
+    def _left(self, layer: int, like: Tensor, round: int) -> Tensor:
+        return self.bases(layer, like)[0][self.period(round)]
+
+
+@lru_cache(maxsize=4096)
+def _bases(
+    seed: int, layer: int, shape: Form, rank: int, periods: int, dtype: Any, device: Any
+) -> tuple[Tensor, Tensor]:
+    bases = []
+    for side, size in enumerate(shape):
+        drawn = [
+            generator(seed, Draw.SUBSPACE, round=period, client=side, block=layer)
+            for period in range(periods)
+        ]
+        columns = [np.linalg.qr(rng.standard_normal((size, rank)))[0] for rng in drawn]
+        bases.append(torch.from_numpy(np.stack(columns)).to(device, dtype))
+    return bases[0], bases[1]
+
+
+@dataclass(frozen=True)
+class SubspaceAdapters(Stage):
+    """A stage that sends X instead of factors, and lets states start again in each period.
+
+    Attributes:
+        spaces: The bases.
+    """
+
+    spaces: Subspaces
+
+    def require(self, recipe: Any) -> None:
+        """Raise an error if another stage compresses or encodes the same messages."""
+        require_encoded_once(recipe.stages)
+
+    @property
+    def facts(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Return what compression and privacy must know: factors are encoded."""
+        return (Trait.ENCODES_STATES,)
+
+    @property
+    def exact(self) -> bool:  # type: ignore[override]
+        """Return False, because decoded factors are equal only up to rounding."""
+        return False
+
+    def send(self, message: Trees, server: ServerState) -> Trees:
+        """Send all X. States of the last period become 0, because they belong to other bases."""
+        sent = {**message, MODEL: self.spaces.stacked(message[MODEL])}
+        if not self.spaces.begins(server.round):
+            return sent
+        for tree in sent.keys() - {MODEL}:
+            reset = {pair.b: torch.zeros_like(sent[tree][pair.b]) for pair, _ in self.spaces.pairs}
+            sent[tree] = {**sent[tree], **reset}
+        return sent
+
+    def open(self, message: Trees, model: Callable[[], Params]) -> Trees:
+        """Return the factors of all periods."""
+        return {**message, MODEL: self.spaces.model(message[MODEL], model())}
+
+    def reply(self, reply: Reply, received: Broadcast, memory: States) -> Reply:
+        """Return X of this period."""
+        inner = self.spaces.active(reply.params, received.round)
+        return reply.with_trees({**reply.trees, MODEL: inner})
+
+    def read(
+        self, replies: list[Reply], received: Callable[[], Broadcast], server: ServerState
+    ) -> tuple[list[Reply], States]:
+        """Return the replies with factors."""
+        params = received().params
+        return [
+            reply.with_trees({
+                **reply.trees,
+                MODEL: self.spaces.with_active(params, reply.params, server.round),
+            })
+            for reply in replies
+        ], {}  # fmt: skip
+
+    def sent_like(self, message: Trees) -> Trees:
+        """Return tensors like those of a message."""
+        return {**message, MODEL: self.spaces.stacked(message[MODEL])}
+
+    def returned_like(self, message: Trees) -> Trees:
+        """Return tensors like those of a reply."""
+        return {**message, MODEL: self.spaces.active(message[MODEL], 0)}
+
+
+def with_subspaces(recipe: Recipe, spaces: Subspaces) -> Recipe:
+    """Return the recipe, whose links train X instead of the factors A and B."""
+
+    def embedded(direction: Params, context: Context) -> Params:
+        nothing = {name: torch.zeros_like(value) for name, value in context.params.items()}
+        return spaces.with_active(nothing, direction, context.round)
+
+    links = [_within(link, spaces) for link in recipe.chain.links]
+    chain = Chain((*links, stateless("subspace", embedded)))
+    return replace(recipe, chain=chain, stages=(*recipe.stages, SubspaceAdapters(spaces)))
+
+
+def _within(link: Link, spaces: Subspaces) -> Link:
+    """Return a link that sees a model with X [S, r, r] of the round's period instead of A and B."""
+
+    def init(params: Params) -> State:
+        return link.init(spaces.active(params, 0))
+
+    def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
+        round = context.round
+
+        def gradient(at: Params) -> tuple[Tensor, Params]:
+            loss, slope = context.gradient(spaces.with_active(context.params, at, round))
+            return loss, spaces.active(slope, round)
+
+        inner = replace(
+            context,
+            params=spaces.active(context.params, round),
+            received=spaces.active(context.received, round) if context.received else {},
+            gradient=gradient,
+        )
+        return link.update(direction, state, inner)
+
+    if any(bool(value.any()) for value in link.init(_ones(spaces)).values()):
+        raise InputError(
+            f"[federation] adapters = 'subspace' starts the state of each link at 0, but the state "
+            f"of {link.name} starts at other values. Choose another recipe, such as fedavg, "
+            "local-muon, fedmuon or local-adamw."
+        )
+    return replace(link, init=init, update=update)
+
+
+def _ones(spaces: Subspaces) -> Params:
+    return {pair.b: torch.ones(1, spaces.rank, spaces.rank) for pair, _ in spaces.pairs}

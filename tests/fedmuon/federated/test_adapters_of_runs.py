@@ -1,0 +1,384 @@
+"""[federation] adapters: means of products, the error of mean factors, and what is rejected."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from adapted import adapted, fresh
+from compared import built, ended, with_module
+from conftest import small
+from safetensors.numpy import load_file, save_file
+from torch import nn
+
+from fedmuon.config.load import Config
+from fedmuon.core.errors import InputError
+from fedmuon.experiments.run import execute
+from fedmuon.federated.build import build_experiment
+from fedmuon.federated.experiment import Experiment
+from fedmuon.federated.rounds import (
+    begin,
+    next_state,
+    received_message,
+    run_round,
+    simulate,
+)
+from fedmuon.optim.adapter_means import exact_mean, refactored
+from fedmuon.optim.adapters import find_pairs, product
+from fedmuon.optim.aggregator import mean
+from fedmuon.optim.aggregators import by_samples, median
+from fedmuon.optim.stage import ServerState, Stage
+from fedmuon.runs.checkpoints import restored
+from fedmuon.runs.directory import RunDirectory
+from fedmuon.tasks.decoder import Form, decoder, gpt2_law
+
+N, LR = 5, 0.3
+WAYS = ("factors", "freeze-a", "exact", "subspace")
+
+
+def config(way: str = "factors", module: nn.Module | None = None, **tables: Any) -> Config:
+    below: dict[str, dict[str, Any]] = {
+        "federation": {"clients": N, "per-round": 3, "rounds": 3, "adapters": way},
+        "local": {"recipe": "fedmuon", "lr": LR, "steps": 2, "batch": 4},
+        "task": {"name": "given"},
+    }
+    return with_module(small(below, **tables), module or fresh())
+
+
+def one_round(made: Experiment, state: ServerState) -> tuple[ServerState, list[Any]]:
+    """The state after the next round, and the models that clients had before they replied."""
+    clients = [made.client(int(client)) for client in made.plan.participants(state.round)]
+    _, replies, _ = run_round(made, state, clients)
+    read = list(replies)
+    for stage in reversed(made.recipe.stages):
+        read, _ = stage.read(read, lambda: received_message(made.recipe, state), state)
+    return next_state(made, state, replies)[0], [reply.params for reply in read]
+
+
+def gaps(way: str, rank: int, per_round: int, **tables: Any) -> list[float]:
+    """The relative distance of the server's products from the mean of products, in each round."""
+    table = config(way, adapted(0.0, rank), federation={"per-round": per_round}, **tables)
+    made = built(table)
+    state, distances = begin(made.recipe, made.task, made.plan.seed), []
+    for _ in range(made.plan.rounds):
+        state, models = one_round(made, state)
+        params = {**begin(made.recipe, made.task, made.plan.seed).params, **state.params}
+        for pair in find_pairs(params):
+            products = [product({**params, **model}, pair) for model in models]
+            exact = torch.stack(products).mean(0)
+            away = torch.linalg.matrix_norm(product(params, pair) - exact)
+            distances.append(float(away / torch.linalg.matrix_norm(exact)))
+    return distances
+
+
+@pytest.mark.parametrize("way", ["freeze-a", "exact", "subspace"])
+def test_products_are_averaged_exactly(way: str) -> None:
+    """`exact` with a rank that suffices: layers 4 x 7 and 3 x 4 with adapters of rank 3."""
+    rank, per_round = (3, 3) if way == "exact" else (2, 3)
+    distances = gaps(way, rank, per_round)
+    second = distances[1::2]  # of the layer 3 x 4, whose products have rank 3 at most
+    assert max(second if way == "exact" else distances) < 1e-12
+    assert max(gaps("factors", rank, per_round)) > 1e-4  # the negative control
+
+
+def test_exact_discards_what_exceeds_the_rank(tmp_path: Path) -> None:
+    """The server's product is the nearest one of rank 2, and the record says what is missing."""
+    made = built(config("exact"))
+    state = begin(made.recipe, made.task, made.plan.seed)
+    state, models = one_round(made, state)
+    above = below = 0.0
+    for pair in find_pairs(state.params):
+        whole = np.mean([product(model, pair)[0].numpy() for model in models], axis=0)
+        U, values, V = np.linalg.svd(whole)
+        nearest = U[:, :2] * values[:2] @ V[:2]
+        np.testing.assert_allclose(product(state.params, pair)[0].numpy(), nearest, atol=1e-13)
+        above, below = above + sum(values[2:] ** 2), below + sum(values**2)
+        a, b = state.params[pair.a][0], state.params[pair.b][0]
+        torch.testing.assert_close(a @ a.mT, b.mT @ b, rtol=0, atol=1e-13)  # balanced
+    expected = np.sqrt(above / below)
+    assert float(state.states["aggregate"]["discarded"][0]) == pytest.approx(expected, rel=1e-9)
+    assert 1e-4 < expected < 0.5
+    assert not any(value.any() for value in state.states["momentum"].values())
+    with_factors = ended(built(config("factors"))).states["momentum"]
+    assert all(value.any() for value in with_factors.values())  # the negative control
+
+
+def test_weights_of_products_are_those_of_the_aggregate() -> None:
+    """By numbers of samples."""
+    table = config("exact", local={"recipe": "fedavg"}, federation={"aggregate": "by-samples"})
+    made = built(table)
+    state = begin(made.recipe, made.task, made.plan.seed)
+    after, models = one_round(made, state)
+    sizes = [made.client(int(client))[1].size for client in made.plan.participants(0)]
+    pair = find_pairs(after.params)[1]
+    products = [product(model, pair)[0].numpy() for model in models]
+    found = product(after.params, pair)[0].numpy()
+    U, values, V = np.linalg.svd(np.average(products, axis=0, weights=sizes))
+    np.testing.assert_allclose(found, U[:, :2] * values[:2] @ V[:2], atol=1e-13)
+    U, values, V = np.linalg.svd(np.mean(products, axis=0))  # the negative control
+    assert np.abs(found - U[:, :2] * values[:2] @ V[:2]).max() > 1e-6
+
+
+def test_rows_without_a_singular_value_can_still_be_trained() -> None:
+    """A product of rank 1, and one of rank 0, with factors of rank 2."""
+    rng = np.random.default_rng(0)
+    a, b = (torch.from_numpy(rng.standard_normal(shape)) for shape in ((1, 2, 7), (1, 4, 2)))
+    length = torch.tensor([0.5], dtype=torch.float64)
+    for scale in (torch.tensor([1.0, 0.0]), torch.zeros(2)):
+        new_a, new_b, (discarded, norm) = refactored(b * scale, a, 2, length)
+        torch.testing.assert_close(new_b @ new_a, (b * scale) @ a, rtol=1e-12, atol=1e-13)
+        lengths = new_a[0].norm(dim=1)
+        assert lengths[1] == pytest.approx(0.5) and lengths[0] > 0.1
+        assert float(discarded) < 1e-13 and (float(norm) > 0) == bool(scale.any())
+        assert not new_b[0, :, 1].any()  # so that the product does not change
+
+
+def test_a_run_from_b_0_moves_all_adapters() -> None:
+    for way in WAYS:
+        after = ended(built(config(way))).params
+        assert all(bool(after[pair.b].any()) for pair in find_pairs(after)), way
+        assert len(find_pairs(after)) == 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_records_show_the_error_or_the_discarded_part(way: str, tmp_path: Path) -> None:
+    """At each evaluation, and in the summary."""
+    table = config(way, output={"evaluate-every": 2, "checkpoint-every": 1})
+    summary = execute(table, tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").open()]
+    fields = {"factors": "adapter_error", "exact": "adapter_discarded"}
+    shown = [[field for field in ("adapter_error", "adapter_discarded") if field in line]
+             for line in (*lines, summary)]  # fmt: skip
+    field = [fields[way]] if way in fields else []
+    assert shown == [[], field, field, field]
+    if field:
+        assert 1e-5 < summary[field[0]] < 0.5 and summary[field[0]] == lines[2][field[0]]
+
+
+def test_error_of_factors_equals_whole_products() -> None:
+    made = built(config())
+    state = begin(made.recipe, made.task, made.plan.seed)
+    after, models = one_round(made, state)
+    above = below = 0.0
+    for pair in find_pairs(after.params):
+        whole = np.mean([product(model, pair)[0].numpy() for model in models], axis=0)
+        above += ((product(after.params, pair)[0].numpy() - whole) ** 2).sum()
+        below += (whole**2).sum()
+    error = float(after.states["adapters"]["error"][0])
+    assert error == pytest.approx(np.sqrt(above / below), rel=1e-9) and error > 1e-5
+
+
+def test_a_checkpoint_without_the_error_can_be_resumed(tmp_path: Path) -> None:
+    """Earlier versions did not measure it."""
+    table = config(output={"checkpoint-every": 1})
+
+    def stop(record: Any) -> None:
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(table, tmp_path / "run", on_round_end=stop)
+    made = built(table)
+    start = begin(made.recipe, made.task, made.plan.seed)
+
+    class Earlier(RunDirectory):
+        def newest_checkpoint(self) -> Any:
+            arrays, about = super().newest_checkpoint() or ({}, {})
+            return {name: x for name, x in arrays.items() if "adapters." not in name}, about
+
+    state = restored(Earlier(tmp_path / "run"), start)
+    assert state.round == 2 and float(state.states["adapters"]["error"][0]) == 0.0
+    assert restored(RunDirectory(tmp_path / "run"), start).states["adapters"]["error"][0] > 0
+
+
+# Subspaces
+
+
+def test_merged_products_stay_when_bases_are_drawn_anew() -> None:
+    table = config("subspace", adapted(0.0, 2), federation={"rounds": 4, "subspace-rounds": 2})
+    made = built(table)
+    state = begin(made.recipe, made.task, made.plan.seed)
+    columns = []
+    for _ in range(4):
+        state, _ = one_round(made, state)
+        columns.append(state.params["0.lora_B.weight"][0].clone())
+    assert not columns[1][:, 1].any() and columns[3][:, 1].any()
+    torch.testing.assert_close(columns[3][:, 0], columns[1][:, 0], rtol=1e-13, atol=1e-15)
+    rows = state.params["0.lora_A.weight"][0]
+    torch.testing.assert_close(rows.norm(dim=1), torch.ones(2).double())
+    other = config("subspace", adapted(0.0, 2), federation={"rounds": 4, "subspace-rounds": 2,
+                                                            "seed": 4})  # fmt: skip
+    assert float((ended(built(other)).params["0.lora_A.weight"][0] - rows).abs().max()) > 0.01
+
+
+def test_replies_contain_only_x() -> None:
+    """r^2 numbers per adapter instead of r (m + n)."""
+    made = built(config("subspace", local={"recipe": "fedavg"}))
+    state = begin(made.recipe, made.task, made.plan.seed)
+    clients = [made.client(int(client)) for client in made.plan.participants(0)]
+    _, replies, _ = run_round(made, state, clients)
+    assert {value.shape for reply in replies for value in reply.params.values()} == {(1, 2, 2)}
+    assert len(replies[0].params) == 2
+
+
+def test_local_adamw_trains_x() -> None:
+    """AdamW on X differs from AdamW on B, because it scales single entries."""
+    made = built(config("subspace", local={"recipe": "local-adamw", "lr": 0.01}))
+    after = ended(made).params
+    step = torch.linalg.matrix_norm(after["0.lora_B.weight"])
+    assert 0.001 < float(step) < 0.01 * 2 * 3 * 2 + 1e-9  # at most lr per entry of X and step
+
+
+# What is rejected
+
+REJECTED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "client rule": ("exact", {"local": {"recipe": "scaffold"}}, "stores or returns more than"),
+    "own server": ("exact", {"local": {"recipe": "fedavgm"}}, "takes its own steps"),
+    "second moments": (
+        "subspace", {"local": {"recipe": "adamw", "lr": 0.01}}, "averages the state 'adamw'",
+    ),
+    "start of a link": ("subspace", {"local": {"recipe": "fedprox"}}, "the state of proximal"),
+    "no weights": ("exact", {"federation": {"aggregate": "median"}}, "needs a weighted mean"),
+    "too many periods": (
+        "subspace", {"federation": {"subspace-rounds": 1}}, "3 periods, which need adapters",
+    ),
+    "LoRA-Muon on X": ("subspace", {"local": {"recipe": "lora-muon"}}, "one matrix between them"),
+    "late replies": (
+        "exact", {"devices": {"mode": "fedbuff", "buffer": 2}}, "no common product of factors",
+    ),
+    "compression": (
+        "subspace", {"compression": {"uplink": "top-k"}}, "messages can be compressed only once",
+    ),
+    "encoded twice": (
+        "subspace", {"local": {"recipe": "fedmuon-svd", "rank": 1}}, "encoded only once",
+    ),
+    "client privacy": (
+        "freeze-a", {"privacy": {"level": "client", "noise": 1.0}}, "change the fixed factors",
+    ),
+    "example privacy": (
+        "freeze-a",
+        {"local": {"recipe": "dp-sgd", "batch": 0}, "privacy": {"noise": 1.0, "lot": 8.0}},
+        "clipped over both factors",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REJECTED)
+def test_unsuitable_settings_are_rejected(name: str) -> None:
+    way, tables, words = REJECTED[name]
+    with pytest.raises(InputError, match=words) as error:
+        built(config(way, **tables))
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_without_adapters_or_with_trained_ones_is_rejected() -> None:
+    plain = nn.Sequential(nn.Linear(7, 4), nn.Tanh(), nn.Linear(4, 3))
+    for way in WAYS[1:]:
+        with pytest.raises(InputError, match=f"adapters = '{way}' needs low-rank.* are 0, 2"):
+            built(config(way, plain))
+    with pytest.raises(InputError, match=r"0\.lora_B\.weight has other values"):
+        built(config("subspace", adapted(0.5)))
+    with pytest.raises(InputError, match="a subspace of rank 4 does not fit a weight of 3 x 4"):
+        built(config("subspace", adapted(0.0, 4)))
+    with pytest.raises(InputError, match="only by networks"):
+        small(federation={"adapters": "exact"})
+    for aggregate in (mean(), by_samples()):
+        assert exact_mean(aggregate).shares is not None
+    with pytest.raises(InputError, match="needs a weighted mean"):
+        exact_mean(median())
+
+
+# fedmuon's own decoder
+
+FORM = Form(256, 12, 16, 2, 2)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_adapters_of_the_decoder(way: str, tmp_path: Path) -> None:
+    """The names of its factors are others."""
+    numbers = gpt2_law(decoder(FORM), np.random.default_rng(0))
+    save_file({name: 20 * v for name, v in numbers.items()}, tmp_path / "base.safetensors")
+    task = {"name": "network", "model": "gpt", "width": 16, "depth": 2, "heads": 2,
+            "lora-rank": 2, "weights": str(tmp_path / "base.safetensors")}  # fmt: skip
+    table = small(
+        data={"name": "pydoc", "train": 40, "test": 20, "minimum": 8, "context": 12},
+        federation={"clients": 2, "per-round": 2, "rounds": 2, "adapters": way},
+        task=task,
+        local={"recipe": "fedmuon", "lr": 0.1, "steps": 1},
+        output={"evaluate-every": 1},
+    )
+    summary = execute(table, tmp_path / "run")
+    params = load_file(tmp_path / "run" / "model.safetensors")
+    assert len(find_pairs(params)) == 2 and all(np.abs(x).max() > 0 for x in params.values())
+    assert ("adapter_error" in summary) == (way == "factors")
+    assert ("adapter_discarded" in summary) == (way == "exact")
+
+
+# Together with other features
+
+SHARED = "0.lora_A.weight", "0.lora_B.weight"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_adapter_of_each_client_beside_a_shared_one(way: str) -> None:
+    """FedPer leaves the adapters of the last layer with the clients."""
+    local = {"recipe": "fedper", "personal": "2.*", "lr": LR}
+    made = built(config(way, local=local))
+    state = begin(made.recipe, made.task, made.plan.seed)
+    first = dict(state.params)
+    state, models = one_round(made, state)
+    assert all({*model} <= {*SHARED} for model in models)
+    after = ended(made)
+    assert all(torch.equal(after.params[name], first[name]) for name in first if name[0] == "2")
+    assert not torch.equal(after.params[SHARED[1]], first[SHARED[1]])
+    stored = [made.client_states.read(client, made.plan.rounds) for client in range(N)]
+    personal = [memory["personal"]["2.lora_B.weight"] for memory in stored if memory]
+    assert len(personal) > 1 and not torch.equal(personal[0], personal[1])
+
+
+@pytest.mark.parametrize("way", WAYS[:3])
+@pytest.mark.parametrize("feedback", ["none", "error"])
+def test_compressed_factors(way: str, feedback: str) -> None:
+    compression = {"uplink": "top-k", "share": 0.4, "feedback": feedback}
+    after = ended(built(config(way, compression=compression))).params
+    plain = ended(built(config(way))).params
+    assert not torch.equal(after[SHARED[1]], plain[SHARED[1]])
+    assert torch.equal(after[SHARED[0]], plain[SHARED[0]]) == (way == "freeze-a")
+
+
+def test_a_custom_stage_sees_adapters_as_they_are_sent() -> None:
+    """The trial of custom stages passes through the stages of adapters, too."""
+
+    class Noted(Stage):
+        def reply(self, reply: Any, received: Any, memory: Any) -> Any:
+            return reply.with_trees(
+                {tree: {name: 1 * value for name, value in tensors.items()}
+                 for tree, tensors in reply.trees.items()}
+            )  # fmt: skip
+
+    for way in WAYS:
+        table = config(way, federation={"stage": "given"}, local={"recipe": "fedavg"})
+        table = table.with_objects(replace(table.given, stage=Noted()))
+        plain = config(way, local={"recipe": "fedavg"})
+        after, expected = ended(built(table)).params, ended(built(plain)).params
+        assert all(torch.equal(after[name], value) for name, value in expected.items()), way
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_replicas_equal_single_runs(way: str) -> None:
+    """Two step sizes side by side."""
+    sizes = (0.2, LR)
+    lr = torch.tensor(sizes, dtype=torch.float64)
+    made = build_experiment(config(way), lr=lr)
+    both = simulate(made, begin(made.recipe, made.task, made.plan.seed, len(sizes)))
+    for replica, size in enumerate(sizes):
+        alone = ended(built(config(way, local={"lr": size})))
+        trees = {"model": alone.params, **alone.states}
+        for tree, tensors in {"model": both.params, **both.states}.items():
+            for name, value in tensors.items():
+                torch.testing.assert_close(value[replica], trees[tree][name][0], rtol=1e-9,
+                                           atol=1e-12)  # fmt: skip
+    assert not torch.equal(both.params[SHARED[1]][0], both.params[SHARED[1]][1])

@@ -1,0 +1,160 @@
+"""How low-rank adapters are averaged, with whole products B A, written from the papers.
+
+Each function changes a method of `methods`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedmuon.core.rng import Draw, generator
+from reference.rounds import MODEL, Method, Visit, mean_trees
+from reference.trees import Tree, Trees, each
+
+SUBSPACE = Draw.SUBSPACE
+Inner = Callable[[Tree, int], Tree]  # (whole model, round) -> what is trained
+Whole = Callable[[Tree, Tree, int], Tree]  # (trained part, whole model, round) -> whole model
+
+
+def layers(model: Tree) -> list[str]:
+    return [name.removesuffix("lora_A.weight") for name in model if name.endswith("lora_A.weight")]
+
+
+def a_of(layer: str) -> str:
+    return layer + "lora_A.weight"
+
+
+def b_of(layer: str) -> str:
+    return layer + "lora_B.weight"
+
+
+# FFA-LoRA
+
+
+def freeze_a(method: Method, scale: float = 1.0) -> Method:
+    """Clients train B alone, and A stays as it was first.
+
+    `scale` multiplies A, as a control.
+    """
+
+    def inner(model: Tree, round: int) -> Tree:
+        return {name: x for name, x in model.items() if not name.endswith("lora_A.weight")}
+
+    def whole(part: Tree, model: Tree, round: int) -> Tree:
+        return {**model, **part}
+
+    def client(visit: Visit, received: Trees, own: Trees) -> Trees:
+        start = {**visit.problem.start, **received[MODEL]}
+        start |= {a_of(layer): scale * start[a_of(layer)] for layer in layers(start)}
+        trained = {**received, MODEL: inner(start, visit.round)}
+        return method.client(restricted(visit, start, inner, whole, inner), trained, own)
+
+    return replace(method, client=client, first=lambda model: method.first(inner(model, 0)))
+
+
+def restricted(visit: Visit, start: Tree, inner: Inner, whole: Whole, slope: Inner) -> Visit:
+    """The visit with a problem whose model is a part of the whole model."""
+    problem = visit.problem
+
+    def gradient(part: Tree, inputs: Any, labels: Any) -> Tree:
+        model = whole(part, start, visit.round)
+        return slope(problem.gradient(model, inputs, labels), visit.round)
+
+    return replace(visit, problem=replace(problem, gradient=gradient))
+
+
+# The mean of the products
+
+
+def exact(method: Method, halved: bool = False) -> Method:
+    """New factors by the singular values of the whole mean product. Momenta start again.
+
+    With `halved`, as a control, the first client has half of its weight.
+    """
+
+    def combine(replies: Sequence[Trees], weights: Sequence[float]) -> Trees:
+        means = mean_trees(replies, weights)
+        shares = np.array(weights) / np.sum(weights)
+        shares[0] *= 0.5 if halved else 1.0
+        for layer in layers(means[MODEL]):
+            a, b = a_of(layer), b_of(layer)
+            products = [reply[MODEL][b] @ reply[MODEL][a] for reply in replies]
+            mean = np.tensordot(shares, products, 1)
+            means[MODEL][a], means[MODEL][b] = balanced(mean, len(means[MODEL][a]))
+            for tree in means.keys() - {MODEL}:
+                for name in (a, b):
+                    means[tree][name] = 0 * means[tree][name]
+        return means
+
+    return replace(method, combine=combine)
+
+
+def balanced(product: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """A and B of this rank. The largest entry of each column of B is positive."""
+    U, values, V = np.linalg.svd(product, full_matrices=False)
+    B, A = U[:, :rank] * np.sqrt(values[:rank]), np.sqrt(values[:rank])[:, None] * V[:rank]
+    signs = np.sign(B[np.abs(B).argmax(0), range(rank)])
+    return signs[:, None] * A, B * signs
+
+
+# FedSubMuon
+
+
+def bases(
+    seed: int, layer: int, period: int, shape: tuple[int, int], rank: int
+) -> tuple[np.ndarray, ...]:
+    """U [m, r] and V [n, r] of a layer in a period."""
+    drawn = []
+    for side, size in enumerate(shape):
+        rng = generator(seed, SUBSPACE, round=period, client=side, block=layer)
+        drawn.append(np.linalg.qr(rng.standard_normal((size, rank)))[0])
+    return tuple(drawn)
+
+
+def subspace(method: Method, rank: int, rounds: int, periods: int, turned: float = 0.0) -> Method:
+    """Clients train X between U and V. The products of earlier periods stay.
+
+    `turned` adds a number to all entries of U, as a control.
+    """
+
+    def spaces(model: Tree, seed: int) -> dict[str, list[tuple[np.ndarray, ...]]]:
+        return {
+            layer: [
+                bases(seed, number, period, (len(model[b_of(layer)]), model[a_of(layer)].shape[1]),
+                      rank)
+                for period in range(periods)
+            ]
+            for number, layer in enumerate(layers(model))
+        }  # fmt: skip
+
+    def client(visit: Visit, received: Trees, own: Trees) -> Trees:
+        model, seed = received[MODEL], visit.problem.seed
+        drawn, now = spaces(model, seed), visit.round // rounds if rounds else 0
+        block = slice(now * rank, (now + 1) * rank)
+        rows = {a_of(layer): np.concatenate([V.T for _, V in drawn[layer]]) for layer in drawn}
+        model = {**model, **rows}
+        U = {layer: drawn[layer][now][0] + turned for layer in drawn}
+
+        def inner(model: Tree, round: int) -> Tree:
+            return {b_of(layer): U[layer].T @ model[b_of(layer)][:, block] for layer in drawn}
+
+        def whole(part: Tree, model: Tree, round: int) -> Tree:
+            after = {name: x.copy() for name, x in model.items()}
+            for layer in drawn:
+                after[b_of(layer)][:, block] = U[layer] @ part[b_of(layer)]
+            return after
+
+        fresh = visit.round % rounds == 0 if rounds else visit.round == 0
+        states = {tree: each(np.zeros_like, x) if fresh else x
+                  for tree, x in received.items() if tree != MODEL}  # fmt: skip
+        trained = {**states, MODEL: inner(model, visit.round)}
+        returned = method.client(restricted(visit, model, inner, whole, inner), trained, own)
+        return {**returned, MODEL: whole(returned[MODEL], model, visit.round)}
+
+    def first(model: Tree) -> Trees:
+        square = {b_of(layer): np.zeros((rank, rank)) for layer in layers(model)}
+        return method.first(square)
+
+    return replace(method, client=client, first=first)
