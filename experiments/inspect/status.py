@@ -41,7 +41,7 @@ Changed = tuple[tuple[str, int, int, int], ...]
 LINES = {
     "data": ("data.name", "data.train", "data.test", "data.alpha"),
     "clients": ("federation.clients", "federation.per-round", "federation.rounds", "local.steps",
-                "federation.aggregate"),
+                "federation.aggregate", "federation.adapters", "federation.subspace-rounds"),
     "task": ("task.name", "task.model"),
     "recipe": ("local.recipe", "local.lr", "local.momentum", "local.batch", "local.schedule"),
     "map": ("orthogonalizer.name", "orthogonalizer.lambda", "orthogonalizer.steps",
@@ -56,7 +56,8 @@ LINES = {
     "computed": ("engine.name", "engine.dtype", "engine.device", "federation.seed"),
 }  # fmt: skip
 SHORT = SYMBOLS | {
-    "federation.aggregate": "average",
+    "federation.aggregate": "average", "federation.adapters": "adapters",
+    "federation.subspace-rounds": "new bases after",
     "data.test": "test", "local.batch": "batch", "local.schedule": "schedule", "privacy.lot": "lot",
     "privacy.epsilon": "ε asked", "federation.seed": "seed",
     "compression.uplink": "up", "compression.downlink": "down", "compression.share": "share",
@@ -66,8 +67,9 @@ SHORT = SYMBOLS | {
     "devices.speeds": "speeds", "devices.bandwidths": "bandwidths",
     "devices.availability": "available", "devices.dropout": "dropout",
 }  # fmt: skip
-UNSET = ("none", "constant", "always", 0)  # values in the next tables that have no effect
-SPARSE = ("compression", "devices")
+# Values in the next tables and keys that are left out, because they have no effect
+UNSET = ("none", "constant", "always", "factors", 0)
+SPARSE = ("compression", "devices", "federation.adapters", "federation.subspace-rounds")
 SETTLED = 2 * 10**9  # ns; a file changed more recently may change again without a new time stamp
 _listings: dict[Path, tuple[tuple[int, int, int], list[Path], Path | None]] = {}
 
@@ -413,7 +415,7 @@ def settings(config: Config) -> dict[str, str]:
             table, _, name = key.partition(".")
             section = getattr(config, table)
             value = getattr(section, attribute(type(section), name))
-            if table in SPARSE and value in UNSET:
+            if {table, key} & {*SPARSE} and value in UNSET:
                 continue
             if key == "local.batch" and not value:
                 if config.local.recipe in PRIVATE:

@@ -115,11 +115,11 @@ def test_weights_of_products_are_those_of_the_aggregate() -> None:
     sizes = [made.client(int(client))[1].size for client in made.plan.participants(0)]
     pair = find_pairs(after.params)[1]
     products = [product(model, pair)[0].numpy() for model in models]
-    found = product(after.params, pair)[0].numpy()
+    after_mean = product(after.params, pair)[0].numpy()
     U, values, V = np.linalg.svd(np.average(products, axis=0, weights=sizes))
-    np.testing.assert_allclose(found, U[:, :2] * values[:2] @ V[:2], atol=1e-13)
+    np.testing.assert_allclose(after_mean, U[:, :2] * values[:2] @ V[:2], atol=1e-13)
     U, values, V = np.linalg.svd(np.mean(products, axis=0))  # the negative control
-    assert np.abs(found - U[:, :2] * values[:2] @ V[:2]).max() > 1e-6
+    assert np.abs(after_mean - U[:, :2] * values[:2] @ V[:2]).max() > 1e-6
 
 
 def test_rows_without_a_singular_value_can_still_be_trained() -> None:
