@@ -66,13 +66,9 @@ def whitened(orthogonal: Link, chosen: Callable[[str], bool], floor: float = FLO
         floor: Smallest eigenvalue, divided by the largest one.
     """
 
-    def init(params: Params) -> State:
-        require_pairs(params, "LoRA-Muon")
-        return orthogonal.init(params)
-
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
         whitening: dict[str, Callable[[Tensor], Tensor]] = {}
-        for pair in find_pairs(context.params):
+        for pair in require_pairs(context.params, "LoRA-Muon"):
             root_a, root_b = roots(*factors_of(context.params, pair), floor)
             whitening |= {pair.a: _from_left(root_b), pair.b: _from_right(root_a)}
         factors = [name for name in direction if name in whitening and chosen(name)]
@@ -80,7 +76,7 @@ def whitened(orthogonal: Link, chosen: Callable[[str], bool], floor: float = FLO
         images, after = orthogonal.update({**direction, **white}, state, context)
         return {**images, **{name: whitening[name](images[name]) / 2 for name in factors}}, after
 
-    return replace(orthogonal, init=init, update=update)
+    return replace(orthogonal, update=update)
 
 
 def _from_left(root: Tensor) -> Callable[[Tensor], Tensor]:

@@ -382,3 +382,32 @@ def test_replicas_equal_single_runs(way: str) -> None:
                 torch.testing.assert_close(value[replica], trees[tree][name][0], rtol=1e-9,
                                            atol=1e-12)  # fmt: skip
     assert not torch.equal(both.params[SHARED[1]][0], both.params[SHARED[1]][1])
+
+
+def rescaled(scale: float) -> nn.Module:
+    """The same products B A, with factors of other sizes."""
+    module = adapted(0.5)
+    with torch.no_grad():
+        for name, value in module.named_parameters():
+            value *= scale if "lora_A" in name else 1 / scale if "lora_B" in name else 1.0
+    return module.double()
+
+
+@pytest.mark.parametrize("way", WAYS[:3])
+def test_a_run_of_lora_muon_does_not_depend_on_the_scale_of_factors(way: str) -> None:
+    """In all rounds, with averaged momenta and weight decay."""
+
+    def products(recipe: str, scale: float) -> list[torch.Tensor]:
+        local = {"recipe": recipe, "weight-decay": 0.1}
+        orthogonalizer = {"name": "exact-sign"}
+        table = config(way, rescaled(scale), local=local, orthogonalizer=orthogonalizer)
+        made = built(table)
+        params = {**begin(made.recipe, made.task, made.plan.seed).params, **ended(made).params}
+        return [product(params, pair) for pair in find_pairs(params)]
+
+    def distance(recipe: str) -> float:
+        pairs = zip(products(recipe, 1.0), products(recipe, 8.0), strict=True)
+        return max(float((first - second).abs().max()) for first, second in pairs)
+
+    assert distance("lora-muon") < 1e-9
+    assert distance("fedmuon") > 1e-2  # the negative control
