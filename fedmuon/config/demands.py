@@ -105,15 +105,10 @@ MEAN_OF_PRODUCTS = Demand(
     {Trait.LATE_REPLIES: "replies to different models have no common product of factors"},
     instead="set adapters = 'factors'",
 )
-FROZEN_FACTORS = Demand(
-    where("federation.adapters", "freeze-a".__eq__),
-    {Trait.PROTECTS_CLIENTS: "the noise would also change the fixed factors"},
-    instead="set adapters = 'factors'",
-)
 OF_ANY_RUN = (
     *(CENTRED_DATA, FEATURES, MATRIX_TASK, HEAVY_TAILED, LABELLED_TEXT),
     *(COMPRESSION, EF21, SERVER_STEPS, POLARGRAD, BIAS_CORRECTED, FEDBUFF),
-    *(MEAN_OF_PRODUCTS, FROZEN_FACTORS),
+    MEAN_OF_PRODUCTS,
 )
 
 # Demands of privacy per example

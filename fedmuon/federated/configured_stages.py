@@ -17,6 +17,7 @@ from fedmuon.federated.recipe_demands import require_demands
 from fedmuon.federated.recipe_facts import BuiltRecipe
 from fedmuon.optim.client_privacy import ClientPrivacy
 from fedmuon.optim.compression import Compression, compressor
+from fedmuon.optim.frozen_factors import FrozenFactors
 from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.stage import Stage
 from fedmuon.optim.trial_stage import tried_stages
@@ -98,9 +99,15 @@ def _without_client_privacy(config: Config, recipe: Recipe) -> Recipe:
 
 
 def _with_client_privacy(config: Config, recipe: Recipe) -> Recipe:
-    """Return the recipe with the mechanism of [privacy] level = 'client'."""
-    stages = _client_privacy(config, recipe)
-    return replace(recipe, stages=(*stages, *recipe.stages)) if stages else recipe
+    """Return the recipe with the mechanism of [privacy] level = 'client'.
+
+    Factors that no client trains are left out before the update is clipped and noise is added.
+    """
+    if not (stages := _client_privacy(config, recipe)):
+        return recipe
+    fixed = [stage for stage in recipe.stages if isinstance(stage, FrozenFactors)]
+    others = [stage for stage in recipe.stages if not isinstance(stage, FrozenFactors)]
+    return replace(recipe, stages=(*fixed, *stages, *others))
 
 
 def _client_privacy(config: Config, recipe: Recipe) -> tuple[ClientPrivacy, ...]:

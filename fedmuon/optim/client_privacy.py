@@ -60,7 +60,9 @@ class ClientPrivacy(Stage):
         self, replies: list[Reply], received: Callable[[], Broadcast], server: ServerState
     ) -> tuple[list[Reply], States]:
         """Return one reply with the noisy mean of all updates, also if there is no reply."""
-        before = {MODEL: server.params, **{name: server.states[name] for name in self.returned}}
+        sent = received().params  # which lacks parameters that no client trains
+        model = {name: value for name, value in server.params.items() if name in sent}
+        before = {MODEL: model, **{name: server.states[name] for name in self.returned}}
         updates = [reply.trees for reply in replies]
         params, states = split_model(self.level.released(before, updates, server.round))
         no_loss = torch.full((len(next(iter(params.values()))),), math.nan)

@@ -407,7 +407,7 @@ def private_reply(
     update = {tree: each(np.subtract, returned[tree], received[tree]) for tree in returned}
     update = shortened(update, clipping.bound)
     update = noisy(update, clipping.noise * clipping.bound, problem.seed, round, client)
-    return {tree: each(np.add, received[tree], update[tree]) for tree in update}
+    return {tree: each(np.add, update[tree], received[tree]) for tree in update}
 
 
 def clipped_mean(
@@ -423,4 +423,4 @@ def clipped_mean(
     else:
         summed = total(updates)
     count = problem.per_round
-    return {tree: each(lambda x, t: x + t / count, server[tree], summed[tree]) for tree in summed}
+    return {tree: each(lambda t, x: x + t / count, summed[tree], server[tree]) for tree in summed}

@@ -256,7 +256,7 @@ REJECTED: dict[str, tuple[str, dict[str, Any], str]] = {
         "subspace", {"local": {"recipe": "fedmuon-svd", "rank": 1}}, "encoded only once",
     ),
     "client privacy": (
-        "freeze-a", {"privacy": {"level": "client", "noise": 1.0}}, "change the fixed factors",
+        "exact", {"privacy": {"level": "client", "noise": 1.0}}, "does not take the plain mean",
     ),
     "example privacy": (
         "freeze-a",

@@ -264,6 +264,17 @@ STAGES: dict[str, Row] = {
     "frozen factors": averaged(
         "freeze-a", adapters.freeze_a, lambda method: adapters.freeze_a(method, scale=1.01)
     ),
+    **{
+        f"frozen factors of private clients, {trust} trust": Row(
+            {"federation": {"adapters": "freeze-a"},
+             "privacy": {**PRIVATE, "noise": 0.5, "cohorts": "fixed", "trust": trust}},
+            lambda case, trust=trust: case._replace(clipping=Clipping(0.05, 0.6, trust)),
+            lambda config: adapters.freeze_a(methods.fedmuon(LR)),
+            clipping=Clipping(0.05, 0.5, trust), module=fresh,
+            on_engines={"task": {"name": ADAPTED}},
+        )
+        for trust in ("central", "local")
+    },
     "mean of products": averaged(
         "exact", adapters.exact, lambda method: adapters.exact(method, halved=True), shapes=False
     ),
