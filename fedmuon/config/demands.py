@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from fedmuon.config import incompatible
-from fedmuon.config.facts import FACTS, choice_with, compresses, method_with
+from fedmuon.config.facts import FACTS, choice_with, combines_adapters_by, compresses, method_with
 from fedmuon.config.methods import PRIVATE
 from fedmuon.config.schema import OrthogonalizerTable
 from fedmuon.core.choices import is_own
@@ -101,7 +101,7 @@ FEDBUFF = Demand(
     instead="set mode = 'deadline'",
 )
 MEAN_OF_PRODUCTS = Demand(
-    where("federation.adapters", ("exact", "subspace").__contains__),
+    combines_adapters_by("exact", "subspace"),
     {Trait.LATE_REPLIES: "replies to different models have no common product of factors"},
     instead="set adapters = 'factors'",
 )

@@ -32,6 +32,12 @@ def choice_with(key: str, fact: str, also: Callable[[Config], bool] | None = Non
     return where(key, with_fact(key, fact).__contains__, also)
 
 
+def combines_adapters_by(*ways: str) -> Named:
+    """Return the function `named` about values of [federation] adapters, if this key is read."""
+    key = "federation.adapters"
+    return where(key, ways.__contains__, lambda config: reads(config, key))
+
+
 def server_keeps_muon(config: Config) -> bool:
     """Return whether the server averages the states of the orthogonalizer and of `aux`."""
     return has(config.local.recipe, "centralized") and has(config.local.recipe, "orthogonalizes")
@@ -75,17 +81,17 @@ FACTS: tuple[Fact[Config], ...] = (
     Fact(Trait.NOT_PLAIN_MEAN, where("federation.aggregate", "mean".__ne__), PLAIN),
     Fact(
         Trait.NOT_PLAIN_MEAN,
-        where("federation.adapters", "exact".__eq__),
+        combines_adapters_by("exact"),
         "Set adapters = 'factors'",
     ),
     Fact(
         Trait.NO_WEIGHTED_MEAN,
-        where("federation.adapters", "exact".__eq__),
+        combines_adapters_by("exact"),
         "Set adapters = 'factors'",
     ),
     Fact(
         Trait.ENCODES_STATES,
-        where("federation.adapters", "subspace".__eq__),
+        combines_adapters_by("subspace"),
         "Set adapters = 'factors'",
     ),
     Fact(
