@@ -63,6 +63,7 @@ GROUPS = {
     "clusters": (
         "tests/fedmuon/federated/test_engines_agree.py",
         "tests/fedmuon/federated/test_stage_conformance.py::test_ray_equals_inline",
+        "tests/fedmuon/tasks/test_causal_lm.py::test_ray_equals_inline",
         "tests/architecture/test_examples.py::test_an_example_on_ray_is_that_inline",
         "tests/architecture/test_examples.py::test_named_objects_are_the_same_on_ray",
         "tests/server/test_grid.py",
@@ -98,6 +99,8 @@ GROUPS = {
     "transformers": (  # which take two seconds to import
         "tests/experiments/studies/test_dp_text.py::test_one_method_is_tuned_and_writes",
         "tests/fedmuon/tasks/test_decoder.py",
+        "tests/fedmuon/tasks/test_causal_lm.py",
+        "tests/fedmuon/data/test_corpora.py",
         "tests/fedmuon/tasks/test_deferred_checks.py::test_networks_ask_once",
         "tests/fedmuon/tasks/test_clipping_sound.py::test_others_are_not",
     ),

@@ -122,7 +122,7 @@ FACTS: tuple[Fact[Config], ...] = (
         where(
             "local.aux",
             "adamw".__eq__,
-            lambda config: config.task.name == "network" and server_keeps_muon(config),
+            lambda config: config.task.name != "matrix" and server_keeps_muon(config),
         ),
         "Choose recipe = 'fedmuon', which resets its states every round, or another aux",
     ),

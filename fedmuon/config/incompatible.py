@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fedmuon.config.methods import ORTHOGONALIZED, PRIVATE, has
-from fedmuon.core.choices import TEXTS, is_own
+from fedmuon.core.choices import DIALOGUES, DOCUMENTS, TEXTS, is_own
 from fedmuon.orthogonalize.coefficients import schedule
 
 LEAST_DELTA = 1e-12  # the smallest delta that the accountant supports
@@ -136,7 +136,14 @@ def _text_problems(config: Config) -> Iterator[str]:
     data, task = config.data, config.task
     is_text = data.name in TEXTS
     own = is_own(data.name) or is_own(task.name) or is_own(task.model)
-    if not own and is_text != (task.name == "network" and task.model == "gpt"):
+    if task.name == "causal-lm":
+        yield from _language_model_problems(config)
+    elif data.name in DIALOGUES:
+        yield (
+            f"[data] name = '{data.name}' needs the tokens of a pretrained language model. Set "
+            "[task] name = 'causal-lm'."
+        )
+    elif not own and is_text != (task.name == "network" and task.model == "gpt"):
         yield (
             f"[task] model = '{task.model}' ({task.name}) cannot train on [data] name = "
             f"'{data.name}', because text data needs the model gpt, and the model gpt needs text "
@@ -153,10 +160,31 @@ def _text_problems(config: Config) -> Iterator[str]:
             f"[task] width = {task.width} is not divisible by heads = {task.heads}, but each "
             "attention head needs an equal part of the width. Set width to a multiple of heads."
         )
-    if task.lora_rank and not task.weights:
+    if task.lora_rank and not task.weights and task.name != "causal-lm":
         yield (
             f"[task] lora-rank = {task.lora_rank} trains adapters of a pretrained decoder, but "
             "no weights are set. Set weights to the file of a decoder, or set lora-rank = 0."
+        )
+
+
+def _language_model_problems(config: Config) -> Iterator[str]:
+    """Yield errors for the task causal-lm without documents, without weights, or without rank."""
+    data, task = config.data, config.task
+    if data.name not in DOCUMENTS and not is_own(data.name):
+        yield (
+            f"[task] name = 'causal-lm' cannot train on [data] name = '{data.name}'. Set [data] "
+            f"name to one of {', '.join(DOCUMENTS)}."
+        )
+    if not task.weights:
+        yield (
+            "[task] name = 'causal-lm' trains adapters of a pretrained model, but no weights are "
+            "set. Set weights to a folder, to a .gguf file, to a name on the Hugging Face hub, or "
+            "to 'smollm2'."
+        )
+    if not task.lora_rank:
+        yield (
+            "[task] name = 'causal-lm' trains low-rank adapters only, but lora-rank is 0. Set "
+            "lora-rank to 1 or more, such as 8."
         )
 
 

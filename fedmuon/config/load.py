@@ -29,6 +29,7 @@ from fedmuon.config.schema import (
 )
 from fedmuon.config.user_objects import NAMED, NOTHING, UserObjects
 from fedmuon.core.choices import TEXTS, is_own
+from fedmuon.core.files import is_path
 from fedmuon.core.registry import absolute_name
 from fedmuon.core.tables import Option, Scalar, Table, override, put, read_toml, validate
 
@@ -291,6 +292,12 @@ def _scalar(value: Option) -> Scalar:
     return LIST + json.dumps(value) if isinstance(value, tuple) else value
 
 
+def _is_model_name(config: Config) -> bool:
+    """Return whether [task] weights is the name of a pretrained model, and not a path."""
+    weights = config.task.weights
+    return config.task.name == "causal-lm" and weights != "" and not is_path(weights)
+
+
 def absolute_paths(config: Config, files: bool = True) -> Config:
     """Return the config with absolute paths, for workers in other folders.
 
@@ -302,6 +309,8 @@ def absolute_paths(config: Config, files: bool = True) -> Config:
     for table, key in (*NAMING, *(PATHS if files else ())):
         section = getattr(config, table)
         name = absolute = getattr(section, key)
+        if (table, key) == ("task", "weights") and _is_model_name(config):
+            continue
         if (table, key) in PATHS:
             absolute = str(Path(name).expanduser().resolve()) if name else name
         elif is_own(name):

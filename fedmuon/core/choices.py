@@ -20,7 +20,7 @@ OF_A_ROUND = (
 OF_A_RUN = (
     "loss", "train_loss", "test_loss", "test_gap", "stopped", "privacy", "engine", "seed", "rounds",
     "recipe", "data", "dtype", "device", "rounds_with_drops", "machine", "versions", "git_commit",
-    "validation_loss", "workers", "untrained",
+    "validation_loss", "workers", "untrained", "perplexity",
     "run", "seeds",  # columns of a comparison
 )  # fmt: skip
 Sampling = Literal["poisson", "shuffle", "cyclic"]
@@ -67,6 +67,11 @@ _TABLE = {"label": ('"label"', "column of labels"), "client": ('""', "column of 
 _WINDOWS = ("folder", "context")
 _TABLES = (*_WINDOWS, "tokenizer", "pad-token")
 _GLUE = (*_WINDOWS, "tokenizer")
+_DIALOGUES = {
+    "prompt": ('"prompt"', "key of the prompt in each line"),
+    "response": ('"response"', "key of the response in each line"),
+    "client": ('"client"', "key of the client that owns the line"),
+}
 _SKETCH = ("steps", "coefficients", "safety", "rank", "oversample", "power", "sketch")
 
 # Config key -> its names. The key "local.recipe" is in `config.methods`.
@@ -120,7 +125,26 @@ CHOICES: dict[str, tuple[Choice, ...]] = {
             "text",
             "your own text files, as text windows",
             keys=_WINDOWS,
-            facts=("own files",),
+            facts=("own files", "documents"),
+        ),
+        Choice(
+            "bible-kjv",
+            "the King James Bible of Debian's package bible-kjv-text; each book is a client",
+            keys=_WINDOWS,
+            facts=("own files", "documents"),
+        ),
+        Choice(
+            "fortunes",
+            "sayings of Debian's package fortunes; each file, a subject, is a client",
+            keys=_WINDOWS,
+            facts=("own files", "documents"),
+        ),
+        Choice(
+            "jsonl",
+            "your own prompts and responses of clients in a .jsonl file, for causal-lm",
+            keys=_WINDOWS,
+            options=_DIALOGUES,
+            facts=("own files", "documents", "dialogues"),
         ),
         Choice(
             "e2e",
@@ -275,6 +299,11 @@ CHOICES: dict[str, tuple[Choice, ...]] = {
             "(Stability note)",
         ),
         Choice("network", "network with cross-entropy; its constants are estimated"),
+        Choice(
+            "causal-lm",
+            "low-rank adapters of a pretrained language model; needs the extra [llm]",
+            cites=("lora",),
+        ),
     ),
     "task.model": (
         Choice("linear", "one matrix without bias (softmax regression)"),
@@ -476,4 +505,6 @@ def with_fact(key: str, fact: str) -> tuple[str, ...]:
 TABLES = using("data.name", "pad-token")  # the loss does not count the source
 GLUE = with_fact("data.name", "labelled text")  # a label is predicted
 TEXTS = using("data.name", "context")
-OWN_FILES = with_fact("data.name", "own files")  # sources that are the user's own files
+DOCUMENTS = with_fact("data.name", "documents")  # texts that a pretrained model's tokenizer reads
+DIALOGUES = with_fact("data.name", "dialogues")  # some tokens are read, but not predicted
+OWN_FILES = with_fact("data.name", "own files")  # sources whose files determine the sizes

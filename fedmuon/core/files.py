@@ -138,6 +138,12 @@ def require_regular(path: Path) -> Path:
     return path
 
 
+def is_path(text: str) -> bool:
+    """Return whether a text is a path, and not a name of the form `name` or `owner/name`."""
+    path = Path(text).expanduser()
+    return path.exists() or path.is_absolute() or text[0] == "." or text.count("/") > 1
+
+
 def read_bytes(path: Path) -> bytes:
     """Read the content of a regular file."""
     with open(path, "rb", opener=regular) as file:

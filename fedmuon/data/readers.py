@@ -30,6 +30,8 @@ from fedmuon.core.choices import GLUE, TABLES
 from fedmuon.core.errors import InputError, instead
 from fedmuon.core.files import cache_folder, read_bytes, regular, require_regular
 from fedmuon.core.rng import Draw, generator
+from fedmuon.data.corpora import READERS as CORPORA
+from fedmuon.data.corpora import documents, packaged
 from fedmuon.data.glue import glue
 from fedmuon.data.source import CHUNK, Source, joined, unit_rows
 from fedmuon.data.text import pydoc, table_files, table_text, text, text_files
@@ -446,6 +448,8 @@ def available() -> list[tuple[str, bool, str]]:
     files = [
         ("idx", None, "set [data] folder to a folder of IDX files"),
         ("text", None, "set [data] folder to a text file, or to a folder of text files"),
+        *packaged(),
+        ("jsonl", None, "set [data] folder to a .jsonl file of prompts and responses"),
         *tables,
         ("npz", None, "set [data] folder to an .npz file of inputs and labels"),
         (
@@ -528,6 +532,11 @@ def _glue(name: str, folder: str | Path = "", context: int = 64, tokenizer: str 
     return glue(name, found_folder(name, folder) or folders(name, folder)[0], context, tokenizer)
 
 
+def _text(folder: str | Path = "", context: int = 64, tokenizer: str = "") -> Source:
+    """Read text files as bytes, or as tokens of a pretrained model."""
+    return documents(folder, context, tokenizer) if tokenizer else text(folder, context)
+
+
 def _idx(folder: str | Path = "") -> Source:
     """Read a folder of IDX files: train and t10k files, or one file of images and one of labels."""
     place = Path(folder).expanduser()
@@ -584,7 +593,8 @@ READERS: dict[str, Callable[..., Source]] = {
     **{name: partial(_from_files, name) for name in FILES},
     "idx": _idx,
     "pydoc": pydoc,
-    "text": text,
+    "text": _text,
+    **CORPORA,
     "npz": npz,
     "csv": comma_separated,
     "parquet": parquet,
@@ -644,7 +654,8 @@ def _origin(name: str, options: dict[str, Any]) -> list[Path]:
     if name == "mnist5k":
         return [path] if (path := mnist5k_path()) else []
     if name == "text":
-        return text_files(options["folder"]) if options.get("folder") else []
+        bytewise = options.get("folder") and not options.get("tokenizer")
+        return text_files(options["folder"]) if bytewise else []
     folder = found_folder(name, options.get("folder", "")) if name in FILES else None
     return sorted(file for file in folder.rglob("*") if file.is_file()) if folder else []
 

@@ -44,10 +44,10 @@ def pydoc(context: int = 64) -> Source:
 
 
 def text(folder: str | Path = "", context: int = 64) -> Source:
-    """Read a text file or a folder of text files as windows of T + 1 tokens.
+    """Read a text file or a folder of text files as windows of T + 1 bytes.
 
     In a folder, each file has its own label. A single file is cut into ten parts, and each part has
-    its own label.
+    its own label. With the tokens of a pretrained model, `corpora.documents` reads the files.
     """
     files = text_files(folder) if folder else []
     if not files:

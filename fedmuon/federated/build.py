@@ -42,6 +42,7 @@ from fedmuon.optim.recipes import aux_rate
 from fedmuon.optim.schedules import heavy_tailed
 from fedmuon.tasks import decoder as decoders
 from fedmuon.tasks.base import Batch, Loss, Params, Task, cross_entropy, labels_as_targets
+from fedmuon.tasks.causal_lm import causal_lm
 from fedmuon.tasks.decoder import (
     Form,
     add_adapters,
@@ -270,6 +271,11 @@ def build_task(
             f"the labels of the data are real numbers, but [task] name = '{table.name}' predicts "
             "classes. Use integers from 0 as labels, or pass your own task."
         )
+    if table.name == "causal-lm":
+        return _language_model(
+            table.weights, shape, vocabulary, table.lora_rank, table.lora_alpha,
+            table.lora_layers, dtype, device,
+        )  # fmt: skip
     if table.name != "network":
         width = math.prod(shape)
         return MatrixTask(width, classes, dtype, device, engine.kernel, table.initial)
@@ -355,6 +361,9 @@ def _decoder(
         network, start = add_adapters(network, rank, pretrained, like, form.padded), lora_law
     loss = _loss(smoothing)
     return NetworkTask(network, shape, dtype, device, loss, targets=targets, start=start)
+
+
+_language_model = lru_cache(maxsize=2)(causal_lm)  # cached for all clients of this process
 
 
 def decoder_form(config: Config, shape: tuple[int, ...], vocabulary: int) -> Form:
@@ -469,7 +478,10 @@ def _worker_setup(config: Config) -> WorkerSetup:
     dealt = deal(resolved, source)
     sizes = np.bincount(dealt.client, minlength=resolved.federation.clients)
     # Only the server starts a run, so the clients' machines do not need the file of stored weights.
-    bare = resolved.model_copy(update={"task": resolved.task.model_copy(update={"weights": ""})})
+    # Adapters are an exception, because they are added to the stored weights.
+    adapts = reads(resolved, "task.lora-rank") and resolved.task.lora_rank
+    weights = {} if adapts else {"weights": ""}
+    bare = resolved.model_copy(update={"task": resolved.task.model_copy(update=weights)})
     stored, tested = source.inputs, resolved.output.clients and resolved.data.client_test
     data_facts = stored.shape[1:], source.classes, source.vocabulary, stored.dtype
     task = build_task(bare, *data_facts)

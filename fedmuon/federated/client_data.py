@@ -113,6 +113,8 @@ def reader_options(config: Config) -> tuple[tuple[str, Option], ...]:
         options["folder"] = table.folder
     if table.name in TEXTS:
         options["context"] = table.context
+    if config.task.name == "causal-lm":  # the tokens of the pretrained model
+        options["tokenizer"] = config.task.weights
     if table.name in (*TABLES, *GLUE) and table.tokenizer:
         options["tokenizer"] = table.tokenizer
     if table.name in TABLES and table.pad_token:

@@ -35,6 +35,7 @@ from fedmuon.federated.client_data import user_data_digest
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.optim.first_version import fields as first_version_fields
 from fedmuon.tasks.decoder import weights_digest
+from fedmuon.tasks.frozen_base import base_digest
 
 FILE = "objects.json"
 KINDS = ("partition", "task", "recipe", "orthogonalizer", "aggregate", "stage", "schedule")
@@ -80,12 +81,19 @@ def described(
                     MET[key] = (_reference(value), fingerprint)
             fingerprints[kind] = fingerprint
     if reads(config, "task.lora-rank") and config.task.lora_rank:  # without it, own files suffice
-        fingerprints["weights"] = weights_digest(config.task.weights)
+        fingerprints["weights"] = _weights_digest(config)
     if source is not None and objects.data is not None:
         fingerprints["data"] = user_data_digest(config)
     elif source is not None and reads(config, "data.folder"):
         fingerprints["data"] = digest(source)
     return fingerprints
+
+
+def _weights_digest(config: Config) -> str:
+    """Return a hash of the fixed weights to which adapters are added."""
+    if config.task.name == "causal-lm":
+        return base_digest(config.task.weights, getattr(torch, config.engine.dtype))
+    return weights_digest(config.task.weights)
 
 
 def require_same(folder: Path, found: Record) -> Record:

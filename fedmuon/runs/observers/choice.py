@@ -9,6 +9,7 @@ from fedmuon.runs.observers.client_records import ClientRecords
 from fedmuon.runs.observers.client_tests import ClientTests
 from fedmuon.runs.observers.evaluation import Evaluation
 from fedmuon.runs.observers.observer import Observer
+from fedmuon.runs.observers.perplexity import Perplexity
 from fedmuon.runs.observers.personal_models import PersonalModels
 from fedmuon.runs.observers.published_model import PublishedModel
 from fedmuon.runs.observers.replies import Replies
@@ -33,8 +34,11 @@ def observers_of(run: Run, engine: Engine) -> tuple[Observer, ...]:
     observers.append(Replies(clock))
     observers.append(ClientTests(run) if run.config.data.client_test else Evaluation(run))
     measured = any(isinstance(stage, FactorError) for stage in experiment.recipe.stages)
-    if measured or run.config.federation.adapters == "exact":
+    exact = run.config.federation.adapters == "exact" and reads(run.config, "federation.adapters")
+    if measured or exact:
         observers.append(AdapterMeans(run))
+    if run.config.task.name == "causal-lm":
+        observers.append(Perplexity(run))
     if run.config.output.average:
         observers.append(AverageModel(run))
     if run.config.stability.output_noise and reads(run.config, "stability.output-noise"):

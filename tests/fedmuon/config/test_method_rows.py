@@ -25,7 +25,16 @@ from fedmuon.config.methods import (
 )
 from fedmuon.config.names import COMPRESSORS, DOWNLINK, NAMES, OPTIONS
 from fedmuon.config.schema import FIELDS, NEEDS, Compressor, Downlink, Local, OrthogonalizerTable
-from fedmuon.core.choices import CHOICES, GLUE, OWN_FILES, TABLES, TEXTS, with_fact
+from fedmuon.core.choices import (
+    CHOICES,
+    DIALOGUES,
+    DOCUMENTS,
+    GLUE,
+    OWN_FILES,
+    TABLES,
+    TEXTS,
+    with_fact,
+)
 from fedmuon.core.choices import using as choices_using
 from fedmuon.data.partition import PARTITIONS
 from fedmuon.data.readers import READERS
@@ -121,8 +130,9 @@ def test_the_tuples_are_those_of_before() -> None:
     jumps = [name for name in THEN if has(name, "no derivative")]
     assert jumps == ["fedyogi", "local-adamw", "diloco", "adamw"]
     assert (TABLES, GLUE) == (("e2e", "dart"), ("sst-2", "mnli", "qnli", "qqp"))
-    assert ("pydoc", "text", *TABLES, *GLUE) == TEXTS
-    assert OWN_FILES == ("idx", "text", "npz", "csv", "parquet")
+    assert DOCUMENTS == ("text", "bible-kjv", "fortunes", "jsonl") and DIALOGUES == ("jsonl",)
+    assert ("pydoc", *DOCUMENTS, *TABLES, *GLUE) == TEXTS
+    assert ("idx", *DOCUMENTS, "npz", "csv", "parquet") == OWN_FILES
     assert with_fact("federation.aggregate", "weighted mean") == ("mean", "by-samples")
     random = with_fact("orthogonalizer.name", "draws random numbers")
     assert random == ("gaussian-smoothed-sign", "randomized-polar")

@@ -53,7 +53,8 @@ OTHER: dict[str, Any] = {
     "federation.risk-weights": "uniform", "federation.seed": 9,
     "task.name": "network", "task.model": "tanh-cnn", "task.width": 12, "task.depth": 1,
     "task.heads": 4, "task.initial": "zero", "task.weights": "nowhere",
-    "task.lora-rank": 2, "task.head": "untied", "task.positions": 20,
+    "task.lora-rank": 2, "task.lora-alpha": 4.0, "task.lora-layers": "q_proj",
+    "task.head": "untied", "task.positions": 20,
     "task.label-smoothing": 0.3, "local.renormalize": True,
     "local.recipe": "sgd", "local.steps": 3, "local.batch": 4, "local.lr": 0.02,
     "local.momentum": 0.5, "local.momentum-form": "polyak", "local.weight-decay": 0.3,
@@ -212,8 +213,9 @@ ELSEWHERE = {
     # tests/fedmuon/data/test_features.py: they need images that are not those of MNIST
     "data.features-seed", "data.public", "data.components",
     "data.folder", "data.target", "data.client", "data.tokenizer", "data.pad-token", "task.weights",
-    "task.lora-rank", "engine.name",
     "federation.subspace-rounds",  # tests/fedmuon/federated/test_adapters_of_runs.py
+    "task.lora-rank", "task.lora-alpha", "task.lora-layers",  # test_causal_lm.py
+    "engine.name",
     "engine.cpus-per-client",
     "engine.gpus-per-client", "engine.ray-address", "faults.policy", "faults.retries",
     "faults.deadline", "faults.patience", "stability.trials", "stability.realized",

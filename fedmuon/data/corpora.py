@@ -1,0 +1,323 @@
+"""Documents that clients own: the books of a bible, files of fortunes, your text files, and JSONL.
+
+Each client's documents become a sequence of tokens, which is cut into windows of T + 1 tokens. The
+model predicts each token of a window except the first. A token that the model reads but does not
+predict, such as a token of a prompt, is stored as the negative number -1 - token.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import read_bytes, read_text
+from fedmuon.data.pretrained import ModelTokens, model_tokens
+from fedmuon.data.source import Source
+from fedmuon.data.text import BYTES, HELD_OUT, Tokens, text_files, windows
+from fedmuon.data.words import listed
+
+BIBLE = Path("/usr/lib/bible.data")
+FORTUNES = Path("/usr/share/games/fortunes")
+BOOKS = 66
+VERSE = re.compile(r"(\d?[A-Za-z]+)\d+:\d+ (.*)")  # such as "Ge1:1 In the beginning"
+
+
+class Vocabulary(Protocol):
+    """Tokens of text: their number, the token END if there is one, and a function for text."""
+
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def end(self) -> int | None: ...
+    def encode(self, text: str) -> list[int]: ...
+
+
+class Owned(NamedTuple):
+    """The tokens of one client: for training, and held out."""
+
+    client: str
+    train: Sequence[int]
+    held_out: Sequence[int]
+
+
+def tokens_for(tokenizer: str) -> Vocabulary:
+    """Return the tokens of a pretrained model, or bytes if `tokenizer` is empty."""
+    return model_tokens(tokenizer) if tokenizer else Tokens(BYTES + 1)
+
+
+def bible(folder: str | Path = "", context: int = 64, tokenizer: str = "") -> Source:
+    """Read the King James Bible of Debian's package bible-kjv-text. Each book is a client.
+
+    Args:
+        folder: The file bible.data, or its folder. By default, /usr/lib.
+        context: The context length T. Each window has T + 1 tokens.
+        tokenizer: The pretrained model whose tokens are used. If empty, each byte is a token.
+    """
+    path = Path(folder).expanduser() if folder else BIBLE
+    path = path / BIBLE.name if path.is_dir() else path
+    _require_installed(path.is_file(), "bible-kjv", path, "bible-kjv-text")
+    books: dict[str, list[str]] = {}
+    for line in bible_text(path).splitlines()[1:]:  # the first line is a title
+        if verse := VERSE.fullmatch(line):
+            books.setdefault(verse[1], []).append(verse[2])
+    if len(books) != BOOKS:
+        raise InputError(
+            f"{path} contains {len(books)} books instead of {BOOKS}, so the file is damaged. "
+            "Reinstall it: apt-get install --reinstall bible-kjv-text"
+        )
+    texts = {book: ["\n".join(verses)] for book, verses in books.items()}
+    return _source("bible-kjv", texts, context, tokenizer, str(path))
+
+
+def fortunes(folder: str | Path = "", context: int = 64, tokenizer: str = "") -> Source:
+    """Read the fortunes of Debian's package fortunes. Each file is a client.
+
+    Files that are too short for one window are left out. For the arguments, see `bible`.
+    """
+    place = Path(folder).expanduser() if folder else FORTUNES
+    files = [file for file in text_files(place) if not file.suffix and not file.is_symlink()]
+    _require_installed(files, "fortunes", place, "fortunes")
+    texts = {}
+    for file in files:
+        sayings = re.split(r"^%\n", read_text(file, errors="replace") + "\n", flags=re.MULTILINE)
+        texts[file.name] = [saying.strip("\n") for saying in sayings if saying.strip()]
+    return _source("fortunes", texts, context, tokenizer, str(place), shorter=True)
+
+
+def documents(folder: str | Path, context: int, tokenizer: str) -> Source:
+    """Read a folder of text files with the tokens of a pretrained model. Each file is a client."""
+    files = text_files(folder) if folder else []
+    if not files:
+        raise InputError(
+            f"[data] folder = '{folder}' contains no text, but name = 'text' needs a text file, "
+            "or a folder with text files"
+        )
+    texts = {file.name: [read_text(file, errors="replace")] for file in files}
+    return _source("text", texts, context, tokenizer, str(folder))
+
+
+def jsonl(
+    folder: str | Path = "", context: int = 64, tokenizer: str = "", prompt: str = "prompt",
+    response: str = "response", client: str = "client",
+) -> Source:  # fmt: skip
+    """Read prompts and responses of clients from a JSONL file: one JSON object in each line.
+
+    The model learns to predict the responses. It reads the prompts, but does not learn to predict
+    them. The last fifth of each client's lines is held out.
+
+    Args:
+        folder: Path of the file.
+        context: The context length T. Each window has T + 1 tokens.
+        tokenizer: The pretrained model whose tokens and chat template are used.
+        prompt: The key of the prompt in a line.
+        response: The key of the response.
+        client: The key of the client that owns the line. If empty, one client owns all lines.
+    """
+    path = Path(folder).expanduser()
+    if not folder or not path.is_file():
+        raise InputError(
+            f"[data] folder = '{folder}' is not a file, but name = 'jsonl' needs the path of a "
+            ".jsonl file"
+        )
+    tokens = tokens_for(tokenizer)
+    if not isinstance(tokens, ModelTokens):
+        raise InputError(
+            "[data] name = 'jsonl' needs the tokens of a pretrained model. Set [task] name = "
+            "'causal-lm'."
+        )
+    owned: dict[str, list[list[int]]] = {}
+    for line in _lines(path, [key for key in (prompt, response, client) if key]):
+        read = [-1 - token for token in tokens.question(str(line[prompt]))]
+        written = tokens.encode(str(line[response]))
+        end = [] if tokens.end is None else [tokens.end]
+        owned.setdefault(str(line[client]) if client else "", []).append([*read, *written, *end])
+    parts = []
+    for name, dialogues in owned.items():
+        cut = len(dialogues) - len(dialogues) // HELD_OUT
+        parts.append(Owned(name, _joined(dialogues[:cut]), _joined(dialogues[cut:])))
+    return packed("jsonl", parts, context, tokens.vocabulary, str(path))
+
+
+def _lines(path: Path, keys: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the objects of a JSONL file. Each object must have these keys."""
+    lines = []
+    try:
+        texts = read_text(path, "utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{path} cannot be read as UTF-8 text ({error}): check [data] folder"
+        ) from None
+    for number, text in enumerate(texts, 1):
+        if not text.strip():
+            continue
+        try:
+            line = json.loads(text)
+        except ValueError:
+            line = None
+        if not isinstance(line, dict):
+            raise InputError(
+                f"line {number} of {path} is not a JSON object: write one object in each line, "
+                'such as {"prompt": "...", "response": "...", "client": "..."}'
+            )
+        for key in keys:
+            if key not in line or line[key] in (None, ""):
+                raise InputError(
+                    f"line {number} of {path} has no {key!r}: add it, or set [data.options] to "
+                    f"the keys of the file. This line has the keys {listed(line)}."
+                )
+        lines.append(line)
+    if not lines:
+        raise InputError(f"{path} is empty: write one JSON object in each line")
+    return lines
+
+
+def packaged() -> list[tuple[str, Path | None, str]]:
+    """Return the name of each packaged corpus, its path if it is installed, and how to get it."""
+    return [
+        ("bible-kjv", BIBLE if BIBLE.is_file() else None, "apt-get install bible-kjv-text"),
+        ("fortunes", FORTUNES if FORTUNES.is_dir() else None, "apt-get install fortunes"),
+    ]
+
+
+def _require_installed(present: object, name: str, path: Path, package: str) -> None:
+    if not present:
+        raise InputError(
+            f"[data] name = '{name}' needs the files of Debian's package {package}, but {path} "
+            f"does not contain them. Run apt-get install {package}, or set [data] folder to their "
+            "folder."
+        )
+
+
+def _source(
+    name: str,
+    texts: dict[str, list[str]],
+    context: int,
+    tokenizer: str,
+    where: str,
+    shorter: bool = False,
+) -> Source:
+    """Cut each client's texts into windows: the first 4/5 for training, the rest for testing."""
+    tokens = tokens_for(tokenizer)
+    end = [] if tokens.end is None else [tokens.end]
+    parts = []
+    for client, documents in texts.items():
+        encoded = _joined([*tokens.encode(text), *end] for text in documents)
+        cut = len(encoded) - len(encoded) // HELD_OUT
+        if shorter and cut <= context:
+            continue
+        parts.append(Owned(client, encoded[:cut], encoded[cut:]))
+    return packed(name, parts, context, tokens.vocabulary, where)
+
+
+def packed(name: str, parts: Sequence[Owned], context: int, vocabulary: int, where: str) -> Source:
+    """Cut the tokens of each client into windows of T + 1 tokens.
+
+    Windows without a token to predict are left out.
+
+    Raises:
+        InputError: If a client has no window to train on.
+    """
+    train = [_predicting(windows(np.array(part.train, np.int64), context)) for part in parts]
+    test = [_predicting(windows(np.array(part.held_out, np.int64), context)) for part in parts]
+    for part, rows in zip(parts, train, strict=True):
+        if not len(rows):
+            raise InputError(
+                f"the client '{part.client}' of {name} ({where}) has {len(part.train)} tokens to "
+                f"train on, but a sequence of [data] context = {context} tokens needs "
+                f"{context + 1} tokens, some of them to predict. Lower context, or give this "
+                "client more text."
+            )
+    if not parts:
+        raise InputError(
+            f"no client of {name} ({where}) has {context + 1} tokens, which a sequence of [data] "
+            f"context = {context} tokens needs. Lower context, or use more text."
+        )
+    sizes = np.array([len(rows) for rows in (*train, *test)])
+    owner = np.repeat(np.tile(np.arange(len(parts)), 2), sizes)
+    official = int(sizes[: len(parts)].sum())
+    rows = np.concatenate([*train, *test])
+    return Source(
+        name, rows, owner, len(parts), official if official < len(rows) else None, where,
+        vocabulary, owner=owner, owner_names=tuple(part.client for part in parts),
+    )  # fmt: skip
+
+
+def _predicting(rows: np.ndarray) -> np.ndarray:
+    return rows[(rows[:, 1:] >= 0).any(1)]
+
+
+def _joined(lists: Iterable[Sequence[int]]) -> list[int]:
+    return [token for tokens in lists for token in tokens]
+
+
+# The file of the package bible-kjv-text: a header, and blocks that the Unix program `compress`
+# compressed with the algorithm LZW. Each block but the last expands to 65,536 bytes. The header
+# ends with the number of blocks and the place of each block in the file, as big-endian integers.
+
+MAGIC, TABLE = b"EC02Compressed Data File", 0x58
+CLEAR, FIRST_BITS, MOST_BITS = 256, 9, 16
+
+
+def bible_text(path: Path) -> str:
+    """Return the text in a file of bible-kjv-text: a title, then one verse in each line."""
+    content = read_bytes(path)
+    try:
+        if not content.startswith(MAGIC):
+            raise ValueError("it has another header")
+        count = int.from_bytes(content[TABLE : TABLE + 4], "big")
+        places = np.frombuffer(content, ">u4", count, TABLE + 4).tolist()
+        ends = [*places[1:], len(content)]
+        blocks = [expanded(content[a:b]) for a, b in zip(places, ends, strict=True)]
+        return b"".join(blocks).decode("ascii")
+    except ValueError as error:
+        raise InputError(
+            f"{path} is not the text of bible-kjv-text ({error}). Reinstall it: apt-get install "
+            "--reinstall bible-kjv-text"
+        ) from None
+
+
+def expanded(data: bytes) -> bytes:
+    """Expand a block of LZW codes, as the program `uncompress` does.
+
+    Codes have 9 to 16 bits, and the number of bits grows with the table. The codes of one length
+    fill groups of eight, so the rest of a group is skipped when the length changes.
+    """
+    fresh = [bytes([number]) for number in range(256)] + [b""]
+    table, before, bits, position, group = fresh[:], b"", FIRST_BITS, 0, 0
+    output = bytearray()
+
+    def next_group() -> int:
+        return position + (group - position) % (8 * bits)
+
+    while True:
+        if len(table) >= 1 << bits and bits < MOST_BITS:
+            position = group = next_group()
+            bits += 1
+        if position + bits > 8 * len(data):
+            return bytes(output)
+        first = position >> 3
+        code = int.from_bytes(data[first : first + 4], "little") >> (position & 7)
+        code &= (1 << bits) - 1
+        position += bits
+        if code == CLEAR:
+            position = group = next_group()
+            table, before, bits = fresh[:], b"", FIRST_BITS
+            continue
+        if code > len(table) or (code == len(table) and not before):
+            raise ValueError("it is damaged")
+        entry = table[code] if code < len(table) else before + before[:1]
+        output += entry
+        if before and len(table) < 1 << MOST_BITS:
+            table.append(before + entry[:1])
+        before = entry
+
+
+READERS: dict[str, Callable[..., Source]] = {
+    "bible-kjv": bible,
+    "fortunes": fortunes,
+    "jsonl": jsonl,
+}

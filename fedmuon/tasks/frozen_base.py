@@ -1,0 +1,212 @@
+"""The frozen weights of a pretrained language model, which all processes of a machine share.
+
+The first process that needs a model writes its weights to the cache folder, in the precision of the
+run. All processes then map this file into their memory. The operating system stores the pages of
+the file once, so a further process needs almost no memory for the weights.
+"""
+
+import contextlib
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import cache_folder, read_text
+from fedmuon.data.pretrained import StoredModel, readable, stored_model, transformers
+
+VERSION = 1  # of the stored files; increase it when their content changes
+WEIGHTS, DIGEST = "model.safetensors", "digest"
+ATTENTION = "fedmuon"  # the name of `plain_attention` in transformers
+
+UNSUPPORTED = ("softcap", "s_aux", "sinks", "position_bias", "block_indices", "indices")
+
+
+def frozen_model(weights: str, dtype: torch.dtype, device: torch.device) -> Any:
+    """Return a language model of the library transformers whose weights are buffers.
+
+    The model has no parameters. It is in evaluation mode, so it has no dropout.
+
+    Args:
+        weights: The value of `[task] weights`.
+        dtype: Dtype of the weights.
+        device: Device of the weights. On a CPU, all processes of the machine share the weights.
+
+    Raises:
+        InputError: If the model cannot be read.
+    """
+    place = stored_model(weights)
+    try:
+        folder = _prepared(weights, place, dtype)
+    except OSError:  # the cache folder is not writable, or the disk is full
+        return _frozen(_read(weights, place, dtype), device)
+    with _quiet() as library, readable(weights, "model"):
+        config = library.AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        with torch.device("meta"):
+            model = library.AutoModelForCausalLM.from_config(
+                config, attn_implementation=ATTENTION, dtype=dtype
+            )
+        with safe_open(folder / WEIGHTS, "pt", device=str(device)) as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            same = json.loads(file.metadata()["same"])
+        tensors |= {name: tensors[first] for name, first in same.items()}
+        return _with_buffers(model, tensors)
+
+
+def base_digest(weights: str, dtype: torch.dtype) -> str:
+    """Return a hash of the frozen weights, in the precision of the run."""
+    place = stored_model(weights)
+    try:
+        return read_text(_prepared(weights, place, dtype) / DIGEST).strip()
+    except OSError:
+        return _digest(_tensors(_read(weights, place, dtype))[0])
+
+
+def _prepared(weights: str, place: StoredModel, dtype: torch.dtype) -> Path:
+    """Return the folder in the cache with the weights of a model. Write it if it does not exist."""
+    stamps = []
+    for file in place.files:
+        state = file.stat()
+        stamps.append((str(file.resolve()), state.st_size, state.st_mtime_ns))
+    key = hashlib.sha256(repr((VERSION, str(dtype), stamps)).encode()).hexdigest()[:16]
+    folder = cache_folder() / f"language-model-{key}"
+    if folder.exists():
+        return folder
+    model = _read(weights, place, dtype)
+    tensors, same = _tensors(model)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(dir=folder.parent))
+    try:
+        save_file(tensors, draft / WEIGHTS, {"same": json.dumps(same)})
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config  # the stored weights are dequantized
+        model.config.save_pretrained(draft)
+        (draft / DIGEST).write_text(_digest(tensors), encoding="ascii")
+        with contextlib.suppress(OSError):  # another process may have written the folder first
+            draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+def _read(weights: str, place: StoredModel, dtype: torch.dtype) -> Any:
+    """Read a model with transformers. Only safetensors and GGUF files are read, never pickles."""
+    with _quiet() as library, readable(weights, "model"):
+        return library.AutoModelForCausalLM.from_pretrained(
+            **place.arguments, dtype=dtype, attn_implementation=ATTENTION, use_safetensors=True
+        )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[Any]:
+    """Return the library transformers, without its progress bars and notes in this context."""
+    library = transformers()
+    logging = library.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    library.AttentionInterface.register(ATTENTION, plain_attention)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield library
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def plain_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Compute attention in the precision of its inputs, with operations that torch.vmap supports.
+
+    The function `eager` of transformers computes in float32, and torch.vmap cannot map the kernels
+    of `sdpa`.
+
+    Args:
+        module: The layer that calls the function.
+        query: Queries [n, heads, T, d].
+        key: Keys [n, groups, T, d]. Each group is shared by heads / groups heads.
+        value: Values [n, groups, T, d].
+        attention_mask: Numbers [n, 1, T, T] that are added to the scores.
+        scaling: Factor of the scores.
+        options: Other options, such as biases, which are rejected.
+
+    Returns:
+        The outputs [n, T, heads, d], and None in place of the weights.
+    """
+    used = [name for name in UNSUPPORTED if options.get(name) is not None]
+    if used:
+        raise InputError(
+            f"the layers {type(module).__name__} of the model use {used[0]}, which fedmuon does "
+            "not compute. Choose another model in [task] weights, such as a Llama or GPT-2 model."
+        )
+    groups = getattr(module, "num_key_value_groups", 1)
+    if groups > 1:
+        key, value = (part.repeat_interleave(groups, 1) for part in (key, value))
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    weights = (query @ key.mT * scaling + attention_mask).softmax(-1)
+    return (weights @ value).transpose(1, 2), None
+
+
+def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the different tensors of a model by name, and other names of the same tensors.
+
+    Buffers that a model does not save, such as the frequencies of rotary embeddings, are included,
+    because a model on the device `meta` cannot compute them.
+    """
+    first: dict[int, str] = {}
+    tensors: dict[str, Tensor] = {}
+    same: dict[str, str] = {}
+    for named in (model.named_parameters, model.named_buffers):
+        for name, value in named(remove_duplicate=False):
+            if id(value) in first:
+                same[name] = first[id(value)]
+                continue
+            first[id(value)] = name
+            tensors[name] = value.detach().contiguous()
+    return tensors, same
+
+
+def _frozen(model: nn.Module, device: torch.device) -> nn.Module:
+    tensors, same = _tensors(model)
+    tensors = {name: value.to(device) for name, value in tensors.items()}
+    return _with_buffers(model, tensors | {name: tensors[first] for name, first in same.items()})
+
+
+def _with_buffers(model: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
+    """Replace every parameter and buffer of a model by a buffer with the stored tensor."""
+    for prefix, layer in model.named_modules():
+        for key in (*layer._parameters, *layer._buffers):
+            name = f"{prefix}.{key}" if prefix else key
+            if name not in tensors:
+                if layer._parameters.get(key) is None and layer._buffers.get(key) is None:
+                    continue
+                raise InputError(
+                    f"the tensor {name} is missing from the stored weights. Delete the folder "
+                    f"language-model-* in {cache_folder()}, and run again."
+                )
+            delattr(layer, key)
+            layer.register_buffer(key, tensors[name], persistent=False)
+    return model.eval()
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    hasher = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        hasher.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()[:16]

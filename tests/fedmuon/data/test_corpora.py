@@ -1,0 +1,233 @@
+"""Documents of clients: packing, prompts, the packaged corpora, and what is too short."""
+
+import json
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from language_models import VOCABULARY, save_model, save_texts, save_tokenizer
+
+from fedmuon.core.errors import InputError
+from fedmuon.data import corpora
+from fedmuon.data.corpora import Owned, bible_text, expanded, packed
+from fedmuon.data.pretrained import model_tokens
+from fedmuon.data.readers import available, read, read_mapped
+
+END = 256
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<reply>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tokenizer(save_model(tmp_path_factory.mktemp("llama"))))
+
+
+def compressed(text: bytes) -> bytes:
+    """LZW codes of `compress`, from a dictionary of texts, in groups of eight codes of one length.
+
+    The table never fills: texts are short.
+    """
+    codes: dict[bytes, int] = {bytes([k]): k for k in range(256)}
+    output, group, width, free, word = bytearray(), list[int](), 9, 257, b""
+
+    def emit(code: int) -> None:
+        group.append(code)
+        if len(group) == 8:
+            flush()
+
+    def flush() -> None:
+        number = sum(code << (width * place) for place, code in enumerate(group))
+        output.extend(number.to_bytes(width, "little"))
+        group.clear()
+
+    for letter in text:
+        longer = word + bytes([letter])
+        if longer in codes:
+            word = longer
+            continue
+        emit(codes[word])
+        if free > (1 << width) - 1 and width < 16:  # the decoder's table is one entry behind
+            if group:
+                flush()
+            width += 1
+        codes[longer], free, word = free, free + 1, bytes([letter])
+    emit(codes[word])
+    count = (len(group) * width + 7) // 8
+    number = sum(code << (width * place) for place, code in enumerate(group))
+    return bytes(output) + number.to_bytes(count, "little")
+
+
+@pytest.mark.skipif(not shutil.which("gzip"), reason="needs gzip")
+@pytest.mark.parametrize("size", [1, 7, 300, 4000, 30_000])
+def test_blocks_expand_as_gzip_expands_them(size: int) -> None:
+    rng = np.random.default_rng(size)
+    words = [b"the ", b"light ", b"day ", b"night\n", b"evening ", b"waters "]
+    text = b"".join(words[k] for k in rng.integers(0, 6, size))[:size]
+    codes = compressed(text)
+    theirs = subprocess.run(
+        ["gzip", "-dc"], input=b"\x1f\x9d\x90" + codes, capture_output=True, check=True
+    )
+    assert theirs.stdout == expanded(codes) == text
+
+
+def test_damaged_blocks_are_rejected() -> None:
+    with pytest.raises(ValueError, match="damaged"):
+        expanded((300 << 9 | 65).to_bytes(4, "little"))
+
+
+def bible_file(folder: Path, books: int = 66, verses: int = 4) -> Path:
+    lines = ["Holy Bible"]
+    for book in range(books):
+        name = f"{book % 3 + 1}" * (book % 2) + "".join(chr(65 + int(c)) for c in str(book))
+        lines += [f"{name}1:{k + 1} And {book} was verse {k}." for k in range(verses)]
+    text = ("\n".join(lines) + "\n").encode()
+    blocks = [compressed(text[k : k + 900]) for k in range(0, len(text), 900)]
+    header = corpora.MAGIC.ljust(corpora.TABLE, b"\0") + struct.pack(">I", len(blocks))
+    places = len(header) + 4 * len(blocks) + np.cumsum([0, *map(len, blocks)])[:-1]
+    path = folder / "bible.data"
+    path.write_bytes(header + places.astype(">u4").tobytes() + b"".join(blocks))
+    return path
+
+
+def test_each_book_is_a_client(tmp_path: Path) -> None:
+    path = bible_file(tmp_path)
+    assert bible_text(path).startswith("Holy Bible\nA1:1 And 0 was verse 0.\n")
+    source = read("bible-kjv", folder=str(tmp_path), context=12)
+    assert source.classes == 66 and len(source.owner_names) == 66 and source.vocabulary == 257
+    assert source.owner is not None and source.owner_names[:2] == ("A", "2B")
+    first = source.inputs[source.owner == 1][0]
+    assert bytes(first.astype(np.uint8)) == b"And 1 was ver"
+    path.write_bytes(b"EC01" + path.read_bytes()[4:])
+    with pytest.raises(InputError, match=r"not the text of bible-kjv-text .*another header"):
+        read("bible-kjv", folder=str(path), context=12)
+    bible_file(tmp_path, books=5)
+    with pytest.raises(InputError, match="5 books instead of 66"):
+        read("bible-kjv", folder=str(path), context=12)
+
+
+def test_a_missing_package_names_the_command(tmp_path: Path) -> None:
+    for name, package in (("bible-kjv", "bible-kjv-text"), ("fortunes", "fortunes")):
+        with pytest.raises(InputError, match=f"apt-get install {package}, or set"):
+            read(name, folder=str(tmp_path))
+    rows = {name: (present, place) for name, present, place in available()}
+    for name in ("bible-kjv", "fortunes"):
+        present, place = rows[name]
+        assert present == Path(place).exists() or place.startswith("apt-get install")
+
+
+@pytest.mark.skipif(not corpora.BIBLE.is_file(), reason="needs bible-kjv-text")
+@pytest.mark.slow
+def test_the_bible_of_debian_is_read() -> None:
+    text = bible_text(corpora.BIBLE)
+    assert "Ge1:1 In the beginning God created the heaven and the earth.\n" in text
+    assert text.count("\n") in (31102, 31103)  # 31,102 verses and a title
+    source = read("bible-kjv", context=128)
+    assert source.owner_names[0] == "Ge" and source.owner_names[-1] == "Rev"
+
+
+@pytest.mark.skipif(not corpora.FORTUNES.is_dir(), reason="needs fortunes")
+def test_the_fortunes_of_debian_are_read() -> None:
+    source = read("fortunes", context=128)
+    assert {"wisdom", "science"} <= {*source.owner_names}
+    assert not {"wisdom.dat", "wisdom.u8"} & {*source.owner_names}
+
+
+def test_each_file_of_fortunes_is_a_client(tmp_path: Path) -> None:
+    (tmp_path / "wise").write_text("One.\n%\nTwo\nlines.\n%\n" * 5)
+    (tmp_path / "wise.dat").write_bytes(b"\0\1")
+    (tmp_path / "wise.u8").symlink_to("wise")
+    (tmp_path / "short").write_text("x\n")
+    source = read("fortunes", folder=str(tmp_path), context=8)
+    assert source.owner_names == ("wise",)
+    text = "".join("|" if token == END else chr(token) for token in source.inputs[0])
+    assert text == "One.|Two\n"
+    with pytest.raises(InputError, match=r"no client of fortunes .* 401 tokens"):
+        read("fortunes", folder=str(tmp_path), context=400)
+
+
+def test_windows_follow_each_other_and_share_no_predicted_token() -> None:
+    parts = [Owned("a", list(range(10)), list(range(20, 26))), Owned("b", list(range(50, 57)), [])]
+    source = packed("made", parts, 3, 100, "here")
+    assert source.inputs.tolist() == [
+        [0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9], [50, 51, 52, 53], [53, 54, 55, 56],
+        [20, 21, 22, 23],
+    ]  # fmt: skip
+    assert source.owner is not None and source.owner.tolist() == [0, 0, 0, 1, 1, 0]
+    assert source.official_test == 5 and source.owner_names == ("a", "b")
+
+
+def test_a_client_with_too_few_tokens_is_named() -> None:
+    parts = [Owned("long", list(range(10)), []), Owned("brief", [1, 2, 3], [])]
+    with pytest.raises(InputError, match=r"'brief' of made \(here\) has 3 tokens .* needs 4 tok"):
+        packed("made", parts, 3, 100, "here")
+    assert packed("made", parts, 2, 100, "here").official_test is None
+    only_prompts = [Owned("silent", [-1, -2, -3, -4, -5], [])]
+    with pytest.raises(InputError, match="silent"):
+        packed("made", only_prompts, 2, 100, "here")
+
+
+def test_text_files_have_the_tokens_of_the_model(model: str, tmp_path: Path) -> None:
+    folder = save_texts(tmp_path / "texts")
+    source = read("text", folder=str(folder), context=8, tokenizer=model)
+    assert source.owner_names == ("one", "three", "two") and source.vocabulary == VOCABULARY
+    tokens = model_tokens(model)
+    assert tokens.pieces.decode(source.inputs[0]) == "the cat s"
+    assert tokens.end == END
+    assert read("text", folder=str(folder), context=8).owner is None  # bytes, as before
+    mapped = read_mapped("text", (("context", 8), ("folder", str(folder)), ("tokenizer", model)))
+    assert mapped.owner is not None
+
+
+def lines(*objects: object) -> str:
+    return "\n".join(json.dumps(line) for line in objects)
+
+
+def test_prompts_are_read_and_responses_predicted(model: str, tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    turns = [{"prompt": f"q{k}?", "response": f"a{k}!", "client": k % 2} for k in range(10)]
+    path.write_text("\n" + lines(*turns) + "\n\n")
+    source = read("jsonl", folder=str(path), context=6, tokenizer=model)
+    assert source.owner_names == ("0", "1") and source.official_test == 8
+    first = source.inputs[0].tolist()
+    tokens = model_tokens(model)
+    assert first == [*(-1 - token for token in tokens.encode("q0?")), *tokens.encode("a0!"), END]
+    named = [{"q": line["prompt"], "a": line["response"]} for line in turns]
+    path.write_text(lines(*named))
+    renamed = read("jsonl", folder=str(path), context=6, tokenizer=model, prompt="q", response="a",
+                   client="")  # fmt: skip
+    assert renamed.owner_names == ("",) and renamed.classes == 1
+
+
+def test_prompts_use_the_chat_template(tmp_path: Path) -> None:
+    model = str(save_tokenizer(save_model(tmp_path / "chat"), TEMPLATE))
+    tokens = model_tokens(model)
+    assert tokens.pieces.decode(tokens.question("Hi")) == "<user>Hi<reply>"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty"),
+        ("[1]", "line 1 of .* is not a JSON object"),
+        ("{", "line 1 of .* is not a JSON object"),
+        (lines({"prompt": "a", "response": "b"}), "has no 'client'.* keys prompt, response"),
+        (lines({"prompt": "a", "response": "", "client": 1}), "has no 'response'"),
+    ],
+)
+def test_lines_that_do_not_fit_are_rejected(
+    content: str, message: str, model: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "chat.jsonl"
+    path.write_text(content)
+    with pytest.raises(InputError, match=message):
+        read("jsonl", folder=str(path), tokenizer=model)
+    with pytest.raises(InputError, match="is not a file"):
+        read("jsonl", folder=str(tmp_path), tokenizer=model)
+    with pytest.raises(InputError, match=r"Set \[task\] name = 'causal-lm'"):
+        read("jsonl", folder=str(path))

