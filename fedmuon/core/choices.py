@@ -67,6 +67,7 @@ _TABLE = {"label": ('"label"', "column of labels"), "client": ('""', "column of 
 _WINDOWS = ("folder", "context")
 _TABLES = (*_WINDOWS, "tokenizer", "pad-token")
 _GLUE = (*_WINDOWS, "tokenizer")
+_CLIENTS = {"clients": ('""', "name patterns of the clients to read, separated by commas")}
 _DIALOGUES = {
     "prompt": ('"prompt"', "key of the prompt in each line"),
     "response": ('"response"', "key of the response in each line"),
@@ -131,12 +132,14 @@ CHOICES: dict[str, tuple[Choice, ...]] = {
             "bible-kjv",
             "the King James Bible of Debian's package bible-kjv-text; each book is a client",
             keys=_WINDOWS,
+            options=_CLIENTS,
             facts=("own files", "documents"),
         ),
         Choice(
             "fortunes",
             "sayings of Debian's package fortunes; each file, a subject, is a client",
             keys=_WINDOWS,
+            options=_CLIENTS,
             facts=("own files", "documents"),
         ),
         Choice(

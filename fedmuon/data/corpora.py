@@ -8,6 +8,7 @@ predict, such as a token of a prompt, is stored as the negative number -1 - toke
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -49,13 +50,17 @@ def tokens_for(tokenizer: str) -> Vocabulary:
     return model_tokens(tokenizer) if tokenizer else Tokens(BYTES + 1)
 
 
-def bible(folder: str | Path = "", context: int = 64, tokenizer: str = "") -> Source:
+def bible(
+    folder: str | Path = "", context: int = 64, tokenizer: str = "", clients: str = ""
+) -> Source:
     """Read the King James Bible of Debian's package bible-kjv-text. Each book is a client.
 
     Args:
         folder: The file bible.data, or its folder. By default, /usr/lib.
         context: The context length T. Each window has T + 1 tokens.
         tokenizer: The pretrained model whose tokens are used. If empty, each byte is a token.
+        clients: Name patterns of the clients to read, separated by commas, such as `Ruth, *Jn`. If
+            empty, all clients.
     """
     path = Path(folder).expanduser() if folder else BIBLE
     path = path / BIBLE.name if path.is_dir() else path
@@ -69,11 +74,14 @@ def bible(folder: str | Path = "", context: int = 64, tokenizer: str = "") -> So
             f"{path} contains {len(books)} books instead of {BOOKS}, so the file is damaged. "
             "Reinstall it: apt-get install --reinstall bible-kjv-text"
         )
+    books = _chosen(books, clients, "bible-kjv")
     texts = {book: ["\n".join(verses)] for book, verses in books.items()}
     return _source("bible-kjv", texts, context, tokenizer, str(path))
 
 
-def fortunes(folder: str | Path = "", context: int = 64, tokenizer: str = "") -> Source:
+def fortunes(
+    folder: str | Path = "", context: int = 64, tokenizer: str = "", clients: str = ""
+) -> Source:
     """Read the fortunes of Debian's package fortunes. Each file is a client.
 
     Files that are too short for one window are left out. For the arguments, see `bible`.
@@ -82,10 +90,26 @@ def fortunes(folder: str | Path = "", context: int = 64, tokenizer: str = "") ->
     files = [file for file in text_files(place) if not file.suffix and not file.is_symlink()]
     _require_installed(files, "fortunes", place, "fortunes")
     texts = {}
-    for file in files:
+    for file in _chosen({file.name: file for file in files}, clients, "fortunes").values():
         sayings = re.split(r"^%\n", read_text(file, errors="replace") + "\n", flags=re.MULTILINE)
         texts[file.name] = [saying.strip("\n") for saying in sayings if saying.strip()]
     return _source("fortunes", texts, context, tokenizer, str(place), shorter=True)
+
+
+def _chosen(owned: dict[str, Any], clients: str, name: str) -> dict[str, Any]:
+    """Return the entries of the clients whose names match one of the patterns."""
+    patterns = [pattern.strip() for pattern in clients.split(",") if pattern.strip()]
+    for pattern in patterns:
+        if not any(fnmatchcase(client, pattern) for client in owned):
+            raise InputError(
+                f"[data.options] clients: no client of {name} is named '{pattern}'. The clients "
+                f"are {', '.join(owned)}."
+            )
+    return {
+        client: entry
+        for client, entry in owned.items()
+        if not patterns or any(fnmatchcase(client, pattern) for pattern in patterns)
+    }
 
 
 def documents(folder: str | Path, context: int, tokenizer: str) -> Source:

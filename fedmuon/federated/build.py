@@ -53,6 +53,7 @@ from fedmuon.tasks.decoder import (
     read_weights,
     sentence_tokens,
 )
+from fedmuon.tasks.frozen_base import stored_version
 from fedmuon.tasks.matrix import MatrixTask, compiles, fastest, supported
 from fedmuon.tasks.models import network, with_channels
 from fedmuon.tasks.networks import NetworkTask
@@ -273,8 +274,8 @@ def build_task(
         )
     if table.name == "causal-lm":
         return _language_model(
-            table.weights, shape, vocabulary, table.lora_rank, table.lora_alpha,
-            table.lora_layers, dtype, device,
+            stored_version(table.weights), table.weights, shape, vocabulary, table.lora_rank,
+            table.lora_alpha, table.lora_layers, dtype, device,
         )  # fmt: skip
     if table.name != "network":
         width = math.prod(shape)
@@ -363,7 +364,13 @@ def _decoder(
     return NetworkTask(network, shape, dtype, device, loss, targets=targets, start=start)
 
 
-_language_model = lru_cache(maxsize=2)(causal_lm)  # cached for all clients of this process
+@lru_cache(maxsize=2)
+def _language_model(version: str, *arguments: Any) -> NetworkTask:
+    """Build the task causal-lm. The result is cached for all clients of this process.
+
+    The version of the stored model is part of the key, because its files may have been replaced.
+    """
+    return causal_lm(*arguments)
 
 
 def decoder_form(config: Config, shape: tuple[int, ...], vocabulary: int) -> Form:

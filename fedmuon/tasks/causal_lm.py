@@ -157,7 +157,16 @@ def causal_lm(
         )
     add_adapters(model, rank, alpha / rank if alpha else 1.0, layers, dtype)
     network = CausalLM(model, dtype)
-    return NetworkTask(network, shape, dtype, device, targets=predicted_tokens, start=adapter_law)
+    try:
+        return NetworkTask(
+            network, shape, dtype, device, targets=predicted_tokens, start=adapter_law
+        )
+    except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise InputError(
+            f"the model [task] weights = '{weights}' cannot be called with tokens, positions and a "
+            f"mask ({reason}). Choose another model, such as a Llama or GPT-2 model."
+        ) from error
 
 
 def add_adapters(model: Any, rank: int, scale: float, layers: str, dtype: torch.dtype) -> None:

@@ -7,6 +7,7 @@ the file once, so a further process needs almost no memory for the weights.
 
 import contextlib
 import hashlib
+import io
 import json
 import shutil
 import tempfile
@@ -70,14 +71,23 @@ def base_digest(weights: str, dtype: torch.dtype) -> str:
         return _digest(_tensors(_read(weights, place, dtype))[0])
 
 
-def _prepared(weights: str, place: StoredModel, dtype: torch.dtype) -> Path:
-    """Return the folder in the cache with the weights of a model. Write it if it does not exist."""
+def stored_version(weights: str) -> str:
+    """Return a text that changes when the files of a stored model change."""
+    return _version(stored_model(weights))
+
+
+def _version(place: StoredModel) -> str:
     stamps = []
     for file in place.files:
         state = file.stat()
         stamps.append((str(file.resolve()), state.st_size, state.st_mtime_ns))
-    key = hashlib.sha256(repr((VERSION, str(dtype), stamps)).encode()).hexdigest()[:16]
-    folder = cache_folder() / f"language-model-{key}"
+    return hashlib.sha256(repr((VERSION, stamps)).encode()).hexdigest()[:16]
+
+
+def _prepared(weights: str, place: StoredModel, dtype: torch.dtype) -> Path:
+    """Return the folder in the cache with the weights of a model. Write it if it does not exist."""
+    precision = str(dtype).removeprefix("torch.")
+    folder = cache_folder() / f"language-model-{_version(place)}-{precision}"
     if folder.exists():
         return folder
     model = _read(weights, place, dtype)
@@ -99,7 +109,9 @@ def _prepared(weights: str, place: StoredModel, dtype: torch.dtype) -> Path:
 
 def _read(weights: str, place: StoredModel, dtype: torch.dtype) -> Any:
     """Read a model with transformers. Only safetensors and GGUF files are read, never pickles."""
-    with _quiet() as library, readable(weights, "model"):
+    # The progress bar of GGUF files cannot be switched off, so the text is dropped.
+    dropped = contextlib.redirect_stderr(io.StringIO())
+    with _quiet() as library, readable(weights, "model"), dropped:
         return library.AutoModelForCausalLM.from_pretrained(
             **place.arguments, dtype=dtype, attn_implementation=ATTENTION, use_safetensors=True
         )

