@@ -33,7 +33,11 @@ from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.rounds import begin
 from fedmuon.federated.schedule import schedule_of
 from fedmuon.federated.shards import Shard, Shards, partition_digest, targets_on
-from fedmuon.federated.size_limits import require_room_for_model, require_room_for_parameters
+from fedmuon.federated.size_limits import (
+    require_room_for_model,
+    require_room_for_parameters,
+    require_room_for_weights,
+)
 from fedmuon.federated.traffic import payload_bytes, returned_like, sent_like
 from fedmuon.federated.trial_recipe import require_memoryless
 from fedmuon.optim.chain import Number, States
@@ -53,7 +57,7 @@ from fedmuon.tasks.decoder import (
     read_weights,
     sentence_tokens,
 )
-from fedmuon.tasks.frozen_base import stored_version
+from fedmuon.tasks.frozen_base import stored_entries, stored_version
 from fedmuon.tasks.matrix import MatrixTask, compiles, fastest, supported
 from fedmuon.tasks.models import network, with_channels
 from fedmuon.tasks.networks import NetworkTask
@@ -273,6 +277,7 @@ def build_task(
             "classes. Use integers from 0 as labels, or pass your own task."
         )
     if table.name == "causal-lm":
+        require_room_for_weights(stored_entries(table.weights), dtype.itemsize, device)
         return _language_model(
             stored_version(table.weights), table.weights, shape, vocabulary, table.lora_rank,
             table.lora_alpha, table.lora_layers, dtype, device,

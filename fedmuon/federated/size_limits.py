@@ -30,6 +30,7 @@ MENDS = {
     "clients": "[federation] clients or per-round",
     "schedule": "[federation] rounds or per-round",
     "model": "the size of the model, [federation] per-round or trials",
+    "weights": "the size of the model in [task] weights",
     "activations": "[local] batch or the size of the model",
 }
 
@@ -66,6 +67,12 @@ def require_room_for_parameters(
     """Raise an error if a model with this number of parameters does not fit into memory."""
     if device.type == "cpu":
         _refuse({"model": _of_parameters(config, entries, size, 1)})
+
+
+def require_room_for_weights(entries: int, size: int, device: torch.device) -> None:
+    """Raise an error if the frozen weights of a pretrained model do not fit into memory."""
+    if device.type == "cpu":
+        _refuse({"weights": entries * size})
 
 
 def require_room_for_model(

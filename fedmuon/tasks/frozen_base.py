@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import io
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -74,6 +75,22 @@ def base_digest(weights: str, dtype: torch.dtype) -> str:
 def stored_version(weights: str) -> str:
     """Return a text that changes when the files of a stored model change."""
     return _version(stored_model(weights))
+
+
+def stored_entries(weights: str) -> int:
+    """Return the number of entries of a stored model, from the headers of its safetensors files.
+
+    The result is 0 for GGUF files, whose header takes seconds to read.
+    """
+    entries = 0
+    for path in stored_model(weights).files:
+        if path.suffix == ".safetensors":
+            with readable(weights, "model"), safe_open(path, "pt") as file:
+                entries += sum(
+                    math.prod(file.get_slice(name).get_shape())
+                    for name in file.keys()  # noqa: SIM118
+                )
+    return entries
 
 
 def _version(place: StoredModel) -> str:

@@ -28,6 +28,7 @@ from fedmuon.data.pretrained import model_tokens, stored_model
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.suites.contents import merged as merged_tables
+from fedmuon.federated import size_limits
 from fedmuon.federated.build import build_worker, resolve
 from fedmuon.federated.client_data import build_data
 from fedmuon.federated.rounds import run_rounds
@@ -433,6 +434,21 @@ def test_paths_that_are_no_models_are_rejected(llama: Path, tmp_path: Path) -> N
     (tmp_path / "damaged" / "config.json").write_text("{")
     with pytest.raises(InputError, match="cannot be read"):
         frozen_model(str(tmp_path / "damaged"), torch.float32, CPU)
+
+
+def test_weights_that_do_not_fit_into_memory_are_not_loaded(
+    llama: Path, texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = resolve(tiny(llama, texts))
+    entries = sum(value.numel() for value in published(llama).state_dict().values())
+    monkeypatch.setattr(size_limits, "LEAST", 0)
+    monkeypatch.setattr(size_limits, "machine_memory", lambda: 8 * entries)
+    task_of(config)
+    monkeypatch.setattr(size_limits, "machine_memory", lambda: 8 * entries - 1)
+    with pytest.raises(
+        InputError, match=r"GiB for its weights\), but .* model in \[task\] weights"
+    ):
+        task_of(config)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
