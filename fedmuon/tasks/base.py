@@ -215,13 +215,25 @@ def cross_entropy(outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> T
     return mean_of(losses, targets) if losses.ndim > 1 else losses
 
 
+def token_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy of each sample's targets that are not IGNORED.
+
+    The function computes the same as `cross_entropy` for outputs [n, T, V] and targets [n, T]. It
+    takes half the time if V is large, because it does not move the axis of the classes.
+    """
+    losses = functional.cross_entropy(
+        outputs.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED
+    )
+    return mean_of(losses.view(targets.shape), targets)
+
+
 def one_at_a_time(loss: Loss) -> Loss:
     """Return a loss function that calls the given loss with one sample at a time.
 
     A clipped gradient must depend only on its own example, so the loss of an example must not
     depend on other samples.
     """
-    if loss is cross_entropy:  # it already treats each row separately
+    if loss in (cross_entropy, token_cross_entropy):  # they already treat each row separately
         return loss
 
     def sample_loss(output: Tensor, target: Tensor) -> Tensor:

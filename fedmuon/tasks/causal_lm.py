@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fedmuon.core.errors import InputError
 from fedmuon.data.words import listed
-from fedmuon.tasks.base import IGNORED, Params
+from fedmuon.tasks.base import IGNORED, Params, token_cross_entropy
 from fedmuon.tasks.frozen_base import frozen_model
 from fedmuon.tasks.models import torch_law
 from fedmuon.tasks.networks import NetworkTask
@@ -159,8 +159,9 @@ def causal_lm(
     network = CausalLM(model, dtype)
     try:
         return NetworkTask(
-            network, shape, dtype, device, targets=predicted_tokens, start=adapter_law
-        )
+            network, shape, dtype, device,
+            loss=token_cross_entropy, targets=predicted_tokens, start=adapter_law,
+        )  # fmt: skip
     except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise InputError(

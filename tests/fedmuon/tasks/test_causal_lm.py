@@ -35,7 +35,8 @@ from fedmuon.federated.rounds import run_rounds
 from fedmuon.runs.observers.choice import observers_of
 from fedmuon.runs.prepare import prepare
 from fedmuon.tasks import frozen_base
-from fedmuon.tasks.base import IGNORED, Batch, Params
+from fedmuon.tasks.base import IGNORED, Batch, Params, one_at_a_time, token_cross_entropy
+from fedmuon.tasks.base import cross_entropy as window_cross_entropy
 from fedmuon.tasks.causal_lm import add_adapters, causal_lm, merged, predicted_tokens
 from fedmuon.tasks.frozen_base import base_digest, frozen_model
 from fedmuon.tasks.networks import NetworkTask
@@ -216,6 +217,15 @@ def test_tokens_of_prompts_are_read_but_not_predicted() -> None:
     windows = torch.tensor([[-5.0, -8.0, 3.0, 4.0], [1.0, 2.0, -1.0, 6.0]])
     targets = predicted_tokens(windows, torch.zeros(2))
     assert targets.tolist() == [[IGNORED, 3, 4], [2, IGNORED, 6]]
+
+
+def test_the_loss_of_tokens_is_the_cross_entropy_of_windows() -> None:
+    rng = torch.Generator().manual_seed(0)
+    outputs = torch.randn(3, 4, 7, generator=rng).double()
+    targets = torch.tensor([[1, 2, IGNORED, 3], [IGNORED] * 4, [0, 0, 6, 5]])
+    losses = token_cross_entropy(outputs, targets)
+    torch.testing.assert_close(losses, window_cross_entropy(outputs, targets), rtol=1e-14, atol=0)
+    assert losses[1] == 0 and one_at_a_time(token_cross_entropy) is token_cross_entropy
 
 
 # --- Runs -----------------------------------------------------------------------------------------
