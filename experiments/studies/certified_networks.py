@@ -33,7 +33,13 @@ from fedmuon.experiments.certifying.measured import released_noise
 from fedmuon.experiments.certifying.planned import PlannedRun
 from fedmuon.experiments.studies.certified_error import chosen, compared, covered
 from fedmuon.experiments.studies.study import Study, distinct, heading, levels
-from fedmuon.experiments.studies.tuned_apart import Tuning, set_apart, smaller, tunings
+from fedmuon.experiments.studies.tuned_apart import (
+    Tuning,
+    require_smaller,
+    set_apart,
+    smaller,
+    tunings,
+)
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import Nested, SuiteRequest, cell, merged
 from fedmuon.federated.build import build_experiment, resolve
@@ -207,6 +213,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Certified]:
             tables = merged(merged(merged(settings.base, model.base), details.base), data)
             first = settings_of(model.noises[0], details.lrs[0], settings.seeds[0])
             config = cell(tables, first)
+            require_smaller(tables, first, config, settings.tuning)
             tuning = len(details.lrs) * len(settings.tuning.seeds) * settings.tuning.train
             samples = len(settings.seeds) * config.data.train + tuning
             size = len(model.noises) * config.federation.rounds * samples

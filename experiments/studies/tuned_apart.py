@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from fedmuon.analysis.report.tables import Columns, where
 from fedmuon.analysis.report.tuning import Tuned
@@ -21,7 +21,13 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.tables import Table
 from fedmuon.data.source import Source
 from fedmuon.experiments.studies.study import levels
-from fedmuon.experiments.suites.contents import Nested
+from fedmuon.experiments.suites.contents import Nested, cell
+
+
+def _different(seeds: list[int]) -> list[int]:
+    if len({*seeds}) < len(seeds):
+        raise ValueError("lists a seed twice. List each seed once")
+    return seeds
 
 
 class Tuning(Table):
@@ -32,7 +38,7 @@ class Tuning(Table):
 
     train: Count
     test: Count
-    seeds: Annotated[list[Natural], Field(min_length=1)]
+    seeds: Annotated[list[Natural], Field(min_length=1), AfterValidator(_different)]
 
 
 def set_apart(source: Source, count: int) -> tuple[Source, Source]:
@@ -78,6 +84,17 @@ def smaller(config: Config, tuning: Tuning) -> Nested:
         }
     lot = max(1, round(share * privacy.lot))
     return {"data": data, "privacy": {"lot": lot, "noise": privacy.noise * lot / privacy.lot}}
+
+
+def require_smaller(tables: Nested, first: Nested, config: Config, tuning: Tuning) -> None:
+    """Raise an error, before anything is computed, if the smaller run of a config is invalid."""
+    try:
+        cell(tables, first, smaller(config, tuning))
+    except InputError as error:
+        raise InputError(
+            f"[tuning] train = {tuning.train} and test = {tuning.test} make runs that are not "
+            f"valid ({error}). Set train and test of [tuning] to other numbers."
+        ) from None
 
 
 def tunings(rows: Columns, by: str) -> dict[str, list[Tuned]]:

@@ -199,3 +199,7 @@ def test_what_is_rejected_before_anything_is_computed(tmp_path: Path) -> None:
                                    "models.linear.base.local.lr = 0.5"))  # fmt: skip
     with pytest.raises(InputError, match="set by noises"):
         suite_of(tmp_path, SUITE, ("lot = 150", "lot = 150, noise = 3.0"))
+    with pytest.raises(InputError, match=r"\[tuning\] train = 20 .* are not valid .*3 clients"):
+        suite_of(tmp_path, SUITE, ("train = 300", "train = 20"))
+    with pytest.raises(InputError, match="lists a seed twice"):
+        suite_of(tmp_path, SUITE, ("seeds = [0, 1]", "seeds = [0, 0]"))
