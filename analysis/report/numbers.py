@@ -4,6 +4,7 @@ These texts use the minus sign U+2212. Files for programs (CSV, JSON, LaTeX) use
 """
 
 import math
+from decimal import ROUND_CEILING, Context
 from typing import Any
 
 
@@ -18,6 +19,18 @@ def number(value: Any, count: int = 4) -> str:
     if not unknown and math.isinf(value):
         return "∞" if value > 0 else "−∞"
     return "–" if unknown else written(value, f".{count}g")
+
+
+def at_most(value: float | None, count: int = 4) -> str:
+    """Return an upper limit, rounded up to `count` significant digits, so that it stays a limit."""
+    return number(rounded_up(value, count), count)
+
+
+def rounded_up(value: float | None, count: int = 4) -> float | None:
+    """Return the smallest number with `count` significant digits that is not below `value`."""
+    if value is None or not math.isfinite(value):
+        return value
+    return float(Context(prec=count, rounding=ROUND_CEILING).create_decimal(repr(float(value))))
 
 
 def digits(value: float, count: int = 4) -> str:

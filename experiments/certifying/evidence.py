@@ -40,6 +40,11 @@ REPEATED = (
     "{:,} of {:,} training samples repeat another one. If they are copies and not independent "
     "draws, n is smaller and the certificates that use n do not hold. Remove the copies."
 )
+TRAINED = (
+    "{:,} of {:,} held-out samples are also training samples. If they are copies and not "
+    "independent draws, the certificates from held-out samples do not hold. Remove them from the "
+    "test samples."
+)
 NO_TEST = "no sample is held out. Lower [data] train, or set [data] test"
 PER_EXAMPLE = (
     "the run protects whole clients and not single samples. For a certificate on new samples, set "
@@ -119,6 +124,9 @@ class Evidence:
             notes.append(NOT_POISSON.format(privacy.sampling))
         if measured_run.repeated:
             notes.append(REPEATED.format(measured_run.repeated, len(measured_run.owners)))
+        if measured_run.trained:
+            count = len(measured_run.run.data.test_labels)
+            notes.append(TRAINED.format(measured_run.trained, count))
         return notes
 
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedmuon.analysis.report import style
-from fedmuon.analysis.report.numbers import number
+from fedmuon.analysis.report.numbers import at_most
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.certifying.group_tables import MOST, by_source
 from fedmuon.experiments.certifying.groups import GroupCertificate, GroupCertificates
@@ -52,7 +52,7 @@ def _draw(
     for place, row in enumerate(rows):
         if row.value is not None:
             axis.annotate(
-                number(row.value, 3), (row.value, place), xytext=(6, 0), fontsize=8,
+                at_most(row.value, 3), (row.value, place), xytext=(6, 0), fontsize=8,
                 textcoords="offset points", va="center",
             )  # fmt: skip
     names = [row.name for row in rows]

@@ -3,7 +3,7 @@
 from rich.markup import escape
 from rich.table import Table
 
-from fedmuon.analysis.report.numbers import number
+from fedmuon.analysis.report.numbers import at_most, number
 from fedmuon.experiments.certifying.groups import GroupCertificate, GroupCertificates
 from fedmuon.experiments.tables import columns, facts, listed
 
@@ -28,8 +28,9 @@ def title(certificates: GroupCertificates, source: str) -> str:
 
 def cells(row: GroupCertificate) -> tuple[str, str, str, str, str]:
     """Return the cells of a row."""
-    values = (row.error, row.estimated, row.certified)
-    error, estimated, certified = ("-" if one is None else number(one, 4) for one in values)
+    error = "-" if row.error is None else number(row.error, 4)
+    limits = (row.estimated, row.certified)
+    estimated, certified = ("-" if limit is None else at_most(limit) for limit in limits)
     return row.group, f"{row.samples:,}", error, estimated, certified
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedmuon.analysis.report.latex import escaped, latex
+from fedmuon.analysis.report.numbers import rounded_up
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import Record
 from fedmuon.experiments.certifying.groups import GroupCertificates
@@ -21,7 +22,7 @@ def of_run(certificates: RiskCertificates) -> str:
             "status": row.status,
             "method": row.method,
             "measured": row.beside,
-            "at most": row.value,
+            "at most": rounded_up(row.value),
         }
         for row in certificates.rows
         if row.value is not None
@@ -45,8 +46,8 @@ def of_groups(certificates: GroupCertificates) -> str:
             certificates.per: row.group,
             "samples": row.samples,
             "error": row.error,
-            "estimated at most": row.estimated,
-            "certified at most": row.certified,
+            "estimated at most": rounded_up(row.estimated),
+            "certified at most": rounded_up(row.certified),
         }
         for row in certificates.rows
         if row.certified is not None
@@ -68,8 +69,8 @@ def of_plan(record: Record) -> str:
     rows = [
         {
             "train error": row["train_error"],
-            "estimated at most": row["estimated"],
-            "certified at most": row["certified"],
+            "estimated at most": rounded_up(row["estimated"]),
+            "certified at most": rounded_up(row["certified"]),
         }
         for row in record["rows"]
     ]

@@ -42,6 +42,7 @@ class MeasuredRun:
         test: The losses of the final model on the held-out samples [m].
         start: The losses of the initial model on the held-out samples [m].
         repeated: Number of training samples that are copies of another one.
+        trained: Number of held-out samples that are copies of a training sample.
         params: The final model, or the average of the last models.
     """
 
@@ -50,6 +51,7 @@ class MeasuredRun:
     test: Losses
     start: Losses
     repeated: int
+    trained: int
     params: Params
 
     @property
@@ -134,16 +136,23 @@ def measure(
     shards = run.experiment.shards
     last, first = run.model("average" if average else "model"), run.model("initial")
     train = Batch(shards.inputs, shards.labels)
-    rows = np.column_stack([shards.inputs.cpu().numpy(), shards.labels.cpu().numpy()])
-    held_out = len(run.data.test_labels) > 0
+    rows, held_out = _rows(train), len(run.data.test_labels) > 0
+    different = {row.tobytes() for row in rows}
+    tested = _rows(shards.held_out) if held_out else rows[:0]
     return MeasuredRun(
         run,
         losses_of(run, last, train),
         losses_of(run, last, shards.held_out) if held_out else {},
         losses_of(run, first, shards.held_out) if held_out else {},
-        len(rows) - len(np.unique(rows, axis=0)),
+        len(rows) - len(different),
+        sum(row.tobytes() in different for row in tested),
         last,
     )
+
+
+def _rows(batch: Batch) -> np.ndarray:
+    """Return the inputs and the label of each sample in a row."""
+    return np.column_stack([batch.inputs.cpu().numpy(), batch.labels.cpu().numpy()])
 
 
 def losses_of(run: FinishedRun, params: Params, batch: Batch) -> Losses:

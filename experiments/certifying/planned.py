@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from fedmuon.analysis.report.numbers import number
+from fedmuon.analysis.report.numbers import at_most, number
 from fedmuon.analysis.theory.checks import positive, probability, share, whole
 from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
@@ -224,5 +224,8 @@ def note(record: Record) -> str:
 
 
 def _row(row: Record) -> tuple[str, ...]:
-    values: list[Any] = [row["train_error"], row["estimated"], row["certified"]]
-    return tuple("-" if value is None else number(value, 4) for value in values)
+    limits: list[Any] = [row["estimated"], row["certified"]]
+    return (
+        number(row["train_error"], 4),
+        *("-" if limit is None else at_most(limit) for limit in limits),
+    )

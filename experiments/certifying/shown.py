@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from fedmuon.analysis.report.numbers import number
+from fedmuon.analysis.report.numbers import at_most, number
 from fedmuon.experiments.certifying import stored
 from fedmuon.experiments.certifying.rows import RiskCertificate, RiskCertificates
 from fedmuon.experiments.tables import columns, facts, listed
@@ -54,7 +54,7 @@ def cells(rows: Sequence[RiskCertificate]) -> list[tuple[str, ...]]:
             f"{row.name}: {row.measure}",
             row.refusal if row.value is None else _holds(row),
             "-" if row.beside is None else number(row.beside, 4),
-            row.status if row.value is None else number(row.value, 4),
+            row.status if row.value is None else at_most(row.value),
         )
         for row in rows
     ]

@@ -226,6 +226,22 @@ def test_equal_samples_are_noted(tmp_path: Path) -> None:
         assert len(notes) == bool(count) and all(f"{count} of 70" in note for note in notes)
 
 
+def test_held_out_samples_that_were_trained_on_are_noted(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    inputs, labels = rng.standard_normal((60, 5)), rng.integers(0, 3, 60)
+    tables = {"federation": {"clients": 2, "rounds": 1}, "local": {"recipe": "fedavg"},
+              "data": {"normalize": "unit"}}  # fmt: skip
+    for count in (0, 7):
+        new = inputs[count:20] + 1, labels[count:20]
+        test = (np.concatenate([inputs[:count], new[0]]), np.concatenate([labels[:count], new[1]]))
+        result = fedmuon.run(
+            tables, data=(inputs, labels), test=test, out=tmp_path / f"{count} trained"
+        )
+        _, *notes = fedmuon.certify(result).notes
+        assert len(notes) == bool(count)
+        assert all("7 of 20 held-out samples are also training samples" in note for note in notes)
+
+
 def test_a_run_without_held_out_samples(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     tables = {"federation": {"clients": 2, "rounds": 1}, "local": {"recipe": "fedavg"}}

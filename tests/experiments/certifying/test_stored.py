@@ -12,7 +12,7 @@ from conftest import small
 from typer.testing import CliRunner
 
 import fedmuon
-from fedmuon.analysis.report.numbers import number
+from fedmuon.analysis.report.numbers import at_most
 from fedmuon.core.files import announce
 from fedmuon.experiments.certifying import stored
 from fedmuon.experiments.cli import app
@@ -62,7 +62,7 @@ def test_every_view_shows_the_stored_rows(run: Path, tmp_path: Path) -> None:
     pages = [page.write(run_status(run), tmp_path / "a.html"), write_report(run)]
     for text in (shown, *(place.read_text(encoding="utf-8") for place in pages)):
         assert "Risk of the final model" in text
-        assert all(row["method"] in text and number(row["value"], 4) in text for row in limits)
+        assert all(row["method"] in text and at_most(row["value"]) in text for row in limits)
         assert "the held-out samples chose nothing" in text
         assert f"fedmuon certify {run}" in text
     assert "Not shown: 2 refused" in shown
