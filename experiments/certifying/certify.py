@@ -263,7 +263,8 @@ def _stability(
 ) -> tuple[CertifiedSetting, Certificate] | InputError:
     """Return the certificates of the Stability note, or why there are none."""
     try:
-        case = from_directory(folder, [f"stability.delta={failure!r}"], given=user_objects)
+        changes = [f"stability.delta={failure!r}"]
+        case = from_directory(folder, changes, given=user_objects, is_checked=True)
     except InputError as reason:
         return reason
     certificate = certificates.certify(case)

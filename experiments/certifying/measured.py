@@ -9,7 +9,6 @@ import numpy as np
 from fedmuon.analysis.theory.checks import whole
 from fedmuon.config.load import load
 from fedmuon.config.user_objects import NOTHING, UserObjects
-from fedmuon.core import files
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.experiments.stability.finished_run import FinishedRun, require_objects
@@ -124,14 +123,15 @@ def measure(
         InputError: If the run has not ended, is damaged, has no average, or its task reports no
             error rate.
     """
-    RunDirectory(folder).finished()
+    directory = RunDirectory(folder)
+    directory.finished()
+    directory.require_unchanged()
     require_objects(load(folder / "config.toml").with_objects(user_objects), folder, "certify")
     if average and not (folder / AVERAGE_MODEL).exists():
         raise InputError(
             f"{folder} contains no average of models. Set [output] average, such as 0.5, and run "
             "the experiment again, or certify the final model."
         )
-    files.require_sound(folder, [AVERAGE_MODEL] if average else [])
     run = FinishedRun.open(folder, user_objects)
     shards = run.experiment.shards
     last, first = run.model("average" if average else "model"), run.model("initial")

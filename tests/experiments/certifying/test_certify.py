@@ -2,6 +2,9 @@
 
 import json
 import math
+import shutil
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,11 @@ from typer.testing import CliRunner
 
 import fedmuon
 from fedmuon.analysis.theory.certified_risk import expected_risk, released_limit
+from fedmuon.core import files
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.certifying.certify import RiskCertificate, certify
 from fedmuon.experiments.certifying.figure import figure
+from fedmuon.experiments.certifying.groups import certify_groups
 from fedmuon.experiments.certifying.measured import measure, released_noise
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute
@@ -273,6 +278,41 @@ def test_arguments_out_of_range(private: Path, name: str, value: Any) -> None:
 def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
         fedmuon.certify(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.toml", "ledger.jsonl"])
+def test_a_run_with_changed_files_is_rejected(
+    private: Path, plain: Path, tmp_path: Path, name: str
+) -> None:
+    without_limits = shutil.ignore_patterns("certificates.json")
+    damaged = shutil.copytree(private, tmp_path / "run", ignore=without_limits)
+    certify_groups(damaged, "class")  # an unchanged copy is certified
+    if name == "ledger.jsonl":
+        (damaged / name).unlink()
+    elif name == "config.toml":
+        (damaged / name).write_text((damaged / name).read_text() + "\n# edited\n")
+    else:
+        shutil.copy(plain / name, damaged / name)
+    for compute in (fedmuon.certify, partial(fedmuon.certify_groups, per="class")):
+        with pytest.raises(InputError, match=f"{name}.*the folder is damaged"):
+            compute(damaged)
+    for words in ([], ["--per", "class"]):
+        done = CliRunner().invoke(app, ["certify", str(damaged), *words])
+        assert isinstance(done.exception, InputError) and name in str(done.exception)
+    assert not (damaged / "certificates.json").exists()
+
+
+def test_the_files_of_a_run_are_compared_with_their_checksums_once(
+    plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[str] = []
+
+    def require_sound(folder: Path, names: Iterable[str]) -> None:
+        checked.extend(name for name in names if folder == plain)
+
+    monkeypatch.setattr(files, "require_sound", require_sound)
+    certify(plain)
+    assert checked.count("model.safetensors") == checked.count("initial.safetensors") == 1
 
 
 def test_the_command_prints_a_table_or_json_and_draws(private: Path, tmp_path: Path) -> None:
