@@ -148,11 +148,12 @@ def plan(
     failure = (1 - probability("confidence", confidence)) / whole("settings", settings)
     share("guess", guess)
     if width is not None:
+        _require_width(width, guess)
         privacy = config.privacy.model_copy(update={"noise": 1.0, "epsilon": 0.0})
         config = config.model_copy(update={"privacy": privacy})
     planned = PlannedRun.of(config)
     if width is not None:
-        planned = planned.with_noise(_noise_for(planned, positive("width", width), failure, guess))
+        planned = planned.with_noise(_noise_for(planned, width, failure, guess))
     account = planned.account
     rows = [
         {
@@ -173,6 +174,17 @@ def plan(
         "width": _width(account, failure, guess),
         "rows": rows,
     }
+
+
+def _require_width(width: float, guess: float) -> None:
+    """Raise InputError unless a limit of the error that exceeds the guess by `width` is below 1."""
+    if guess + positive("width", width) < 1:
+        return
+    if guess == 1:
+        raise InputError("with guess 1, no limit of the error is below 1. Choose a smaller guess.")
+    raise InputError(
+        f"a width of {width:g} says nothing with guess {guess:g}: choose one below {1 - guess:g}"
+    )
 
 
 def _width(account: Account, failure: float, guess: float) -> float:

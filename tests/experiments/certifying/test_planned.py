@@ -69,6 +69,28 @@ def test_what_has_no_plan_says_why() -> None:
         plan(small(EXAMPLE), width=0.01)
 
 
+@pytest.mark.parametrize(
+    ("width", "guess", "why"),
+    [
+        (0.9, 0.2, "a width of 0.9 says nothing with guess 0.2: choose one below 0.8"),
+        (0.8, 0.2, "choose one below 0.8"),
+        (1e300, 0.0, "choose one below 1$"),
+        (0.1, 1.0, "Choose a smaller guess"),
+        (0.0, 0.2, "must be a finite number above 0"),
+    ],
+)
+def test_a_width_that_reaches_1_is_rejected(width: float, guess: float, why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        plan(small(EXAMPLE), width=width, guess=guess)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_the_largest_width_has_a_noise() -> None:
+    found = plan(small(EXAMPLE), width=0.799)
+    assert found["noise"] > 0 and found["width"] <= 0.799
+
+
 def test_the_command_takes_a_config_or_a_run(tmp_path: Path) -> None:
     file = tmp_path / "private.toml"
     file.write_text(tomli_w.dumps(unflatten_all(EXAMPLE)))
