@@ -2,6 +2,7 @@
 
 import functools
 import math
+import numbers
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -32,9 +33,16 @@ def in_doubles(formula: Callable[P, R]) -> Callable[P, R]:
     return refusing
 
 
+def real(name: str, value: float) -> float:
+    """Return the value if it is a real number and no truth value. Otherwise raise InputError."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise InputError(f"{name} is {value!r}, but it must be a number. Pass a number.")
+    return value
+
+
 def probability(name: str, value: float) -> float:
     """Return the value if it is in (0, 1). Otherwise raise InputError."""
-    if not 0 < value < 1:
+    if not 0 < real(name, value) < 1:
         raise InputError(
             f"{name} is {value}, but a failure probability must be above 0 and below 1."
         )
@@ -43,14 +51,14 @@ def probability(name: str, value: float) -> float:
 
 def share(name: str, value: float) -> float:
     """Return the value if it is in [0, 1]. Otherwise raise InputError."""
-    if not 0 <= value <= 1:
+    if not 0 <= real(name, value) <= 1:
         raise InputError(f"{name} is {value}, but it must be from 0 to 1.")
     return float(value)
 
 
 def at_least(name: str, value: float, floor: float = 0.0) -> float:
     """Return the value if it is finite and at least `floor`. Otherwise raise InputError."""
-    if not (math.isfinite(value) and value >= floor):
+    if not (math.isfinite(real(name, value)) and value >= floor):
         raise InputError(
             f"{name} is {value}, but it must be a finite number that is at least {floor:g}."
         )
@@ -59,14 +67,14 @@ def at_least(name: str, value: float, floor: float = 0.0) -> float:
 
 def positive(name: str, value: float) -> float:
     """Return the value if it is finite and positive. Otherwise raise InputError."""
-    if not (math.isfinite(value) and value > 0):
+    if not (math.isfinite(real(name, value)) and value > 0):
         raise InputError(f"{name} is {value}, but it must be a finite number above 0.")
     return float(value)
 
 
 def whole(name: str, value: int, floor: int = 1) -> int:
     """Return the value if it is an integer >= `floor`. Otherwise raise InputError."""
-    if not floor <= value <= LARGEST or int(value) != value:
+    if not floor <= real(name, value) <= LARGEST or int(value) != value:
         raise InputError(
             f"{name} is {value}, but it must be an integer that is at least {floor} and at most "
             "10^18."

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from fedmuon.analysis.theory.checks import positive
+from fedmuon.analysis.theory.checks import positive, real, whole
 from fedmuon.analysis.theory.held_out import change_limit, loss_limit
+from fedmuon.config.schema import LARGE
 from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import Record, finite
@@ -103,6 +104,9 @@ def certify(
             "probes and output_noise are for the final model. Leave them out to certify the "
             "average."
         )
+    whole("probes", probes, 0)
+    if output_noise is not None and real("output_noise", output_noise) != 0:
+        _require_noise(output_noise)
     evidence = Evidence.of(folder, confidence, settings, guess, user_objects, average)
     measured_run = evidence.measured_run
     configured = 0.0 if average else measured_run.run.config.stability.output_noise
@@ -135,6 +139,15 @@ def certify(
         counted=evidence.tried.settings,
         configured_noise=configured,
     )
+
+
+def _require_noise(deviation: float) -> None:
+    """Raise InputError unless `stability.output-noise` may have this value above 0."""
+    if positive("output_noise", deviation) > LARGE:
+        raise InputError(
+            f"output_noise is {deviation:g}, but it must be above 0 and at most {LARGE:g}. Choose "
+            "a smaller number."
+        )
 
 
 def _means(losses: Losses) -> dict[str, float]:
@@ -304,9 +317,7 @@ def _by_output_noise(
         return []
     name, measured_run = "noise on the output", evidence.measured_run
     seed = measured_run.run.config.federation.seed
-    params = published_by(
-        measured_run.run, measured_run.params, positive("output_noise", deviation)
-    )
+    params = published_by(measured_run.run, measured_run.params, deviation)
     try:
         if isinstance(stability, InputError):
             raise stability

@@ -176,7 +176,7 @@ def certify_groups(
         InputError: If the run has not ended or is damaged, or an argument is out of range.
     """
     if per not in PER:
-        raise InputError(f"per is {per!r}, which is no kind of group: {instead(per, PER)}")
+        raise InputError(f"per is {per!r}, which is no kind of group: {instead(str(per), PER)}")
     evidence = Evidence.of(folder, confidence, settings, guess, user_objects)
     paid = evidence.paid
     rows: list[GroupCertificate] = []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmuon.analysis.theory.checks import whole
+from fedmuon.analysis.theory.checks import real, whole
 from fedmuon.config.load import load
 from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.errors import InputError
@@ -102,7 +102,7 @@ def failure_of(confidence: float, settings: int) -> float:
     Raises:
         InputError: If a number is out of range.
     """
-    if not 0 < confidence < 1:
+    if not 0 < real("confidence", confidence) < 1:
         raise InputError(
             f"confidence is {confidence:g}, but it must be above 0 and below 1, such as 0.95."
         )

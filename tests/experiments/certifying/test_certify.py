@@ -275,6 +275,36 @@ def test_arguments_out_of_range(private: Path, name: str, value: Any) -> None:
         fedmuon.certify(private, **{name: value})
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("confidence", "a"),
+        ("confidence", True),
+        ("guess", None),
+        ("guess", False),
+        ("settings", True),
+        ("settings", "2"),
+        ("output_noise", True),
+        ("output_noise", False),
+        ("output_noise", "0.1"),
+        ("output_noise", 1e300),
+        ("output_noise", math.nan),
+        ("probes", "8"),
+        ("probes", True),
+        ("probes", -1),
+    ],
+)
+def test_arguments_that_are_no_numbers_in_range(private: Path, name: str, value: Any) -> None:
+    with pytest.raises(InputError, match=f"{name} is .*must be"):
+        fedmuon.certify(private, **{name: value})
+
+
+@pytest.mark.parametrize("per", [None, "", 3, ["class"]])
+def test_a_kind_of_group_that_does_not_exist(private: Path, per: Any) -> None:
+    with pytest.raises(InputError, match="no kind of group: use one of class, client"):
+        fedmuon.certify_groups(private, per=per)
+
+
 def test_an_unfinished_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
         fedmuon.certify(tmp_path / "nothing")
