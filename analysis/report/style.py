@@ -345,13 +345,18 @@ def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
 
 def saved_as(figure: Figure, file: Path) -> None:
     """Write the figure. The suffix of the file sets the format: .png, .pdf or .svg."""
+    write_bytes(file, image(figure, kind_of(file)))
+
+
+def kind_of(file: Path) -> str:
+    """Return the format of a figure in this file. Raise InputError for another suffix."""
     kind = file.suffix.removeprefix(".").lower()
     if kind not in VARIES:
         raise InputError(
             f"{file} is not a .png, .pdf or .svg file. Choose a file name with one of these "
             "endings."
         )
-    write_bytes(file, image(figure, kind))
+    return kind
 
 
 def image(figure: Figure, kind: str) -> bytes:

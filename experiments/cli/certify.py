@@ -11,7 +11,7 @@ from typer import Argument, Option
 import fedmuon.experiments.cli.completion as completion
 import fedmuon.experiments.cli.options as options
 from fedmuon.core.errors import InputError
-from fedmuon.core.files import write_bytes
+from fedmuon.core.files import require_writable, write_bytes
 from fedmuon.experiments.certifying.rows import GUESS
 from fedmuon.experiments.cli.output import print_path, tell, warn
 
@@ -54,7 +54,7 @@ def certify(
         ),
     ] = None,
     per: Annotated[
-        str,
+        str | None,
         Option(
             help=(
                 "Limit the error of each `class` or each `client` instead. All limits of a table "
@@ -62,7 +62,7 @@ def certify(
             ),
             autocompletion=completion.among("class", "client"),
         ),
-    ] = "",
+    ] = None,
     probes: Annotated[
         int,
         Option(
@@ -123,23 +123,22 @@ def certify(
             "Pass the folder of a finished run, such as `fedmuon certify runs/a`, or --plan and a "
             "config, but not both."
         )
-    if plan is not None and (output_noise or probes or per or average):
+    if plan is not None and (output_noise or probes or per is not None or average):
         raise InputError(
             "--output-noise, --probes, --per and --average belong to a run folder. Leave them out "
             "with --plan."
         )
-    if per and (output_noise or probes or average):
+    if per is not None and (output_noise or probes or average):
         raise InputError(
             "--output-noise, --probes and --average have no effect on the limits of single classes "
             "or clients. Leave them out, or leave out --per."
         )
-    if latex is not None and latex.suffix.lower() != ".tex":
-        raise InputError(f"{latex} is not a .tex file. Choose a file name that ends in .tex.")
     if plan is not None:
         if plot is not None:
             raise InputError(
                 "--plot draws the certificates of a run folder. Leave it out with --plan."
             )
+        _require_files(None, latex)
         _tell_planned(
             plan, overrides, confidence, 1 if settings is None else settings, width, guess, latex
         )
@@ -152,7 +151,8 @@ def certify(
             f"{run_dir} is a file and not a run folder. For the limits before training, use --plan "
             f"{run_dir}. For those of a trained model, choose the folder of its run."
         )
-    if per:
+    _require_files(plot, latex)
+    if per is not None:
         _tell_groups(run_dir, per, confidence, settings, guess, plot, latex)
         return
     from fedmuon.experiments.certifying import certify as certifying  # torch
@@ -173,6 +173,19 @@ def certify(
     tell(certificates.record(), *shown.tables(certificates))
     warn(not_stored)
     _save(certificates, plot, partial(of_run, certificates), latex)
+
+
+def _require_files(plot: Path | None, latex: Path | None) -> None:
+    """Raise InputError if the figure or the LaTeX table cannot be written to its file."""
+    if latex is not None and latex.suffix.lower() != ".tex":
+        raise InputError(f"{latex} is not a .tex file. Choose a file name that ends in .tex.")
+    if plot is not None:
+        from fedmuon.analysis.report.style import kind_of  # matplotlib
+
+        kind_of(plot)
+    for file in (plot, latex):
+        if file is not None:
+            require_writable(file)
 
 
 def _tell_groups(

@@ -177,6 +177,24 @@ def write_bytes(path: Path, content: bytes) -> None:
             raise
 
 
+def require_writable(file: Path) -> None:
+    """Raise an error if `write_bytes` cannot write this file, before its content is computed."""
+    with mendable(file, "write"):
+        is_folder, has_folder = file.is_dir(), file.parent.is_dir()
+    if is_folder:
+        raise InputError(f"{file} is a folder. Choose the path of a file.")
+    if not has_folder:
+        raise InputError(
+            f"cannot write {file}, because the folder {file.parent} does not exist. Create the "
+            "folder, or choose another place."
+        )
+    if not os.access(file.parent, os.W_OK):
+        raise InputError(
+            f"cannot write {file}, because the folder {file.parent} is not writable. Choose "
+            "another place."
+        )
+
+
 def append(path: Path, lines: Iterable[str], durable: bool = False) -> None:
     """Append lines to a file. If the function creates the file, only the file's owner can read it.
 

@@ -355,6 +355,34 @@ def test_the_command_prints_a_table_or_json_and_draws(private: Path, tmp_path: P
     assert [row["name"] for row in record["rows"]] == [row.name for row in certify(private).rows]
 
 
+@pytest.mark.parametrize(
+    ("option", "name", "why"),
+    [
+        ("--plot", "x.txt", "is not a .png, .pdf or .svg file"),
+        ("--plot", ".", "is not a .png, .pdf or .svg file"),
+        ("--plot", "folder.png", "is a folder. Choose the path of a file"),
+        ("--plot", "missing/x.png", "missing does not exist. Create the folder"),
+        ("--latex", "x.png", "is not a .tex file"),
+        ("--latex", "missing/x.tex", "missing does not exist. Create the folder"),
+    ],
+)
+def test_files_that_cannot_be_written_are_rejected_first(
+    tmp_path: Path, option: str, name: str, why: str
+) -> None:
+    (tmp_path / "folder.png").mkdir()
+    for words in ([], ["--per", "class"]):  # the run does not exist, which is found out later
+        words = [str(tmp_path / "run"), *words, option, str(tmp_path / name)]
+        done = CliRunner().invoke(app, ["certify", *words])
+        assert isinstance(done.exception, InputError) and why in str(done.exception)
+        assert not done.output
+
+
+def test_an_empty_kind_of_group_is_rejected(private: Path) -> None:
+    done = CliRunner().invoke(app, ["certify", str(private), "--per", ""])
+    assert isinstance(done.exception, InputError) and "no kind of group" in str(done.exception)
+    assert not done.output
+
+
 def test_the_picture_has_a_mark_for_each_limit(plain: Path) -> None:
     found = certify(plain)
     panels = figure(found).axes

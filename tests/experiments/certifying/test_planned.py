@@ -105,6 +105,7 @@ def test_the_command_takes_a_config_or_a_run(tmp_path: Path) -> None:
     for words, why in (
         ([], "or --plan and a config"),
         (["--plan", str(file), "--plot", "a.svg"], "Leave it out with --plan"),
+        (["--plan", str(file), "--latex", str(tmp_path / "no" / "a.tex")], "does not exist"),
         ([str(tmp_path), "--width", "0.1"], "belong to --plan"),
     ):
         done = CliRunner().invoke(app, ["certify", *words])
