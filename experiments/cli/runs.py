@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+from rich.text import Text
 from typer import Argument, Option
 
 import fedmuon.experiments.cli.completion as completion
@@ -369,9 +370,11 @@ def gap(
                 work, folder, resume, workers or here, bar.on_round_end, bar.on_start
             )
     table = columns(gap_grid.title_of(summary), *gap_grid.shown(summary["table"]), dense=True)
-    tell({"folder": folder, **summary}, table)
+    refusals = gap_grid.refusals_in(folder)
+    tell({"folder": folder, **summary}, table, *map(Text, refusals))
     for sentence in summary["words"]:
-        note(sentence)
+        if sentence not in refusals:
+            note(sentence)
     if drawn:
         print_path("The picture is", folder / gap_grid.PICTURE)
     print_path("Results are in", folder)

@@ -369,6 +369,12 @@ def rows_in(out: Path) -> Columns:
     return read_table(out / "gap.csv", words=[name for name in WORDS if name in names])
 
 
+def refusals_in(out: Path) -> list[str]:
+    """Return each reason why a run in gap.csv has no bound."""
+    refused = where(rows_in(out), status="refused")
+    return [str(reason) for reason in distinct(refused, "note") if reason]
+
+
 def title_of(summary: Record) -> str:
     """Return the title of the table of gap.json."""
     settings, seeds = len(summary["table"]), len(summary["seeds"])

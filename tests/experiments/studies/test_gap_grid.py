@@ -137,6 +137,14 @@ def test_a_run_without_a_bound_has_its_reason_and_is_not_drawn(tmp_path: Path) -
     assert not (out / gap_grid.PICTURE).exists()
     assert gap_grid.NOT_DRAWN.format(2, 2) in words
     assert all(row["status"] == "refused" and row["bound"] == "inf" for row in rows_of(out))
+    reasons = {row["note"] for row in rows_of(out)}
+    assert all(words.count(reason) == 1 for reason in reasons)
+    resumed = ("gap", GRID, f"--out={out}", "--resume")
+    quiet = " ".join(output(*resumed, "--quiet", changes=changes).split())
+    assert all(quiet.count(reason) == 1 for reason in reasons)
+    assert gap_grid.NOT_DRAWN.format(2, 2) not in quiet
+    record = json.loads(output(*resumed, "--json", changes=changes))
+    assert reasons <= {*record["words"]}
 
 
 def test_the_picture_shows_vacuous_bounds_and_gaps_below_0(grid: Path) -> None:
