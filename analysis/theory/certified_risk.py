@@ -172,7 +172,9 @@ def risk_by_profile(
         epsilons: The epsilons among which the limit is minimized.
     """
     tried = np.linspace(-3, 3, 1201) if epsilons is None else np.asarray(epsilons, float)
-    return float(min(1.0, (np.exp(tried) * mean + curve(tried)).min()))
+    with np.errstate(over="ignore", invalid="ignore"):  # a limit with an infinite a is useless
+        limits = np.exp(tried) * mean + curve(tried)
+    return float(np.fmin.reduce(limits, initial=1.0))
 
 
 @dataclass(frozen=True)

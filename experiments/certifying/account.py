@@ -137,9 +137,10 @@ class Account:
     @cached_property
     def expected_curve(self) -> tuple[np.ndarray, np.ndarray]:
         """The epsilons among which a limit in expectation is minimized, and the profile there."""
+        if not math.isfinite(self.shift):
+            return np.full(1, math.inf), np.ones(1)
         epsilons = np.linspace(0, 4, 401) * self.shift
-        finite = np.isfinite(epsilons).all()
-        return epsilons, self.profile(epsilons) if finite else np.ones(len(epsilons))
+        return epsilons, self.profile(epsilons)
 
 
 def of_ledger(folder: Path, sizes: np.ndarray) -> Account:

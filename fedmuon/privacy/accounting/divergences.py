@@ -63,13 +63,20 @@ def _of_one(event: Event) -> Limits:
     if s == 0:
         return Limits(math.inf, math.inf)
     if q == 1:
-        return Limits(0.5 / s**2, 0.5 / s**2)
+        return _of_gaussians(float(s))
     single, count = dataclasses.replace(event, replaced=False, count=1), 2**12
     while True:
         limits = _on_intervals(single, count)
         if count >= MOST_INTERVALS or limits.upper - limits.lower <= ACCURACY * limits.upper:
             return limits
         count *= 4
+
+
+def _of_gaussians(s: float) -> Limits:
+    """Return limits of 0.5 / s^2, which is out of the range of doubles for some s."""
+    least, most = 1e-150, 1e150
+    upper = 0.5 / min(s, most) ** 2 if s >= least else math.inf
+    return Limits(0.5 / max(s, least) ** 2 if s <= most else 0.0, upper)
 
 
 def _on_intervals(event: Event, count: int) -> Limits:

@@ -450,6 +450,17 @@ def test_noise_on_the_output_needs_certificates(private: Path, plain: Path) -> N
         fedmuon.certify(plain, output_noise=-1.0)
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_each_noise_on_the_output_has_a_limit_without_warnings(plain: Path) -> None:
+    limits = [
+        rows(plain, "noise on the output", output_noise=noise)["error", "estimated"].value
+        for noise in (5e-324, 1e-300, 1e-12, 1.0, 1e15)
+    ]
+    assert limits[:3] == [1.0, 1.0, 1.0]
+    assert limits[3] is not None and limits[4] is not None
+    assert limits[4] <= limits[3] < 1
+
+
 def test_a_violated_certificate_certifies_nothing(
     plain: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

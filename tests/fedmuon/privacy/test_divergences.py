@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+from fractions import Fraction
 from typing import Any
 
 import mpmath
@@ -377,3 +378,16 @@ def test_lots_without_replacement_exceed_the_curve_of_poisson_lots() -> None:
     excess = np.maximum(0, base + q * normal(x, -2, s) - math.e * (base + q * normal(x, -1, s)))
     _, upper = hockey_stick([Event(q, s)], np.array([1.0]))
     assert excess.sum() * (x[1] - x[0]) > 2.5 * upper[0]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "noise", [5e-324, 1e-300, 1e-155, 1e-149, 0.3, 7.0, 1e149, 1e155, 1e300, math.inf]
+)
+def test_the_divergence_of_two_gaussians_has_limits_for_every_noise(noise: float) -> None:
+    lower, upper = relative_entropy([Event(1.0, np.float64(noise))])
+    exact = Fraction(0) if math.isinf(noise) else Fraction(1, 2) / Fraction(noise) ** 2
+    assert math.isinf(upper) or exact <= Fraction(upper) * (1 + Fraction(1, 10**15))
+    assert Fraction(lower) <= exact * (1 + Fraction(1, 10**15))
+    if 1e-150 < noise < 1e150:  # negative control: the limits are equal to rounding
+        assert lower == upper and float(exact) == pytest.approx(upper, rel=1e-14)
