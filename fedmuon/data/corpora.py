@@ -6,6 +6,7 @@ predict, such as a token of a prompt, is stored as the negative number -1 - toke
 """
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -25,6 +26,12 @@ BIBLE = Path("/usr/lib/bible.data")
 FORTUNES = Path("/usr/share/games/fortunes")
 BOOKS = 66
 VERSE = re.compile(r"(\d?[A-Za-z]+)\d+:\d+ (.*)")  # such as "Ge1:1 In the beginning"
+
+
+def installed(path: Path) -> Path:
+    """Return where a package installs a file. FEDMUON_SYSTEM_DATA replaces its folder."""
+    folder = os.environ.get("FEDMUON_SYSTEM_DATA")
+    return Path(folder) / path.name if folder else path
 
 
 class Vocabulary(Protocol):
@@ -62,7 +69,7 @@ def bible(
         clients: Name patterns of the clients to read, separated by commas, such as `Ruth, *Jn`. If
             empty, all clients.
     """
-    path = Path(folder).expanduser() if folder else BIBLE
+    path = Path(folder).expanduser() if folder else installed(BIBLE)
     path = path / BIBLE.name if path.is_dir() else path
     _require_installed(path.is_file(), "bible-kjv", path, "bible-kjv-text")
     books: dict[str, list[str]] = {}
@@ -86,7 +93,7 @@ def fortunes(
 
     Files that are too short for one window are left out. For the arguments, see `bible`.
     """
-    place = Path(folder).expanduser() if folder else FORTUNES
+    place = Path(folder).expanduser() if folder else installed(FORTUNES)
     files = [file for file in text_files(place) if not file.suffix and not file.is_symlink()]
     _require_installed(files, "fortunes", place, "fortunes")
     texts = {}
@@ -201,9 +208,10 @@ def _lines(path: Path, keys: Iterable[str]) -> list[dict[str, Any]]:
 
 def packaged() -> list[tuple[str, Path | None, str]]:
     """Return the name of each packaged corpus, its path if it is installed, and how to get it."""
+    book, cookies = installed(BIBLE), installed(FORTUNES)
     return [
-        ("bible-kjv", BIBLE if BIBLE.is_file() else None, "apt-get install bible-kjv-text"),
-        ("fortunes", FORTUNES if FORTUNES.is_dir() else None, "apt-get install fortunes"),
+        ("bible-kjv", book if book.is_file() else None, "apt-get install bible-kjv-text"),
+        ("fortunes", cookies if cookies.is_dir() else None, "apt-get install fortunes"),
     ]
 
 

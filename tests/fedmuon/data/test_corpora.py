@@ -131,13 +131,13 @@ def test_the_bible_of_debian_is_read() -> None:
     text = bible_text(corpora.BIBLE)
     assert "Ge1:1 In the beginning God created the heaven and the earth.\n" in text
     assert text.count("\n") in (31102, 31103)  # 31,102 verses and a title
-    source = read("bible-kjv", context=128)
+    source = read("bible-kjv", folder=str(corpora.BIBLE), context=128)
     assert source.owner_names[0] == "Ge" and source.owner_names[-1] == "Rev"
 
 
 @pytest.mark.skipif(not corpora.FORTUNES.is_dir(), reason="needs fortunes")
 def test_the_fortunes_of_debian_are_read() -> None:
-    source = read("fortunes", context=128)
+    source = read("fortunes", folder=str(corpora.FORTUNES), context=128)
     assert {"wisdom", "science"} <= {*source.owner_names}
     assert not {"wisdom.dat", "wisdom.u8"} & {*source.owner_names}
 

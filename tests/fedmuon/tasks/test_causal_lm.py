@@ -259,7 +259,7 @@ def test_a_run_measures_perplexity_per_predicted_token(
     run = prepare(resolve(tiny(llama, texts)), tmp_path / "run")
     observers = observers_of(run, run_rounds)
     assert [type(observer).__name__ for observer in observers] == [
-        *("Replies", "Evaluation", "Perplexity"),
+        *("Replies", "Evaluation", "AdapterMeans", "Perplexity"),
     ]
     lines = [
         {"prompt": "what is it? " * (k % 4), "response": "a cat. " * (1 + k % 3), "client": k % 2}
@@ -552,7 +552,7 @@ def test_smollm2_learns_four_books(tmp_path: Path) -> None:
             "smollm2",
             tmp_path,
             data={
-                "name": "bible-kjv", "folder": "", "context": 64, "minimum": 1,
+                "name": "bible-kjv", "folder": str(BIBLE), "context": 64, "minimum": 1,
                 "options": {"clients": "2Jn, 3Jn, Jude, Phmn"},
             },
             federation={"per-round": 4},
