@@ -138,11 +138,11 @@ def seed_of(
     data = build_data(config, source)
     run = FinishedRun(config, source, data, build_experiment(config, data), Path())
     start = begin(run.experiment.recipe, run.experiment.task, config.federation.seed)
-    begun = time.process_time()
+    before_run = time.process_time()
     model = simulate(run.experiment, start).params
-    trained = time.process_time()
+    after_run = time.process_time()
     gap = predict(run, probes, ends=True, model=model)
-    seconds = trained - begun, time.process_time() - trained
+    seconds = after_run - before_run, time.process_time() - after_run
     changes = replace_samples(run, replacements).changes if replacements else np.zeros(0)
     return Seed(run, model, gap, changes, seconds)
 
@@ -243,7 +243,7 @@ def main() -> None:
     if asked.seeds < 2:
         parser.error(f"--seeds is {asked.seeds}, but intervals over seeds need at least 2")
     torch.set_num_threads(1)
-    load, begun = page.load(), time.perf_counter()
+    load, start = page.load(), time.perf_counter()
     head = f"{asked.data}, {asked.train} samples, {asked.seeds} seeds, {asked.probes} probes a seed"
     lines = [head, f"  {'gap':29} {'value':>9}   {'error':14} / measured (95%)"]
     print("\n".join(lines), flush=True)
@@ -256,7 +256,7 @@ def main() -> None:
             page.say(f"{case}, seed {seed}: predicted {seeds[-1].gap.value:.3g}")
         lines += (of_case := list(lines_of(case, seeds)))
         print("\n".join(of_case), flush=True)
-    where = page.place((load, page.load()), time.perf_counter() - begun)
+    where = page.place((load, page.load()), time.perf_counter() - start)
     print("\n".join(where))
     asked.out.mkdir(parents=True, exist_ok=True)
     files.write_bytes(asked.out / FILE, "\n".join([*where, *lines, ""]).encode())

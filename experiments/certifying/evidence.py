@@ -1,4 +1,4 @@
-"""What the limits of a run follow from: its losses, its privacy account, and what they pay for."""
+"""The evidence for the limits of a run: its losses, its privacy account, and what is paid for."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +55,7 @@ ONE_DRAW = "privacy profile, one draw"  # the method of certified limits from pr
 
 @dataclass(frozen=True)
 class Paid:
-    """What each certified limit pays for, and where a limit from privacy is smallest.
+    """The failure probability of each certified limit, and the train error that was guessed.
 
     Attributes:
         failure: The failure probability, divided by the number of settings.
@@ -70,7 +70,7 @@ class Paid:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the limits of a run follow from.
+    """The losses, the choices and the privacy account of a run, from which its limits follow.
 
     Attributes:
         measured_run: The run with the losses of its models.

@@ -126,8 +126,8 @@ def stacked_mean(
 ) -> tuple[Tensor, Tensor]:
     """Return tensors L [S, m, K r] and R [S, K r, n] with the product L R = sum_i w_i B_i A_i."""
     factors = [factors_of(model, pair) for model in models]
-    left = [weight * b for weight, (_, b) in zip(weights, factors, strict=True)]
-    return torch.cat(left, 2), torch.cat([a for a, _ in factors], 1)
+    weighted = [weight * b for weight, (_, b) in zip(weights, factors, strict=True)]
+    return torch.cat(weighted, 2), torch.cat([a for a, _ in factors], 1)
 
 
 def mean_error(
@@ -144,8 +144,8 @@ def mean_error(
         torch.stack([weight * f for weight, f in zip(weights, part, strict=True)]).sum(0)
         for part in zip(*factors, strict=True)
     )
-    left = [weight * (b - mean_b) for weight, (_, b) in zip(weights, factors, strict=True)]
-    error = product_norm(torch.cat(left, 2), torch.cat([a - mean_a for a, _ in factors], 1))
+    outer = [weight * (b - mean_b) for weight, (_, b) in zip(weights, factors, strict=True)]
+    error = product_norm(torch.cat(outer, 2), torch.cat([a - mean_a for a, _ in factors], 1))
     return error, product_norm(*stacked_mean(models, weights, pair))
 
 

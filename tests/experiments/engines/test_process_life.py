@@ -244,7 +244,7 @@ def status(driver: Driver, out: Path, path: str, key: str = "") -> int:
 
 @pytest.mark.slow
 def test_a_deployment_is_closed_ends_with_its_driver_and_goes_on(tmp_path: Path) -> None:
-    """Whoever has the certificate and the address may ask, and is told nothing.
+    """A stranger with the certificate and the address can ask, but learns nothing.
 
     After kill -9, --resume and SIGTERM, no round is lost that a checkpoint holds.
     """

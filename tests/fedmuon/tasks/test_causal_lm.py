@@ -175,7 +175,7 @@ def test_names_and_shapes_are_those_of_peft(llama: Path) -> None:
 
 
 def test_gradients_are_the_loops(folder: Path) -> None:
-    """Of three replicas in one call, of replicas one by one, and of merged weights."""
+    """Three replicas in one call equal the replicas one by one, and merged weights."""
     task, samples = task_for(folder), batch()
     params, model = learned(task, 3), published(folder)
     for value in params.values():
