@@ -422,7 +422,7 @@ def test_the_bundle_is_small_and_holds_the_app_only(tmp_path: Path) -> None:
     environment = {**os.environ, **SETTINGS, "FLWR_HOME": str(tmp_path / "home")}
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=120)
     (bundle,) = tmp_path.glob("*.fab")
-    assert bundle.stat().st_size < 2_000_000  # Flower stores it uncompressed
+    assert bundle.stat().st_size < 3_000_000  # uncompressed; Flower's limit is 10 MB
     tops = {name.partition("/")[0] for name in zipfile.ZipFile(bundle).namelist()}
     assert tops == {"pyproject.toml", "LICENSE", "clients", "fedmuon", "server", ".info"}
 
