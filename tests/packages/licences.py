@@ -26,7 +26,7 @@ SPELLINGS = {
     "Public Domain": "Public-Domain", "Python Software Foundation License": "PSF-2.0",
 }  # fmt: skip
 NO_LICENCE = "DFSG approved"  # a classifier that names none
-EXTRAS = ("", "lm", "text")
+EXTRAS = ("", "lm", "llm", "text")
 
 
 def licence(name: str) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
 FOLDER = ROOT / "requirements"
-NAMES = ("build", "torch", "cuda", "dev", "bench", "docs", "llm")
+NAMES = ("build", "torch", "cuda", "dev", "bench", "docs")
 # Builds for processors alone, which PyTorch publishes beside the registry: Linux on x86-64 for
 # Python 3.11 (these bytes were tested), 3.12 and 3.13 (as others have published them).
 BESIDE = {
@@ -38,7 +38,6 @@ ABOUT = {
     "dev": "What `make run`, `make test` and `make check` need.",
     "bench": "What `make bench` needs beside that.",
     "docs": "What `make docs` needs beside that.",
-    "llm": "What the extra `llm` needs beside that: GGUF files.",
     "cuda": "What torch needs beside that where its build is one for CUDA.",
 }
 
@@ -118,25 +117,25 @@ def resolve(*arguments: str, wanted: str = "") -> Pins:
     return parse(ended.stdout)
 
 
-def apart(dev: Pins, docs: Pins, llm: Pins, everything: Pins, build: Pins) -> dict[str, list[Pin]]:
-    """All pins, each in the one file that installs it; `docs` and `llm` are those of dev, too."""
+def apart(dev: Pins, docs: Pins, everything: Pins, build: Pins) -> dict[str, list[Pin]]:
+    """All pins, each in the one file that installs it; `docs` has those of dev, too."""
     homes: dict[str, list[Pin]] = {name: [] for name in NAMES}
     for name, pin in sorted((everything | build).items()):
         more = (*pin.hashes, *BESIDE.get((name, pin.version), ()))
         marker = "" if name in EARLIER else pin.marker
         full = replace(pin, marker=marker, hashes=tuple(sorted(set(more))))
-        homes[_home(name, dev, docs, llm, build)].append(full)
+        homes[_home(name, dev, docs, build)].append(full)
     return homes
 
 
-def _home(name: str, dev: Pins, docs: Pins, llm: Pins, build: Pins) -> str:
+def _home(name: str, dev: Pins, docs: Pins, build: Pins) -> str:
     if name == "torch":
         return "torch"
     if name.startswith(CUDA):
         return "cuda"
     if name in build:
         return "build"
-    homes = {"dev": dev, "docs": docs, "llm": llm}
+    homes = {"dev": dev, "docs": docs}
     return next((home for home, pins in homes.items() if name in pins), "bench")
 
 
@@ -156,9 +155,8 @@ def main() -> None:
     project = "pyproject.toml"
     dev = resolve("--extra", "dev", project)
     docs = resolve("--extra", "dev", "--extra", "docs", project)
-    llm = resolve("--extra", "dev", "--extra", "llm", project)
-    extras = [word for extra in ("dev", "docs", "bench", "llm") for word in ("--extra", extra)]
-    write(apart(dev, docs, llm, resolve(*extras, project), resolve(wanted=BACKENDS)))
+    extras = [word for extra in ("dev", "docs", "bench") for word in ("--extra", extra)]
+    write(apart(dev, docs, resolve(*extras, project), resolve(wanted=BACKENDS)))
 
 
 if __name__ == "__main__":

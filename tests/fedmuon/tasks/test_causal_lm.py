@@ -476,7 +476,8 @@ def test_the_end_of_a_text_is_a_token() -> None:
 
 def write_gguf(path: Path, kind: str) -> Path:
     """Write a GGUF file of a Llama model that has a tensor of this type."""
-    gguf = pytest.importorskip("gguf")
+    import gguf
+
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(1)
     for add in ("context_length", "embedding_length", "feed_forward_length", "head_count"):
