@@ -24,7 +24,8 @@ from fedmuon.core.device import is_finite
 from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.core.rng import Draw, generator
 from fedmuon.optim.chain import States, zeros
-from fedmuon.optim.low_rank import factors, factors_fit, require_encoded_once
+from fedmuon.optim.encoding_stage import require_encoded_once
+from fedmuon.optim.low_rank import factors, factors_fit
 from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, Stage, Trees
 from fedmuon.tasks.base import Params, split_statistics
 

@@ -5,18 +5,18 @@ applies codecs to the states of a recipe. Messages within one process are also e
 engines compute with the same values.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedmuon.core.demands import Trait
-from fedmuon.core.errors import InputError, object_name, shown
+from fedmuon.core.errors import InputError, shown
 from fedmuon.core.threads import one_thread
 from fedmuon.optim.chain import States
-from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, Stage, Trees
+from fedmuon.optim.encoding_stage import EncodingStage
+from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, Trees
 from fedmuon.tasks.base import Params
 
 LEFT, RIGHT = ":left", ":right"  # suffixes of a tensor's two factors
@@ -107,21 +107,8 @@ def low_rank(rank: int) -> Codec:
     return Codec(encode, decode, template)
 
 
-def require_encoded_once(stages: Sequence[Stage]) -> None:
-    """Raise an error if two stages compress or encode the same tensors."""
-    compressing = (Trait.COMPRESSES_REPLIES, Trait.COMPRESSES_MODEL)
-    for fact in compressing:
-        each = [stage for stage in stages if {fact, Trait.ENCODES_STATES} & {*stage.facts}]
-        if len(each) > 1:
-            names = " and ".join(object_name(vars(stage).get("stage", stage)) for stage in each)
-            raise InputError(
-                f"the stages {names} of the recipe change the same messages, but messages can be "
-                "compressed or encoded only once. Leave out one of them."
-            )
-
-
 @dataclass(frozen=True)
-class EncodedStates(Stage):
+class EncodedStates(EncodingStage):
     """A stage that writes states with codecs.
 
     Attributes:
@@ -142,17 +129,7 @@ class EncodedStates(Stage):
                 f"codecs of a Recipe is {shown(self.codecs)}, but it must be a mapping of names in "
                 "`sent` or `returned` to codecs, such as low_rank(8)."
             )
-        require_encoded_once(recipe.stages)
-
-    @property
-    def facts(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Return what compression and privacy must know: states are encoded."""
-        return (Trait.ENCODES_STATES,)
-
-    @property
-    def exact(self) -> bool:  # type: ignore[override]
-        """Return False, because decoded states are equal only up to rounding."""
-        return False
+        super().require(recipe)
 
     def send(self, message: Trees, server: ServerState) -> Trees:
         """Encode the states that the server sends."""

@@ -25,14 +25,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.core.demands import Trait
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.optim.adapters import Pair
 from fedmuon.optim.chain import Chain, Context, Link, State, States, stateless
-from fedmuon.optim.low_rank import require_encoded_once
+from fedmuon.optim.encoding_stage import EncodingStage
 from fedmuon.optim.recipe import Recipe
-from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, Stage, Trees
+from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, Trees
 from fedmuon.tasks.base import Params
 
 Form = tuple[int, int]  # m and n of a weight
@@ -138,7 +137,7 @@ def _bases(
 
 
 @dataclass(frozen=True)
-class SubspaceAdapters(Stage):
+class SubspaceAdapters(EncodingStage):
     """A stage that sends X instead of factors, and lets states start again in each period.
 
     Attributes:
@@ -146,20 +145,6 @@ class SubspaceAdapters(Stage):
     """
 
     spaces: Subspaces
-
-    def require(self, recipe: Any) -> None:
-        """Raise an error if another stage compresses or encodes the same messages."""
-        require_encoded_once(recipe.stages)
-
-    @property
-    def facts(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Return what compression and privacy must know: factors are encoded."""
-        return (Trait.ENCODES_STATES,)
-
-    @property
-    def exact(self) -> bool:  # type: ignore[override]
-        """Return False, because decoded factors are equal only up to rounding."""
-        return False
 
     def send(self, message: Trees, server: ServerState) -> Trees:
         """Send all X. States of the last period become 0, because they belong to other bases."""
