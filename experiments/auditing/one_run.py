@@ -65,13 +65,17 @@ REHEARSALS, NUMBERS = 10_000, 2**23
 SEES = ("releases", "model")
 BY_ONE_RUN: Demand[Config] = Demand(
     lambda subject: "an audit by one run",
-    {Trait.OTHER_PROCESSES: "it must see the releases"},
+    {
+        Trait.OTHER_PROCESSES: "it must see the releases",
+        Trait.SENDS_VARIABLES: "its canaries are entries of parameters",
+    },
 )
 KNOWN_LAW: Demand[Mechanism] = Demand(  # of the releases of a mechanism
     lambda mechanism: "an audit by one run",
     {
         Trait.FIXED_ORDER: "it supports only Poisson lots",
         Trait.ADAPTS_CLIPPING: "it supports only a fixed clipping bound",
+        Trait.TRAINS_VARIABLES: "its canaries are entries of all parameters",
     },
 )
 OF_EXAMPLES: Demand[Config] = Demand(
@@ -90,9 +94,14 @@ def _quantile(mechanism: Mechanism) -> str:
     return f"[privacy] quantile = {quantile.wanted:g}" if quantile else ""
 
 
+def _space(mechanism: Mechanism) -> str:
+    return "" if mechanism.space is None else "this value of [federation] adapters"
+
+
 LAW_FACTS = (  # facts of a mechanism that change the law of its releases
     Fact(Trait.FIXED_ORDER, _fixed_order, "Set [privacy] sampling = 'poisson'"),
     Fact(Trait.ADAPTS_CLIPPING, _quantile, "Leave [privacy] quantile out of the config"),
+    Fact(Trait.TRAINS_VARIABLES, _space, "Set [federation] adapters = 'factors'"),
 )
 
 

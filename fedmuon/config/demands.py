@@ -83,7 +83,10 @@ BIAS_CORRECTED = Demand(
 )
 COMPRESSION = Demand(
     compressing_key,
-    {Trait.ENCODES_STATES: "messages can be compressed only once"},
+    {
+        Trait.ENCODES_STATES: "messages can be compressed only once",
+        Trait.SENDS_VARIABLES: "messages can be compressed only once",
+    },
     instead="leave [compression] out",
 )
 EF21 = Demand(

@@ -90,7 +90,7 @@ FACTS: tuple[Fact[Config], ...] = (
         "Set adapters = 'factors'",
     ),
     Fact(
-        Trait.ENCODES_STATES,
+        Trait.SENDS_VARIABLES,
         combines_adapters_by("subspace"),
         "Set adapters = 'factors'",
     ),

@@ -53,6 +53,7 @@ class Trait(StrEnum):
     COMPRESSES_REPLIES = "compresses the messages of clients"
     COMPRESSES_MODEL = "compresses the messages of the server"
     ENCODES_STATES = "sends states in an encoded form, such as low-rank factors"
+    SENDS_VARIABLES = "sends other variables instead of the factors of adapters"
     SUM_OF_ALL_CLIENTS = "adds the last updates of all clients in every round"
     CUSTOM_STAGE = "changes messages by your own code"
     CLIENT_RULE = "changes replies by a client's rule"
@@ -79,6 +80,7 @@ class Trait(StrEnum):
     ADAPTS_CLIPPING = "changes the clipping bound, and so the scale of the noise, during the run"
     CORRELATES_NOISE = "correlates the noise of several steps"
     FLOATING_POINT_NOISE = "computes with floating-point numbers"
+    TRAINS_VARIABLES = "clips the gradients of a part of the parameters, or of other variables"
     FIXED_ORDER = "cuts lots from an order of the samples"
     # Models
     UNTIED_HEAD = "needs a decoder that predicts tokens"

@@ -121,7 +121,7 @@ class PerExample:
 
     def blocks(self, params: Params) -> int:
         """Return the number of blocks in a release. Each block is clipped separately."""
-        return self.released.clipping.blocks(params)
+        return self.released.blocks(params)
 
     def require_possible(self) -> None:
         """Raise an error if the lot or the correlated noise is not possible for these clients.
@@ -353,7 +353,7 @@ def require_accountable(
     if mechanism.noise and (cut := unit.cut()):
         _left_by_cuts(mechanism, delta, cut, _spent_at_most(unit, blocks, delta, cut))
     rates = {mechanism.rate(int(size)) for size in sizes}
-    tensors = list(fresh.params.values())
+    tensors = list(mechanism.trained(fresh.params).values())
     require_counted(mechanism, rates, experiment.plan.steps, blocks, delta, tensors)
     if mechanism.quantile is not None:  # the private count must leave some noise for the sums
         mechanism.quantile.of_sums(mechanism.noise, blocks)

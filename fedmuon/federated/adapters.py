@@ -20,6 +20,7 @@ from fedmuon.optim.subspaces import Subspaces, with_subspaces
 from fedmuon.tasks.base import Params, Task, split_statistics
 
 KEY = "federation.adapters"
+PRIVATE = "Choose recipe = 'dp-sgd' or 'dp-muon', or set adapters = 'freeze-a'"
 SIMPLER = "Choose another recipe, such as fedavg, local-muon, fedmuon or local-adamw"
 
 
@@ -122,18 +123,13 @@ def _require_fitting(
             f"{named} stores or returns more than trained models and momenta, but {value} does "
             f"not allow this, because these states need both factors of an adapter. {SIMPLER}."
         )
-    if recipe.mechanism is not None:
-        raise InputError(
-            f"{named} is private, but {value} does not allow this, because examples are clipped "
-            "over both factors of an adapter. Set adapters = 'factors'."
-        )
     names = {name for pair in pairs for name in (pair.a, pair.b)}
     for state in recipe.returned:
         odd = [name for name in first_state(recipe, state, start) if name not in start]
         if odd and names and config.federation.adapters != "freeze-a":
             raise InputError(
                 f"{named} averages the state {state!r}, which contains {odd[0]!r}, but {value} can "
-                f"only reset states like momenta. {SIMPLER}."
+                f"only reset states like momenta. {PRIVATE if recipe.mechanism else SIMPLER}."
             )
 
 

@@ -148,7 +148,9 @@ class Private(Exact):
                 order.rows(self.plan.seed, client, turn, shard.size, mechanism.lot)
                 for turn, (client, shard) in zip(turns, self.clients, strict=True)
             ]
-        release = mechanism.releases(self.task, self._batches(step, rows), draws, turns[0])
+        release = mechanism.releases(
+            self.task, self._batches(step, rows), draws, turns[0], self.round
+        )
         return Context(
             *(params, forbidden_gradient, draws, release),
             factor=self.plan.factor_at(self.round),

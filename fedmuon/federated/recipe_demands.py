@@ -98,6 +98,7 @@ COMPRESSION = Demand(
     of_config(compressing_key),
     {
         Trait.ENCODES_STATES: ONLY_ONCE,
+        Trait.SENDS_VARIABLES: ONLY_ONCE,
         Trait.COMPRESSES_REPLIES: ONLY_ONCE,
         Trait.COMPRESSES_MODEL: ONLY_ONCE,
     },

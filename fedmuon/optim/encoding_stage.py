@@ -15,28 +15,25 @@ from fedmuon.optim.stage import Stage
 
 @dataclass(frozen=True)
 class EncodingStage(Stage):
-    """A stage that encodes trees before they are sent, and decodes them afterwards."""
+    """A stage that encodes trees before they are sent, and decodes them afterwards.
+
+    `facts` says what compression and privacy must know: by default, that states are encoded.
+    """
+
+    facts = (Trait.ENCODES_STATES,)
+    exact = False  # decoded trees are equal only up to rounding
 
     def require(self, recipe: Any) -> None:
         """Raise an error if another stage compresses or encodes the same messages."""
         require_encoded_once(recipe.stages)
 
-    @property
-    def facts(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Return what compression and privacy must know: trees are encoded."""
-        return (Trait.ENCODES_STATES,)
-
-    @property
-    def exact(self) -> bool:  # type: ignore[override]
-        """Return False, because decoded trees are equal only up to rounding."""
-        return False
-
 
 def require_encoded_once(stages: Sequence[Stage]) -> None:
     """Raise an error if two stages compress or encode the same tensors."""
     compressing = (Trait.COMPRESSES_REPLIES, Trait.COMPRESSES_MODEL)
+    encoding = {Trait.ENCODES_STATES, Trait.SENDS_VARIABLES}
     for fact in compressing:
-        each = [stage for stage in stages if {fact, Trait.ENCODES_STATES} & {*stage.facts}]
+        each = [stage for stage in stages if {fact, *encoding} & {*stage.facts}]
         if len(each) > 1:
             names = " and ".join(object_name(vars(stage).get("stage", stage)) for stage in each)
             raise InputError(

@@ -13,7 +13,9 @@ from fedmuon.optim.chain import Chain, Context, States, stateless
 from fedmuon.optim.links import only
 from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, Stage, Trees
+from fedmuon.optim.trained_space import within
 from fedmuon.tasks.base import Params
+from fedmuon.tasks.per_example.variables import Variable
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,34 @@ class FrozenFactors(Stage):
         }
 
 
+@dataclass(frozen=True)
+class Unfrozen:
+    """The parameters that are trained: all parameters except those with the given names.
+
+    Attributes:
+        names: Names of the fixed parameters.
+    """
+
+    names: frozenset[str]
+
+    def active(self, params: Params, round: int) -> Params:
+        """Return the trained parameters."""
+        return {name: value for name, value in params.items() if name not in self.names}
+
+    def with_active(self, params: Params, inner: Params, round: int) -> Params:
+        """Return the model with other values of the trained parameters."""
+        return {name: inner.get(name, value) for name, value in params.items()}
+
+    def variables(self, params: Params, round: int) -> dict[str, Variable]:
+        """Return the trained parameters as variables."""
+        return dict.fromkeys(self.active(params, round), Variable())
+
+
 def with_frozen(recipe: Recipe, names: frozenset[str]) -> Recipe:
     """Return the recipe, whose clients neither train nor send the parameters with these names.
 
-    All links after the first one, which computes the gradient, see only the other parameters.
+    All links after the first one, which computes the gradient, change only the other parameters. A
+    private recipe clips and adds noise to the gradients of the other parameters.
     """
 
     def still(direction: Params, context: Context) -> Params:
@@ -77,6 +103,11 @@ def with_frozen(recipe: Recipe, names: frozenset[str]) -> Recipe:
         return {**direction, **fixed}
 
     first, *others = recipe.chain.links
+    mechanism = recipe.mechanism
+    if mechanism is not None:
+        space = Unfrozen(names)
+        first, mechanism = within(first, space), replace(mechanism, space=space)
     others = [only(lambda name: name not in names, link) for link in others]
     chain = Chain((first, *others, stateless("frozen", still)))
-    return replace(recipe, chain=chain, stages=(FrozenFactors(names), *recipe.stages))
+    stages = (FrozenFactors(names), *recipe.stages)
+    return replace(recipe, chain=chain, mechanism=mechanism, stages=stages)

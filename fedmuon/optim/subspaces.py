@@ -25,14 +25,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmuon.core.demands import Trait
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.optim.adapters import Pair
-from fedmuon.optim.chain import Chain, Context, Link, State, States, stateless
+from fedmuon.optim.chain import States
 from fedmuon.optim.encoding_stage import EncodingStage
 from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, Trees
+from fedmuon.optim.trained_space import with_space
 from fedmuon.tasks.base import Params
+from fedmuon.tasks.per_example.variables import Variable
 
 Form = tuple[int, int]  # m and n of a weight
 
@@ -109,6 +112,14 @@ class Subspaces:
             changed[pair.b] = b.reshape(params[pair.b].shape)
         return changed
 
+    def variables(self, params: Params, round: int) -> dict[str, Variable]:
+        """Return X of the round's period, and the parameters that are no factors."""
+        matrices = {
+            pair.b: Variable(self._left(layer, params[pair.b], round), self._block(round))
+            for layer, (pair, _) in enumerate(self.pairs)
+        }
+        return {**dict.fromkeys(self._others(params), Variable()), **matrices}
+
     def _others(self, params: Params) -> Params:
         factors = {name for pair, _ in self.pairs for name in (pair.a, pair.b)}
         return {name: value for name, value in params.items() if name not in factors}
@@ -145,6 +156,8 @@ class SubspaceAdapters(EncodingStage):
     """
 
     spaces: Subspaces
+
+    facts = (Trait.SENDS_VARIABLES,)
 
     def send(self, message: Trees, server: ServerState) -> Trees:
         """Send all X. States of the last period become 0, because they belong to other bases."""
@@ -188,46 +201,18 @@ class SubspaceAdapters(EncodingStage):
 
 
 def with_subspaces(recipe: Recipe, spaces: Subspaces) -> Recipe:
-    """Return the recipe, whose links train X instead of the factors A and B."""
+    """Return the recipe, whose links train X instead of the factors A and B.
 
-    def embedded(direction: Params, context: Context) -> Params:
-        nothing = {name: torch.zeros_like(value) for name, value in context.params.items()}
-        return spaces.with_active(nothing, direction, context.round)
-
-    links = [_within(link, spaces) for link in recipe.chain.links]
-    chain = Chain((*links, stateless("subspace", embedded)))
-    return replace(recipe, chain=chain, stages=(*recipe.stages, SubspaceAdapters(spaces)))
-
-
-def _within(link: Link, spaces: Subspaces) -> Link:
-    """Return a link that sees a model with X [S, r, r] of the round's period instead of A and B."""
-
-    def init(params: Params) -> State:
-        return link.init(spaces.active(params, 0))
-
-    def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
-        round = context.round
-
-        def gradient(at: Params) -> tuple[Tensor, Params]:
-            loss, slope = context.gradient(spaces.with_active(context.params, at, round))
-            return loss, spaces.active(slope, round)
-
-        inner = replace(
-            context,
-            params=spaces.active(context.params, round),
-            received=spaces.active(context.received, round) if context.received else {},
-            gradient=gradient,
-        )
-        return link.update(direction, state, inner)
-
-    if any(bool(value.any()) for value in link.init(_ones(spaces)).values()):
-        raise InputError(
-            f"[federation] adapters = 'subspace' starts the state of each link at 0, but the state "
-            f"of {link.name} starts at other values. Choose another recipe, such as fedavg, "
-            "local-muon, fedmuon or local-adamw."
-        )
-    return replace(link, init=init, update=update)
-
-
-def _ones(spaces: Subspaces) -> Params:
-    return {pair.b: torch.ones(1, spaces.rank, spaces.rank) for pair, _ in spaces.pairs}
+    Raise an error if the state of a link does not start at 0, because the stage sets states to 0 at
+    the start of a period.
+    """
+    ones = {pair.b: torch.ones(1, spaces.rank, spaces.rank) for pair, _ in spaces.pairs}
+    for link in recipe.chain.links:
+        if any(bool(value.any()) for value in link.init(ones).values()):
+            raise InputError(
+                f"[federation] adapters = 'subspace' starts the state of each link at 0, but the "
+                f"state of {link.name} starts at other values. Choose another recipe, such as "
+                "fedavg, local-muon, fedmuon or local-adamw."
+            )
+    recipe = with_space(recipe, spaces, "subspace")
+    return replace(recipe, stages=(*recipe.stages, SubspaceAdapters(spaces)))

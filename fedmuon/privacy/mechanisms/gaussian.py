@@ -28,7 +28,7 @@ the account uses s, and the sums have the slightly larger noise s_g. The noise s
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import get_args
 
@@ -57,6 +57,7 @@ from fedmuon.privacy.noise import (
 )
 from fedmuon.tasks.base import Batch, Params, Points, Released, Task, blocks
 from fedmuon.tasks.per_example.clipping import Clipping, slack
+from fedmuon.tasks.per_example.variables import TrainedSpace
 
 REACH = math.log(1e15)  # bound on ln C: noisy counts could move C out of the range of float32
 SHARE = 20.0  # the default noise of a count is lot / SHARE (Andrew et al. 2021, section 3.1)
@@ -231,6 +232,8 @@ class Mechanism:
             the bound is fixed.
         max_lot: The maximum size of a Poisson lot (`fedmuon.privacy.accounting.truncated`). With
             0, no lot is cut.
+        space: The variables that are trained. Their gradients are clipped, and get noise. With
+            None, all parameters are trained.
     """
 
     clipping: Clipping
@@ -244,6 +247,7 @@ class Mechanism:
     fixed_order: FixedOrderSampling | None = None
     quantile: Quantile | None = None
     max_lot: int = 0
+    space: TrainedSpace | None = None
 
     def __post_init__(self) -> None:
         require_supported(self.adjacency)
@@ -327,6 +331,20 @@ class Mechanism:
         """
         return self.noise * self.clipping.bound / self.lot if self.noise else 0.0
 
+    def trained(self, params: Params) -> Params:
+        """Return the variables whose gradients are released, for a model in its first round."""
+        return params if self.space is None else self.space.active(params, 0)
+
+    def blocks(self, params: Params) -> int:
+        """Return the number of blocks of a release. Each block is clipped separately."""
+        return self.clipping.blocks(self.trained(params))
+
+    def _clipping(self, points: Points, round: int) -> Clipping:
+        """Return the clipping rule for the variables of a round."""
+        if self.space is None:
+            return self.clipping
+        return replace(self.clipping, variables=self.space.variables(points[-1][1], round))
+
     def rate(self, size: int) -> float:
         """Return the probability that a sample is in a lot.
 
@@ -354,7 +372,12 @@ class Mechanism:
         return rows
 
     def releases(
-        self, task: Task, batches: Sequence[Batch], draws: Sequence[Draws], step: int = 0
+        self,
+        task: Task,
+        batches: Sequence[Batch],
+        draws: Sequence[Draws],
+        step: int = 0,
+        round: int = 0,
     ) -> Callable[..., Released]:
         """Return a function that computes the private release of one step.
 
@@ -366,6 +389,7 @@ class Mechanism:
             batches: One lot per client.
             draws: The random draws of each client in this step.
             step: The number of the step in the run. Correlated noise depends on this number.
+            round: The round. The variables that are trained can depend on this number.
 
         Returns:
             A function that receives the points and returns the release. With quantile clipping, the
@@ -382,6 +406,7 @@ class Mechanism:
                     "and pass the result to the other links."
                 )
             calls.append(True)
+            clipping = self._clipping(points, round)
             if self.quantile is not None:
                 if bounds is None:
                     raise InputError(
@@ -391,19 +416,21 @@ class Mechanism:
                         "bounds = torch.ones(len(batches))."
                     )
                 drawn = [normals(self._streams([draw])) for draw in draws]
-                result = self._at_quantile(self.quantile, task, points, batches, bounds, drawn)
+                result = self._at_quantile(
+                    self.quantile, clipping, task, points, batches, bounds, drawn
+                )
             else:
                 # Clipping may be repeated. A release may not, even if its result is discarded.
                 sums = with_deferred_checks(
-                    task.device, lambda: sums_of_lots(task, points, batches, self.clipping)
+                    task.device, lambda: sums_of_lots(task, points, batches, clipping)
                 )
                 if self.on_grid and self.noise:
-                    result = release_on_grid(sums, self.clipping, self.noise, self.lot, streams)
+                    result = release_on_grid(sums, clipping, self.noise, self.lot, streams)
                 else:
                     entries = normals(streams)
                     if self._past is not None:
                         entries = self._past.at(step, entries)
-                    result = release(sums, self.clipping, self.noise, self.lot, entries)
+                    result = release(sums, clipping, self.noise, self.lot, entries)
             require_finite(result.gradient, "the released gradient is")
             return result
 
@@ -415,6 +442,7 @@ class Mechanism:
     def _at_quantile(
         self,
         quantile: Quantile,
+        clipping: Clipping,
         task: Task,
         points: Points,
         batches: Sequence[Batch],
@@ -431,7 +459,9 @@ class Mechanism:
         split_points = [(c, blocks(params, len(batches))) for c, params in points]
         gradients, shares = [], []
         for k, bound in enumerate(bounds):
-            counting = Counting(self.clipping.rule, float(bound), self.clipping.joint_block)
+            counting = Counting(
+                clipping.rule, float(bound), clipping.joint_block, clipping.variables
+            )
             client_points = [(c, stack[k]) for c, stack in split_points]
             # Clipping may be repeated, but the release may not: see `releases`.
             total, count = with_deferred_checks(

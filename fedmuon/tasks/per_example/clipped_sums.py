@@ -24,7 +24,15 @@ from fedmuon.core.threads import parts as even
 from fedmuon.tasks.base import Batch, Loss, Params, Points, one_at_a_time, stack_results
 from fedmuon.tasks.per_example.clipping import Clipping
 from fedmuon.tasks.per_example.ghost import Ghosts, record, reshape_total, rule_of
-from fedmuon.tasks.per_example.gradients import Explicit, Lookup, Outer, PerExample, Tied
+from fedmuon.tasks.per_example.gradients import (
+    Explicit,
+    Lookup,
+    Outer,
+    PerExample,
+    Tied,
+    of_variable,
+)
+from fedmuon.tasks.per_example.variables import Variable
 from fedmuon.tasks.work_split import Chunks, exact_on
 
 MEMORY = {"cpu": 1 << 26, "cuda": 1 << 33}  # maximum bytes that a thread uses at once
@@ -51,6 +59,8 @@ def sums_without_clipping(
     for c, params in points:
         loss, slopes = gradient(params, batches)
         total = _add(total, c, slopes)
+    if clipping.variables is not None:
+        total = {key: each.slope(total[key]) for key, each in clipping.variables.items()}
     counts = to_device(torch.tensor(sizes).repeat_interleave(len(loss) // len(sizes)), loss.device)
     return loss, {key: v * counts.view(-1, *[1] * (v.ndim - 1)) for key, v in total.items()}
 
@@ -105,6 +115,9 @@ class ClippedSums:
     ) -> tuple[Tensor, Params]:
         """Return the mean loss at the last point, and the clipped sum, for one replica."""
         params, rows = points[-1][1], len(labels)
+        variables = clipping.variables
+        if variables is None:
+            variables = dict.fromkeys(params, Variable())
         loss, totals = next(iter(params.values())).new_zeros(()), Params()
         groups, turns = self.chunks(params, len(points)), Turns()
 
@@ -124,13 +137,15 @@ class ClippedSums:
 
         cut = enumerate(self._lanes(params, rows))
         spread([partial(lane, *numbered_part) for numbered_part in cut], self.each is not None)
-        for key, value in params.items():
+        for key, variable in variables.items():
             name, _, own_key = key.rpartition(".")
             if key not in totals:  # nothing was added
-                totals[key] = torch.zeros_like(value)
+                totals[key] = torch.zeros_like(variable.slope(params[key][None])[0])
+            elif variable.left is not None:
+                totals[key] = totals[key].reshape(variable.left.shape[1], -1)
             elif self.ghosts is not None:
                 totals[key] = reshape_total(self.ghosts.layers[name], own_key, totals[key])
-        return loss / max(rows, 1), {key: totals[key] for key in params}
+        return loss / max(rows, 1), {key: totals[key] for key in variables}
 
     def _lanes(self, params: Params, rows: int) -> list[slice]:
         """Split the samples into parts of nearly equal size, which are added up separately.
@@ -247,6 +262,9 @@ def _add_clipped(totals: Params, gradients: dict[str, PerExample], clipping: Cli
     Examples whose gradient norm is not finite are left out. A factor of 0 is not enough, because 0
     times such a gradient would make the whole sum NaN.
     """
+    if clipping.variables is not None:
+        variables = clipping.variables.items()
+        gradients = {key: of_variable(gradients[key], variable) for key, variable in variables}
     squares = {key: gradient.squares() for key, gradient in gradients.items()}
     finite = torch.stack([square.isfinite() for square in squares.values()]).all(0)
     if not holds(finite.all()):

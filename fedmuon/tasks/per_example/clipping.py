@@ -29,13 +29,14 @@ products (TF32, bfloat16) must be off, which is torch's default.
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from fedmuon.core.device import at_hand
 from fedmuon.core.errors import InputError
+from fedmuon.tasks.per_example.variables import Variable
 
 RULES = ("block", "flat", "automatic", "automatic-flat")
 
@@ -59,11 +60,14 @@ class Clipping:
         bound: The clipping bound C > 0. With an infinite bound, nothing is clipped.
         joint_block: Names of tensors that together form one block. In DP-Muon, these are all
             parameters that Muon does not train.
+        variables: The variables whose gradients are clipped and summed. With None, these are all
+            parameters.
     """
 
     rule: str = "block"
     bound: float = 1.0
     joint_block: frozenset[str] = frozenset()
+    variables: Mapping[str, Variable] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:

@@ -28,6 +28,7 @@ from fedmuon.tasks.per_example.clipping import (
     sum_error,
     sum_of_products,
 )
+from fedmuon.tasks.per_example.variables import Variable
 
 Shape = tuple[int, ...]
 FORMED = {"cuda": 1 << 26}  # numbers of gradients formed at once; elsewhere, one gradient at a time
@@ -256,6 +257,21 @@ class Tied:
 
 
 PerExample = Explicit | Outer | Lookup | Tied
+
+
+def of_variable(gradients: PerExample, variable: Variable) -> PerExample:
+    """Return the per-example gradients of a variable, from those of its parameter."""
+    if variable.left is None:
+        return gradients
+    m, r = variable.left.shape
+    if isinstance(gradients, Outer):
+        # A copy of these columns, so that the memory of the others is freed.
+        reads = gradients.reads[..., variable.columns].contiguous()
+        outer = Outer(reads, gradients.slopes @ variable.left)
+        return outer.explicit() if forming_is_cheaper(*reads.shape[2:], r) else outer
+    assert isinstance(gradients, Explicit)  # a factor of an adapter is no embedding
+    matrices = gradients.values.reshape(len(gradients.values), m, -1)
+    return Explicit(variable.left.mT @ matrices[..., variable.columns])
 
 
 def forming_is_cheaper(length: int, p: int, d: int) -> bool:

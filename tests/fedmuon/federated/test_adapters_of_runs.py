@@ -258,11 +258,6 @@ REJECTED: dict[str, tuple[str, dict[str, Any], str]] = {
     "client privacy": (
         "exact", {"privacy": {"level": "client", "noise": 1.0}}, "does not take the plain mean",
     ),
-    "example privacy": (
-        "freeze-a",
-        {"local": {"recipe": "dp-sgd", "batch": 0}, "privacy": {"noise": 1.0, "lot": 8.0}},
-        "clipped over both factors",
-    ),
 }  # fmt: skip
 
 
