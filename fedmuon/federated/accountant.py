@@ -34,7 +34,7 @@ from fedmuon.core.errors import InputError, rounded_up
 from fedmuon.core.files import AFRESH, Record, finite, read_bytes
 from fedmuon.federated.build import ResolvedConfig
 from fedmuon.federated.experiment import Experiment, Round
-from fedmuon.federated.traffic import joint
+from fedmuon.federated.traffic import update_like
 from fedmuon.optim.client_privacy import level_of
 from fedmuon.optim.stage import ServerState
 from fedmuon.privacy.accounting.composition import (
@@ -346,7 +346,7 @@ def require_accountable(
         return
     delta = delta_of(config, sizes, experiment.recipe.mechanism)
     if isinstance(unit, PerClient):
-        tensors = leaves(joint(experiment.recipe, fresh.params, fresh.states))
+        tensors = leaves(update_like(experiment.recipe, fresh.params, fresh.states))
         require_counted(unit.released, {unit.released.rate}, 1, 1, delta, tensors)
         return
     mechanism, blocks = unit.released, unit.blocks(fresh.params)

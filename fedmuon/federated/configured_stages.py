@@ -20,10 +20,13 @@ from fedmuon.optim.compression import Compression, compressor
 from fedmuon.optim.frozen_factors import FrozenFactors
 from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.stage import Stage
+from fedmuon.optim.subspaces import SubspaceAdapters
 from fedmuon.optim.trial_stage import tried_stages
 from fedmuon.optim.user_stage import as_stages, has_custom_stage, unguarded
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
 from fedmuon.tasks.base import Task
+
+OF_VARIABLES = (FrozenFactors, SubspaceAdapters)  # stages that choose what clients train
 
 
 def with_configured_stages(config: Config, recipe: Recipe, task: Task) -> Recipe:
@@ -101,13 +104,15 @@ def _without_client_privacy(config: Config, recipe: Recipe) -> Recipe:
 def _with_client_privacy(config: Config, recipe: Recipe) -> Recipe:
     """Return the recipe with the mechanism of [privacy] level = 'client'.
 
-    Factors that no client trains are left out before the update is clipped and noise is added.
+    The update of the trained variables is clipped and gets noise. So stages that choose these
+    variables come first.
     """
     if not (stages := _client_privacy(config, recipe)):
         return recipe
-    fixed = [stage for stage in recipe.stages if isinstance(stage, FrozenFactors)]
-    others = [stage for stage in recipe.stages if not isinstance(stage, FrozenFactors)]
-    return replace(recipe, stages=(*fixed, *stages, *others))
+    inside = tuple(stage for stage in recipe.stages if isinstance(stage, OF_VARIABLES))
+    others = (stage for stage in recipe.stages if not isinstance(stage, OF_VARIABLES))
+    stages = (replace(stage, inside=inside) for stage in stages)
+    return replace(recipe, stages=(*inside, *stages, *others))
 
 
 def _client_privacy(config: Config, recipe: Recipe) -> tuple[ClientPrivacy, ...]:

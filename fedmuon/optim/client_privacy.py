@@ -12,7 +12,7 @@ import torch
 
 from fedmuon.core.errors import InputError, shown
 from fedmuon.optim.chain import States
-from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, Stage, Trees, split_model
+from fedmuon.optim.stage import Broadcast, Reply, ServerState, Stage, Trees, split_model
 from fedmuon.privacy.mechanisms.client_level import ClientLevel, mapped
 
 
@@ -23,10 +23,13 @@ class ClientPrivacy(Stage):
     Attributes:
         level: The mechanism.
         returned: The names of the states that clients return. The server also sends them.
+        inside: The stages before this one, which choose the variables that clients return. The
+            updates of these variables are clipped.
     """
 
     level: ClientLevel
     returned: tuple[str, ...] = ()
+    inside: tuple[Stage, ...] = ()
 
     def require(self, recipe: Any) -> None:
         """Raise an error if `level` is not a `ClientLevel`."""
@@ -51,7 +54,7 @@ class ClientPrivacy(Stage):
         silent = replace(reply, loss=torch.full_like(reply.loss, math.nan))
         if self.level.trust == "central":
             return silent
-        before = {name: received.trees[name] for name in reply.trees}
+        before = self._before(received)
         return silent.with_trees(
             self.level.perturbed(before, reply.trees, received.round, reply.client)
         )
@@ -60,13 +63,19 @@ class ClientPrivacy(Stage):
         self, replies: list[Reply], received: Callable[[], Broadcast], server: ServerState
     ) -> tuple[list[Reply], States]:
         """Return one reply with the noisy mean of all updates, also if there is no reply."""
-        sent = received().params  # which lacks parameters that no client trains
-        model = {name: value for name, value in server.params.items() if name in sent}
-        before = {MODEL: model, **{name: server.states[name] for name in self.returned}}
+        before = self._before(received())
         updates = [reply.trees for reply in replies]
         params, states = split_model(self.level.released(before, updates, server.round))
         no_loss = torch.full((len(next(iter(params.values()))),), math.nan)
         return [Reply(-1, params, states, no_loss)], {}
+
+    def _before(self, received: Broadcast) -> Trees:
+        """Return the reply of a client that did not train, before clipping."""
+        states = {name: received.states[name] for name in self.returned}
+        reply = Reply(-1, received.params, states, next(iter(received.params.values())))
+        for stage in self.inside:
+            reply = stage.reply(reply, received, {})
+        return reply.trees
 
     def returned_like(self, message: Trees) -> Trees:
         """Return integers for masked replies, and otherwise ordinary tensors."""

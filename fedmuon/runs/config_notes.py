@@ -7,7 +7,7 @@ from fedmuon.data.federated import FederatedData
 from fedmuon.data.partition import are_uneven
 from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.rounds import begin
-from fedmuon.federated.traffic import joint
+from fedmuon.federated.traffic import update_like
 from fedmuon.optim.client_privacy import level_of
 from fedmuon.optim.recipe import shared_part
 from fedmuon.privacy.mechanisms.client_level import leaves
@@ -46,5 +46,5 @@ def swamping_noise(config: Config, experiment: Experiment) -> str:
     if (level := level_of(recipe.stages)) is None:
         return ""
     fresh = begin(recipe, experiment.task, config.federation.seed)
-    released = leaves(joint(recipe, shared_part(recipe, fresh.params), fresh.states))
+    released = leaves(update_like(recipe, shared_part(recipe, fresh.params), fresh.states))
     return level.swamped(sum(leaf[0].numel() for leaf in released))

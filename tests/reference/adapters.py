@@ -4,7 +4,7 @@ Each function changes a method of `methods`.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -113,43 +113,70 @@ def bases(
     return tuple(drawn)
 
 
-def subspace(method: Method, rank: int, rounds: int, periods: int, turned: float = 0.0) -> Method:
-    """Clients train X between U and V. The products of earlier periods stay.
+@dataclass(frozen=True)
+class Spaces:
+    """The bases of all periods, and X between those of a round.
 
     `turned` adds a number to all entries of U, as a control.
     """
 
-    def spaces(model: Tree, seed: int) -> dict[str, list[tuple[np.ndarray, ...]]]:
+    rank: int
+    rounds: int
+    periods: int
+    turned: float = 0.0
+
+    def at(self, round: int) -> tuple[int, slice]:
+        """The period of a round, and the columns of B that belong to it."""
+        now = round // self.rounds if self.rounds else 0
+        return now, slice(now * self.rank, (now + 1) * self.rank)
+
+    def of(self, model: Tree, seed: int) -> dict[str, list[tuple[np.ndarray, ...]]]:
+        """U and V of each layer and period."""
         return {
             layer: [
                 bases(seed, number, period, (len(model[b_of(layer)]), model[a_of(layer)].shape[1]),
-                      rank)
-                for period in range(periods)
+                      self.rank)
+                for period in range(self.periods)
             ]
             for number, layer in enumerate(layers(model))
         }  # fmt: skip
 
+    def begun(self, trees: Trees, round: int) -> Trees:
+        """The trees, whose momenta start again with each period."""
+        if round % self.rounds if self.rounds else round:
+            return trees
+        return {tree: x if tree == MODEL else each(np.zeros_like, x) for tree, x in trees.items()}
+
+    def inner(self, model: Tree, seed: int, round: int) -> Tree:
+        drawn, (now, block) = self.of(model, seed), self.at(round)
+        U = {layer: drawn[layer][now][0] + self.turned for layer in drawn}
+        return {b_of(layer): U[layer].T @ model[b_of(layer)][:, block] for layer in drawn}
+
+    def whole(self, part: Tree, model: Tree, seed: int, round: int) -> Tree:
+        drawn, (now, block) = self.of(model, seed), self.at(round)
+        after = {name: x.copy() for name, x in model.items()}
+        for layer in drawn:
+            after[a_of(layer)] = np.concatenate([V.T for _, V in drawn[layer]])
+            after[b_of(layer)][:, block] = (drawn[layer][now][0] + self.turned) @ part[b_of(layer)]
+        return after
+
+
+def subspace(method: Method, rank: int, rounds: int, periods: int, turned: float = 0.0) -> Method:
+    """Clients train X between U and V. The products of earlier periods stay."""
+    spaces = Spaces(rank, rounds, periods, turned)
+
     def client(visit: Visit, received: Trees, own: Trees) -> Trees:
-        model, seed = received[MODEL], visit.problem.seed
-        drawn, now = spaces(model, seed), visit.round // rounds if rounds else 0
-        block = slice(now * rank, (now + 1) * rank)
-        rows = {a_of(layer): np.concatenate([V.T for _, V in drawn[layer]]) for layer in drawn}
-        model = {**model, **rows}
-        U = {layer: drawn[layer][now][0] + turned for layer in drawn}
+        seed = visit.problem.seed
 
         def inner(model: Tree, round: int) -> Tree:
-            return {b_of(layer): U[layer].T @ model[b_of(layer)][:, block] for layer in drawn}
+            return spaces.inner(model, seed, round)
 
         def whole(part: Tree, model: Tree, round: int) -> Tree:
-            after = {name: x.copy() for name, x in model.items()}
-            for layer in drawn:
-                after[b_of(layer)][:, block] = U[layer] @ part[b_of(layer)]
-            return after
+            return spaces.whole(part, model, seed, round)
 
-        fresh = visit.round % rounds == 0 if rounds else visit.round == 0
-        states = {tree: each(np.zeros_like, x) if fresh else x
-                  for tree, x in received.items() if tree != MODEL}  # fmt: skip
-        trained = {**states, MODEL: inner(model, visit.round)}
+        X = inner(received[MODEL], visit.round)
+        model = whole(X, received[MODEL], visit.round)
+        trained = {**spaces.begun(received, visit.round), MODEL: X}
         returned = method.client(restricted(visit, model, inner, whole, inner), trained, own)
         return {**returned, MODEL: whole(returned[MODEL], model, visit.round)}
 
@@ -157,4 +184,12 @@ def subspace(method: Method, rank: int, rounds: int, periods: int, turned: float
         square = {b_of(layer): np.zeros((rank, rank)) for layer in layers(model)}
         return method.first(square)
 
-    return replace(method, client=client, first=first)
+    def trained(trees: Trees, seed: int, round: int) -> Trees:
+        return {**trees, MODEL: spaces.inner(trees[MODEL], seed, round)}
+
+    def restored(trees: Trees, server: Trees, seed: int, round: int) -> Trees:
+        return {**trees, MODEL: spaces.whole(trees[MODEL], server[MODEL], seed, round)}
+
+    return replace(
+        method, client=client, first=first, trained=trained, restored=restored, begun=spaces.begun
+    )

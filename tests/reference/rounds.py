@@ -139,6 +139,9 @@ class Method:
         personal: Name patterns of parameters that stay on the client.
         codecs: How a state is written in messages: the name of the state -> C(x).
         combine: Function (trees of all replies, weights) that returns their mean.
+        trained: Function (trees, seed, round) that returns what privacy of clients clips.
+        restored: Function (clipped trees, server's trees, seed, round) that returns whole trees.
+        begun: Function (server's trees, round) that returns the trees from which clients start.
     """
 
     client: Callable[[Visit, Trees, Trees], Trees]
@@ -149,6 +152,9 @@ class Method:
     personal: str = ""
     codecs: Mapping[str, Compressor] = field(default_factory=dict)
     combine: Callable[[Sequence[Trees], Sequence[float]], Trees] = mean_trees
+    trained: Callable[[Trees, int, int], Trees] = lambda trees, seed, round: trees
+    restored: Callable[[Trees, Trees, int, int], Trees] = lambda trees, server, seed, round: trees
+    begun: Callable[[Trees, int], Trees] = lambda trees, round: trees
 
 
 @dataclass(frozen=True)
@@ -206,6 +212,9 @@ def run(
             adopted = with_personal(method, received, memory, problem.start)
             returned = method.client(visit, adopted, memory)
             returned = encoded(method, without_personal(method, returned, memory))
+            if clipping:
+                returned = method.trained(returned, problem.seed, version)
+                received = method.trained(method.begun(received, version), problem.seed, version)
             if clipping and clipping.trust == "local":
                 returned = private_reply(problem, clipping, returned, received, version, client)
             base = {} if method.directional else received
@@ -220,7 +229,9 @@ def run(
             steps.append(visit.steps)
             sizes.append(len(problem.samples[client][1]) if problem.by_samples else 1)
         if clipping:
-            means = clipped_mean(problem, clipping, server, replies, number)
+            before = method.trained(method.begun(server, number), problem.seed, number)
+            means = clipped_mean(problem, clipping, before, replies, number)
+            means = method.restored(means, server, problem.seed, number)
         else:
             means = method.combine(replies, sizes)
         factor = problem.factors[number] if problem.factors else 1.0

@@ -282,6 +282,17 @@ STAGES: dict[str, Row] = {
         "subspace", lambda method: adapters.subspace(method, 1, 2, 2),
         lambda method: adapters.subspace(method, 1, 3, 2), rounds=2,
     ),
+    **{
+        f"subspaces of private clients, {trust} trust": Row(
+            {"federation": {"adapters": "subspace", "subspace-rounds": 2},
+             "privacy": {**PRIVATE, "noise": 0.5, "cohorts": "fixed", "trust": trust}},
+            lambda case, trust=trust: case._replace(clipping=Clipping(0.05, 0.6, trust)),
+            lambda config: adapters.subspace(methods.fedmuon(LR), 1, 2, 2),
+            clipping=Clipping(0.05, 0.5, trust), module=fresh,
+            on_engines={"task": {"name": ADAPTED}},
+        )
+        for trust in ("central", "local")
+    },
     "one subspace": averaged(
         "subspace", lambda method: adapters.subspace(method, 2, 0, 1),
         lambda method: adapters.subspace(method, 2, 0, 1, turned=0.01),

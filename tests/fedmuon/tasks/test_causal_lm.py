@@ -4,6 +4,7 @@ gradients, clipped sums; runs, messages, engines; what does not fit."""
 import json
 import math
 import shutil
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,9 @@ from fedmuon.federated import size_limits
 from fedmuon.federated.build import build_worker, resolve
 from fedmuon.federated.client_data import build_data
 from fedmuon.federated.rounds import run_rounds
+from fedmuon.optim.adapters import find_pairs
+from fedmuon.optim.frozen_factors import Unfrozen
+from fedmuon.optim.subspaces import Subspaces
 from fedmuon.runs.observers.choice import observers_of
 from fedmuon.runs.prepare import prepare
 from fedmuon.tasks import frozen_base
@@ -211,6 +215,64 @@ def test_clipped_sums_are_the_loops(folder: Path, rule: str) -> None:
     sums_of_task = replica(task.clipped([(1.0, params)], [samples], clip)[1])
     for name, value in expected.items():
         torch.testing.assert_close(sums_of_task[name], value, rtol=1e-7, atol=1e-10)
+
+
+def trained_parts(params: Params, way: str) -> Any:
+    """The space of variables: B alone, or X between bases. And the model for values of them."""
+    pairs = find_pairs(params)
+    if way == "freeze-a":
+        return Unfrozen(frozenset(pair.a for pair in pairs)), lambda leaves: leaves
+    forms = tuple((p, (params[p.b].shape[1], params[p.a].shape[2])) for p in pairs)
+    spaces = Subspaces(forms, 1, 1, 2, seed=5)
+
+    def whole(leaves: Params) -> Params:
+        """B + (0, U X) in the second of two periods, where X starts at 0."""
+        after = {}
+        for layer, pair in enumerate(pairs):
+            left = np.linalg.qr(
+                generator(5, Draw.SUBSPACE, round=1, client=0, block=layer).standard_normal(
+                    (forms[layer][1][0], 1)
+                )
+            )[0]
+            change = torch.from_numpy(left) @ leaves[pair.b]
+            after[pair.b] = params[pair.b][0] + torch.cat([0 * change, change], 1)
+        return after
+
+    return spaces, whole
+
+
+@pytest.mark.parametrize("rule", ["block", "flat"])
+@pytest.mark.parametrize("way", ["freeze-a", "subspace"])
+def test_clipped_sums_of_trained_variables_are_the_loops(folder: Path, way: str, rule: str) -> None:
+    """Autograd of each example with respect to B or X alone, and their norm alone."""
+    task, samples = task_for(folder), batch()
+    params, model, clip = learned(task), published(folder), Clipping(rule, 0.01)
+    space, whole = trained_parts(params, way)
+    first = space.active(params, 1)
+    sums = task.clipped(
+        [(1.0, params)], [samples], replace(clip, variables=space.variables(params, 1))
+    )[1]
+    assert sums.keys() == first.keys() and len(sums) == len(params) // 2
+    expected = {name: torch.zeros_like(value[0]) for name, value in first.items()}
+    of_all = {name: torch.zeros_like(value[0]) for name, value in first.items()}
+    for window in samples.inputs:
+        start = {n: v[0] if way == "freeze-a" else 0 * v[0] for n, v in first.items()}
+        leaves = {name: value.clone().requires_grad_() for name, value in start.items()}
+        loss = loss_by_hand(model, {**replica(params), **whole(leaves)}, window)
+        slopes = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+        every = {name: v.clone().requires_grad_() for name, v in replica(params).items()}
+        loss = loss_by_hand(model, every, window)
+        gradients = dict(zip(every, torch.autograd.grad(loss, list(every.values())), strict=True))
+        factors = clip.factors({name: v.square().sum()[None] for name, v in slopes.items()})
+        of_model = clip.factors({name: v.square().sum()[None] for name, v in gradients.items()})
+        for name, value in slopes.items():
+            expected[name] += factors[name] * value
+            of_all[name] += of_model[name] * value
+    for name, value in expected.items():
+        torch.testing.assert_close(sums[name][0], value, rtol=1e-7, atol=1e-10)
+    away = max(float((sums[name][0] - value).abs().max()) for name, value in of_all.items())
+    same = way == "freeze-a" and rule == "block"  # the blocks of B are then those of the model
+    assert (away < 1e-9) == same  # the negative control
 
 
 def test_tokens_of_prompts_are_read_but_not_predicted() -> None:
