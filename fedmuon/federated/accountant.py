@@ -75,6 +75,10 @@ BEYOND = (
     "The spent epsilon is more than [privacy] epsilon = {:g}, because interrupted rounds were "
     "released again."
 )
+PRETRAINED = (
+    "The guarantee assumes that the pretrained weights are public. Epsilon does not cover a text "
+    "on which they were trained, even if a client has the same text."
+)
 DIAGNOSTICS = (
     "Losses and accuracies are measured on the data without noise and are not part of the "
     "release. If you publish them, you spend privacy that the ledger does not count."
@@ -581,6 +585,7 @@ class RunAccountant:
             BEYOND.format(target) if 0 < target < answer.upper else "",
             "" if unit.released.on_grid else LOW_BITS,
             *unit.notes(),
+            PRETRAINED if config.task.weights else "",
             loose(delta, protected(config, unit.sizes, mechanism)),
             DIAGNOSTICS,
         ]

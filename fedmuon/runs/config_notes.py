@@ -1,13 +1,17 @@
-"""Notes on settings that may not do what the user wants: unequal weights, and swamping noise."""
+"""Notes on settings that may not do what the user wants: weights, noise, and blocks."""
+
+import math
 
 from fedmuon.config.load import Config
 from fedmuon.config.methods import average_of
 from fedmuon.config.user_objects import user_objects
+from fedmuon.core.demands import setting
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.partition import are_uneven
 from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.rounds import begin
 from fedmuon.federated.traffic import update_like
+from fedmuon.optim.adapters import find_pairs
 from fedmuon.optim.client_privacy import level_of
 from fedmuon.optim.recipe import shared_part
 from fedmuon.privacy.mechanisms.client_level import leaves
@@ -16,7 +20,8 @@ from fedmuon.privacy.mechanisms.client_level import leaves
 def config_notes(config: Config, data: FederatedData, experiment: Experiment) -> list[str]:
     """Return notes on settings that may not do what the user wants, for a run that begins."""
     return [*filter(None, (uneven_sizes(config, data, experiment),
-                           swamping_noise(config, experiment)))]  # fmt: skip
+                           swamping_noise(config, experiment),
+                           separate_adapters(config, experiment)))]  # fmt: skip
 
 
 def uneven_sizes(config: Config, data: FederatedData, experiment: Experiment) -> str:
@@ -48,3 +53,20 @@ def swamping_noise(config: Config, experiment: Experiment) -> str:
     fresh = begin(recipe, experiment.task, config.federation.seed)
     released = leaves(update_like(recipe, shared_part(recipe, fresh.params), fresh.states))
     return level.swamped(sum(leaf[0].numel() for leaf in released))
+
+
+def separate_adapters(config: Config, experiment: Experiment) -> str:
+    """Return a note if a private run clips the adapters of an example separately."""
+    mechanism = experiment.recipe.mechanism
+    if mechanism is None or not mechanism.noise:
+        return ""
+    params = begin(experiment.recipe, experiment.task, config.federation.seed).params
+    blocks = mechanism.blocks(params)
+    if blocks == 1 or not find_pairs(params):
+        return ""
+    return (
+        f"{setting(config, 'privacy.clipping')} clips {blocks} blocks of each example's gradient "
+        f"separately, so a release has the epsilon of noise / √{blocks} = "
+        f"{mechanism.noise / math.sqrt(blocks):.4g}. To clip all adapters of an example together, "
+        "set privacy.clipping = 'flat'."
+    )
