@@ -164,3 +164,39 @@ def test_a_private_run_can_be_repeated_and_resumed(tmp_path: Path) -> None:
         assert files[0] == files[1], way
         lines = (tmp_path / way / "ledger.jsonl").read_text().splitlines()
         assert len([line for line in lines if "round" in json.loads(line)]) >= ROUNDS
+
+
+# Privacy of clients
+
+CLIENTS: dict[str, Any] = {
+    "federation": {"adapters": "subspace", "subspace-rounds": 2},
+    "privacy": {"level": "client", "noise": 0.5, "bound": 0.05},
+}
+
+
+@pytest.mark.parametrize("trust", ["central", "local", "distributed"])
+def test_clients_clip_x_with_secret_noise(trust: str, tmp_path: Path) -> None:
+    """Noise on a lattice, and with distributed trust, masked integers of the size of X."""
+    cohorts = "poisson" if trust == "central" else "fixed"
+    below: dict[str, Any] = {
+        "federation": {"clients": N, "per-round": 3, "rounds": ROUNDS},
+        "local": {"recipe": "fedmuon", "lr": LR, "steps": STEPS, "batch": 4},
+        "task": {"name": "given"},
+    }
+    privacy = {**CLIENTS["privacy"], "trust": trust, "cohorts": cohorts}
+    table = with_module(small(below, **{**CLIENTS, "privacy": privacy}), fresh())
+    summary = execute(table, tmp_path / "run")
+    assert summary["privacy"]["unit"] == "client" and summary["privacy"]["certified"]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").open()]
+    replies = [line["bytes_up"] / max(1, len(line["participants"])) for line in lines]
+    if trust != "central":  # the participants of Poisson cohorts are secret
+        assert {*replies} == {2 * 2 * 8}  # X [1, 1] of two adapters, and its momentum
+    assert all(line["bytes_up"] % 32 == 0 for line in lines)
+
+
+def test_the_product_of_clipped_factors_is_not_released() -> None:
+    below = {"federation": {"clients": N, "per-round": 3, "adapters": "exact"},
+             "local": {"recipe": "fedavg"}, "task": {"name": "given"}}  # fmt: skip
+    with pytest.raises(InputError, match="only the plain mean bounds the influence") as error:
+        built(with_module(small(below, privacy=CLIENTS["privacy"]), fresh()))
+    assert "Set adapters = 'factors'" in str(error.value)
