@@ -16,6 +16,7 @@ from fedmuon.analysis.report.numbers import in_bytes
 from fedmuon.config.load import Config, absolute_paths
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.engines.ray_cluster import quiet_ray
+from fedmuon.experiments.planning.model_memory import SHARED, model_memory, model_rows
 from fedmuon.experiments.planning.pace import (
     FolderSeconds,
     Pace,
@@ -181,6 +182,7 @@ def _record(
         "memory": {
             "driver": peak() + _untried_bytes(run, state, engine.pace) + disk.memory,
             "worker": engine.memory,
+            "model": model_memory(config, run.experiment.task, max(run.data.sizes)),
         },
         "bytes": {
             "down": engine.down,
@@ -215,6 +217,7 @@ def tables(record: Record) -> list[Table | str]:
     size_rows = [("peak memory of this process", "", "", in_bytes(memory["driver"]))]
     if memory["worker"]:
         size_rows.append(("peak memory of a worker", "", "", in_bytes(memory["worker"])))
+    size_rows += model_rows(memory["model"])
     for words, way in (
         ("sent to clients per round", "down"),
         ("sent to the server per round", "up"),
@@ -239,6 +242,8 @@ def tables(record: Record) -> list[Table | str]:
             "Data that several clients of a round share are sent once per worker, or once per "
             "machine if the data are large."
         )
+    if memory["model"]:
+        notes.append(SHARED)
     return [
         columns(title, ("seconds of this run", "each", "in all"), rows),
         columns(

@@ -123,6 +123,7 @@ PRIVATE_RECIPE = Demand(
         Trait.REPEATS_REQUESTS: "a client could then release twice in a round, but the ledger "
         "contains only one release per round",
         Trait.STORES_CLIENT_STATES: "the privacy guarantee does not cover stored states",
+        Trait.RECOMPUTES: "gradients of single examples are computed from stored activations",
     },
 )
 UNIFORM_COHORTS = Demand(

@@ -105,6 +105,7 @@ FACTS: tuple[Fact[Config], ...] = (
         PLAIN,
     ),
     Fact(Trait.CUSTOM_STAGE, where("federation.stage", "none".__ne__), "Set stage = 'none'"),
+    Fact(Trait.RECOMPUTES, where("task.checkpointing", bool), "Set checkpointing = false"),
     Fact(Trait.UNTIED_HEAD, where("task.head", "untied".__eq__), "Set head = 'tied'"),
     Fact(
         Trait.RETURNS_DIRECTIONS,

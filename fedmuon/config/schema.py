@@ -747,6 +747,21 @@ class TaskTable(Table):
         read_if=LANGUAGE_MODEL,
         values="patterns, separated by commas",
     )
+    base_dtype: Literal["auto", "bfloat16"] = key(
+        "auto",
+        "Floating-point type of the frozen weights of the language model. `bfloat16` needs half "
+        "the memory of float32 and is fast on GPUs: products with frozen weights are computed in "
+        "bfloat16. Adapters, optimizers and the loss have the type `engine.dtype`, which is also "
+        "the meaning of `auto`.",
+        read_if=LANGUAGE_MODEL,
+    )
+    checkpointing: bool = key(
+        False,
+        "Compute the activations of each transformer block again in the backward pass, instead "
+        "of storing them (activation checkpointing). Gradients are the same. A step needs less "
+        "memory, and about a third more time.",
+        read_if=LANGUAGE_MODEL,
+    )
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = key(
         0.0,
         "Label smoothing s of the cross-entropy: the target of a sample has the probability "
@@ -1705,7 +1720,8 @@ LATER = tuple(
     for table, keys in {
         "local": ("epochs", "proximal", "server-lr", "server-memory", "tau", "personal",
                   "personal-weight", "rank", "qkv", "muon", "renormalize"),
-        "task": ("head", "positions", "label-smoothing", "lora-alpha", "lora-layers"),
+        "task": ("head", "positions", "label-smoothing", "lora-alpha", "lora-layers",
+                 "base-dtype", "checkpointing"),
         "federation": ("stage", "adapters", "subspace-rounds"),
         "privacy": ("blocks", "buffers", "max-lot"),
         "output": ("fine-tune", "clients", "average"),

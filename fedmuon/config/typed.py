@@ -103,6 +103,8 @@ TaskKeys = TypedDict(
         "lora-rank": int,
         "lora-alpha": float,
         "lora-layers": str,
+        "base-dtype": Literal["auto", "bfloat16"],
+        "checkpointing": bool,
         "label-smoothing": float,
         "options": Mapping[str, Any],
     },

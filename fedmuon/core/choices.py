@@ -69,9 +69,9 @@ _TABLES = (*_WINDOWS, "tokenizer", "pad-token")
 _GLUE = (*_WINDOWS, "tokenizer")
 _CLIENTS = {"clients": ('""', "name patterns of the clients to read, separated by commas")}
 _DIALOGUES = {
-    "prompt": ('"prompt"', "key of the prompt in each line"),
-    "response": ('"response"', "key of the response in each line"),
-    "client": ('"client"', "key of the client that owns the line"),
+    "prompt": ('"prompt"', "key or column of the prompt; empty for text without prompts"),
+    "response": ('"response"', "key or column of the response"),
+    "client": ('"client"', "key or column of the client that owns the line"),
 }
 _SKETCH = ("steps", "coefficients", "safety", "rank", "oversample", "power", "sketch")
 
@@ -144,7 +144,7 @@ CHOICES: dict[str, tuple[Choice, ...]] = {
         ),
         Choice(
             "jsonl",
-            "your own prompts and responses of clients in a .jsonl file, for causal-lm",
+            "your own prompts and responses of clients in a .jsonl or .csv file, for causal-lm",
             keys=_WINDOWS,
             options=_DIALOGUES,
             facts=("own files", "documents", "dialogues"),
@@ -272,6 +272,7 @@ CHOICES: dict[str, tuple[Choice, ...]] = {
             "U X V' with shared random bases, of which only X is trained and sent "
             "(FedSubMuon, arXiv:2609.06073)",
             keys=("subspace-rounds",),
+            cites=("fedsubmuon",),
         ),
     ),
     "federation.partition": (

@@ -35,6 +35,7 @@ class Trait(StrEnum):
     NO_DERIVATIVE = "makes steps that have no derivative at some points"
     RETURNS_DIRECTIONS = "lets clients return directions instead of models"
     PERSONAL_MODEL = "trains a second model for each client"
+    RECOMPUTES = "computes the activations of blocks again in the backward pass"
     DROPOUT = "has dropout, whose masks depend on the positions of a client's samples"
     # The orthogonalized step
     DRAWS_RANDOM_NUMBERS = "draws random numbers"

@@ -1,10 +1,12 @@
-"""Documents that clients own: the books of a bible, files of fortunes, your text files, and JSONL.
+"""Documents that clients own: books of a bible, files of fortunes, your text files, JSONL and CSV.
 
 Each client's documents become a sequence of tokens, which is cut into windows of T + 1 tokens. The
 model predicts each token of a window except the first. A token that the model reads but does not
 predict, such as a token of a prompt, is stored as the negative number -1 - token.
 """
 
+import csv
+import io
 import json
 import os
 import re
@@ -135,7 +137,10 @@ def jsonl(
     folder: str | Path = "", context: int = 64, tokenizer: str = "", prompt: str = "prompt",
     response: str = "response", client: str = "client",
 ) -> Source:  # fmt: skip
-    """Read prompts and responses of clients from a JSONL file: one JSON object in each line.
+    """Read prompts and responses of clients from a JSONL or CSV file.
+
+    A JSONL file has one JSON object in each line. A file whose name ends with .csv is read as a
+    table: its first line names the columns, which have the same meaning as keys.
 
     The model learns to predict the responses. It reads the prompts, but does not learn to predict
     them. The last fifth of each client's lines is held out.
@@ -144,7 +149,7 @@ def jsonl(
         folder: Path of the file.
         context: The context length T. Each window has T + 1 tokens.
         tokenizer: The pretrained model whose tokens and chat template are used.
-        prompt: The key of the prompt in a line.
+        prompt: The key of the prompt in a line. If empty, the model learns to predict all text.
         response: The key of the response.
         client: The key of the client that owns the line. If empty, one client owns all lines.
     """
@@ -152,7 +157,7 @@ def jsonl(
     if not folder or not path.is_file():
         raise InputError(
             f"[data] folder = '{folder}' is not a file, but name = 'jsonl' needs the path of a "
-            ".jsonl file"
+            ".jsonl or .csv file"
         )
     tokens = tokens_for(tokenizer)
     if not isinstance(tokens, ModelTokens):
@@ -162,7 +167,8 @@ def jsonl(
         )
     owned: dict[str, list[list[int]]] = {}
     for line in _lines(path, [key for key in (prompt, response, client) if key]):
-        read = [-1 - token for token in tokens.question(str(line[prompt]))]
+        question = tokens.question(str(line[prompt])) if prompt else []
+        read = [-1 - token for token in question]
         written = tokens.encode(str(line[response]))
         end = [] if tokens.end is None else [tokens.end]
         owned.setdefault(str(line[client]) if client else "", []).append([*read, *written, *end])
@@ -174,19 +180,36 @@ def jsonl(
 
 
 def _lines(path: Path, keys: Iterable[str]) -> list[dict[str, Any]]:
-    """Return the objects of a JSONL file. Each object must have these keys."""
-    lines = []
+    """Return the objects of a JSONL file, or the rows of a CSV file. Each must have these keys."""
     try:
-        texts = read_text(path, "utf-8-sig").splitlines()
+        text = read_text(path, "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"{path} cannot be read as UTF-8 text ({error}): check [data] folder"
         ) from None
-    for number, text in enumerate(texts, 1):
-        if not text.strip():
+    is_table = path.suffix.lower() == ".csv"
+    lines = _table_lines(path, text) if is_table else _json_lines(path, text)
+    for number, line in lines.items():
+        for key in keys:
+            if key not in line or line[key] in (None, ""):
+                raise InputError(
+                    f"line {number} of {path} has no {key!r}: add it, or set [data.options] to "
+                    f"the keys of the file. This line has the keys {listed(line)}."
+                )
+    if not lines:
+        content = "a line of column names, and rows" if is_table else "one JSON object in each line"
+        raise InputError(f"{path} is empty: write {content}")
+    return list(lines.values())
+
+
+def _json_lines(path: Path, text: str) -> dict[int, dict[str, Any]]:
+    """Return the object of each line, by line number."""
+    lines = {}
+    for number, content in enumerate(text.splitlines(), 1):
+        if not content.strip():
             continue
         try:
-            line = json.loads(text)
+            line = json.loads(content)
         except ValueError:
             line = None
         if not isinstance(line, dict):
@@ -194,16 +217,27 @@ def _lines(path: Path, keys: Iterable[str]) -> list[dict[str, Any]]:
                 f"line {number} of {path} is not a JSON object: write one object in each line, "
                 'such as {"prompt": "...", "response": "...", "client": "..."}'
             )
-        for key in keys:
-            if key not in line or line[key] in (None, ""):
-                raise InputError(
-                    f"line {number} of {path} has no {key!r}: add it, or set [data.options] to "
-                    f"the keys of the file. This line has the keys {listed(line)}."
-                )
-        lines.append(line)
-    if not lines:
-        raise InputError(f"{path} is empty: write one JSON object in each line")
+        lines[number] = line
     return lines
+
+
+def _table_lines(path: Path, text: str) -> dict[int, dict[str, Any]]:
+    """Return the row that ends in each line, by line number. A quoted text may have many lines."""
+    rows, lines = csv.DictReader(io.StringIO(text, newline=""), strict=True), {}
+    while True:
+        start = rows.line_num + 1
+        try:
+            row = next(rows)
+            if None in row:
+                raise csv.Error(f"it has more values than the {len(row) - 1} columns")
+        except StopIteration:
+            return lines
+        except csv.Error as error:
+            raise InputError(
+                f"line {max(2, start)} of {path} is not a row of a CSV file ({error}). Put text "
+                'that contains commas or quotes in quotes, and write " in such a text as "".'
+            ) from None
+        lines[rows.line_num] = row
 
 
 def packaged() -> list[tuple[str, Path | None, str]]:

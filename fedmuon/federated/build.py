@@ -29,6 +29,7 @@ from fedmuon.federated.build_recipe import build_recipe
 from fedmuon.federated.client_data import build_data, deal, read_source, with_user_sizes
 from fedmuon.federated.clock import Timetable, timetable
 from fedmuon.federated.experiment import Experiment
+from fedmuon.federated.language_model import base_dtype_of
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.rounds import begin
 from fedmuon.federated.schedule import schedule_of
@@ -36,7 +37,6 @@ from fedmuon.federated.shards import Shard, Shards, partition_digest, targets_on
 from fedmuon.federated.size_limits import (
     require_room_for_model,
     require_room_for_parameters,
-    require_room_for_weights,
 )
 from fedmuon.federated.traffic import payload_bytes, returned_like, sent_like
 from fedmuon.federated.trial_recipe import require_memoryless
@@ -57,7 +57,7 @@ from fedmuon.tasks.decoder import (
     read_weights,
     sentence_tokens,
 )
-from fedmuon.tasks.frozen_base import stored_entries, stored_version
+from fedmuon.tasks.frozen_base import stored_version
 from fedmuon.tasks.matrix import MatrixTask, compiles, fastest, supported
 from fedmuon.tasks.models import network, with_channels
 from fedmuon.tasks.networks import NetworkTask
@@ -277,10 +277,10 @@ def build_task(
             "classes. Use integers from 0 as labels, or pass your own task."
         )
     if table.name == "causal-lm":
-        require_room_for_weights(stored_entries(table.weights), dtype.itemsize, device)
         return _language_model(
             stored_version(table.weights), table.weights, shape, vocabulary, table.lora_rank,
-            table.lora_alpha, table.lora_layers, dtype, device,
+            table.lora_alpha, table.lora_layers, dtype, device, base_dtype_of(config),
+            table.checkpointing,
         )  # fmt: skip
     if table.name != "network":
         width = math.prod(shape)

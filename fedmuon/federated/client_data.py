@@ -45,6 +45,7 @@ from fedmuon.data.readers import Stamp, read, read_mapped, stamp
 from fedmuon.data.source import Source
 from fedmuon.data.user_data import as_array, as_source, digest
 from fedmuon.data.words import Names, numbered
+from fedmuon.federated.language_model import require_room_for_base
 from fedmuon.federated.size_limits import require_room
 
 Facts = tuple[tuple[str, Any], ...]
@@ -63,6 +64,7 @@ def read_source(config: Config, mapped: bool = False) -> Source:
     true, or within `one_copy`, the arrays are memory maps of files. User data are never mapped.
     """
     table, shared = config.data, mapped or _shared.get()
+    require_room_for_base(config)  # before its tokenizer reads the data
     if user_objects(config).data is not None:
         source = _read_user_data(*_user_data(config))
     elif shared:

@@ -69,10 +69,9 @@ def require_room_for_parameters(
         _refuse({"model": _of_parameters(config, entries, size, 1)})
 
 
-def require_room_for_weights(entries: int, size: int, device: torch.device) -> None:
+def require_room_for_weights(entries: int, size: int) -> None:
     """Raise an error if the frozen weights of a pretrained model do not fit into memory."""
-    if device.type == "cpu":
-        _refuse({"weights": entries * size})
+    _refuse({"weights": entries * size})
 
 
 def require_room_for_model(

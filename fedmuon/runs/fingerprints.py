@@ -32,6 +32,7 @@ from fedmuon.core.registry import LIBRARIES, absolute_name, local_imports, sourc
 from fedmuon.data.source import Source
 from fedmuon.data.user_data import digest
 from fedmuon.federated.client_data import user_data_digest
+from fedmuon.federated.language_model import base_dtype_of
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.optim.first_version import fields as first_version_fields
 from fedmuon.tasks.decoder import weights_digest
@@ -92,7 +93,7 @@ def described(
 def _weights_digest(config: Config) -> str:
     """Return a hash of the fixed weights to which adapters are added."""
     if config.task.name == "causal-lm":
-        return base_digest(config.task.weights, getattr(torch, config.engine.dtype))
+        return base_digest(config.task.weights, base_dtype_of(config))
     return weights_digest(config.task.weights)
 
 

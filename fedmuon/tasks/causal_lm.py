@@ -4,14 +4,17 @@ The model is any `AutoModelForCausalLM` of the library transformers. Its weights
 are buffers, which are neither sent nor saved, and exist once per machine (see `frozen_base`). A
 layer x ↦ W x becomes x ↦ W x + (α/r) B A x. Only A [r, n] and B [m, r] are trained. As in the
 package peft, A starts with random entries and B with zeros, so the first outputs are those of the
-pretrained model.
+pretrained model. The weights W may be bfloat16. Products with W are then computed in bfloat16, and
+the adapters, their products and the loss in the dtype of the run.
 
 A sample is a window of T + 1 tokens. The number -1 - t means that the model reads the token t but
 does not predict it (see `fedmuon.data.corpora`).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -22,6 +25,7 @@ from torch import Tensor, nn
 from fedmuon.core.errors import InputError
 from fedmuon.data.words import listed
 from fedmuon.tasks.base import IGNORED, Params, token_cross_entropy
+from fedmuon.tasks.checkpointing import checkpoint_blocks
 from fedmuon.tasks.frozen_base import frozen_model
 from fedmuon.tasks.models import torch_law
 from fedmuon.tasks.networks import NetworkTask
@@ -36,14 +40,16 @@ class Adapted(nn.Module):
     def __init__(self, base: nn.Module, rank: int, scale: float, dtype: torch.dtype) -> None:
         super().__init__()
         inner, outer = sizes_of(base)
-        self.base, self.scale = base, scale
+        self.base, self.scale, self.dtype = base, scale, dtype
         with torch.device("meta"):
             self.lora_A = nn.Linear(inner, rank, bias=False, dtype=dtype)
             self.lora_B = nn.Linear(rank, outer, bias=False, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the outputs of the frozen layer and of the adapter, added together."""
-        return self.base(x) + self.scale * self.lora_B(self.lora_A(x))
+        outputs = self.base(x)
+        change = self.lora_B(self.lora_A(x.to(self.dtype)))
+        return outputs + (self.scale * change).to(outputs.dtype)
 
 
 def sizes_of(layer: nn.Module) -> tuple[int, int]:
@@ -67,13 +73,13 @@ class CausalLM(nn.Module):
     Parameters have the same names as in the model of transformers.
     """
 
-    def __init__(self, model: Any, dtype: torch.dtype) -> None:
+    def __init__(self, model: Any, dtype: torch.dtype, base_dtype: torch.dtype) -> None:
         super().__init__()
         for name, child in model.named_children():
             self.add_module(name, child)
         # Not registered: its children are registered, and names would begin with `model.` twice.
         object.__setattr__(self, "call", model.forward)
-        self.dtype = dtype
+        self.dtype, self.base_dtype = dtype, base_dtype
         self.eval()
 
     def forward(self, windows: Tensor) -> Tensor:
@@ -82,14 +88,14 @@ class CausalLM(nn.Module):
         tokens = tokens.where(tokens >= 0, -1 - tokens)
         samples, length = tokens.shape
         # The mask is passed, because transformers reads the values of its own mask.
-        zeros = torch.zeros((length, length), dtype=self.dtype, device=windows.device)
+        zeros = torch.zeros((length, length), dtype=self.base_dtype, device=windows.device)
         later = (zeros - math.inf).triu(1)
         place = torch.arange(length, device=windows.device).expand_as(tokens)
         outputs = self.call(
             input_ids=tokens, attention_mask=later.expand(samples, 1, length, length),
             position_ids=place, use_cache=False,
         )  # fmt: skip
-        return outputs.logits
+        return outputs.logits.to(self.dtype)
 
 
 def longest(config: Any) -> int | None:
@@ -98,6 +104,11 @@ def longest(config: Any) -> int | None:
     # Attention to a window of tokens is attention to all tokens while the sequence is not longer.
     limits = [getattr(text, key, None) for key in ("max_position_embeddings", "sliding_window")]
     return min((limit for limit in limits if limit), default=None)
+
+
+def width_of(model: Any) -> int:
+    """Return the length of the hidden vectors of a model of the library transformers."""
+    return model.config.get_text_config().hidden_size
 
 
 def predicted_tokens(inputs: Tensor, labels: Tensor) -> Tensor:
@@ -124,6 +135,8 @@ def causal_lm(
     layers: str = "",
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
+    base_dtype: torch.dtype | None = None,
+    checkpointing: bool = False,
 ) -> NetworkTask:
     """Build the task of training low-rank adapters of a pretrained language model.
 
@@ -136,38 +149,79 @@ def causal_lm(
         alpha: α. The adapters are multiplied by α / r. With 0, the factor is 1.
         layers: Name patterns of the layers with adapters, separated by commas. If empty, all linear
             layers except the last layer of the model.
-        dtype: Dtype of the weights and adapters.
+        dtype: Dtype of the adapters and of the loss.
         device: Device of the weights and adapters.
+        base_dtype: Dtype of the weights of the model. With None, it is `dtype`.
+        checkpointing: Whether the backward pass computes the activations of each block again.
 
     Raises:
         InputError: If the model cannot be read, or does not fit the data or the other settings.
     """
     device = torch.device("cpu") if device is None else device
-    model = frozen_model(weights, dtype, device)
-    limit, tokens = longest(model.config), model.config.get_text_config().vocab_size
-    if limit is not None and shape[0] - 1 > limit:
-        raise InputError(
-            f"[data] context = {shape[0] - 1} is longer than the model [task] weights = "
-            f"'{weights}' allows, which is {limit} tokens. Set context to {limit} or less."
-        )
-    if vocabulary > tokens:
-        raise InputError(
-            f"the data has {vocabulary} different tokens, but the model [task] weights = "
-            f"'{weights}' knows {tokens}. Use the tokenizer that belongs to the model."
-        )
+    base_dtype = dtype if base_dtype is None else base_dtype
+    model, named = frozen_model(weights, base_dtype, device), f"[task] weights = '{weights}'"
+    require_fitting_windows(model.config, shape, vocabulary, named)
     add_adapters(model, rank, alpha / rank if alpha else 1.0, layers, dtype)
-    network = CausalLM(model, dtype)
-    try:
-        return NetworkTask(
+    network = CausalLM(model, dtype, base_dtype)
+    with callable_model(named):
+        task = NetworkTask(
             network, shape, dtype, device,
             loss=token_cross_entropy, targets=predicted_tokens, start=adapter_law,
         )  # fmt: skip
+        return with_checkpointing(task, width_of(model)) if checkpointing else task
+
+
+def require_fitting_windows(
+    config: Any, shape: tuple[int, ...], vocabulary: int, named: str
+) -> None:
+    """Raise an error if a model cannot read windows of this shape with this number of tokens.
+
+    Args:
+        config: The config of the model in the library transformers.
+        shape: Shape of one sample, (T + 1,).
+        vocabulary: Number of tokens in the data, or 0 if it is unknown.
+        named: How errors name the model.
+    """
+    limit, tokens = longest(config), config.get_text_config().vocab_size
+    if limit is not None and shape[0] - 1 > limit:
+        raise InputError(
+            f"[data] context = {shape[0] - 1} is longer than the model {named} allows, which is "
+            f"{limit} tokens. Set context to {limit} or less."
+        )
+    if vocabulary > tokens:
+        raise InputError(
+            f"the data has {vocabulary} different tokens, but the model {named} knows {tokens}. "
+            "Use the tokenizer that belongs to the model."
+        )
+
+
+@contextmanager
+def callable_model(named: str) -> Iterator[None]:
+    """Convert the errors of a model that is called within this context to one clear sentence."""
+    try:
+        yield
     except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise InputError(
-            f"the model [task] weights = '{weights}' cannot be called with tokens, positions and a "
-            f"mask ({reason}). Choose another model, such as a Llama or GPT-2 model."
+            f"the model {named} cannot be called with tokens, positions and a mask ({reason}). "
+            "Choose another model, such as a Llama or GPT-2 model."
         ) from error
+
+
+def with_checkpointing(task: NetworkTask, width: int) -> NetworkTask:
+    """Return the task of the same model, whose blocks are computed again in the backward pass.
+
+    Replicas run one after the other, because functions of torch.func reject checkpointing.
+
+    Args:
+        task: The task of a `CausalLM`.
+        width: Length of the hidden vectors.
+    """
+    blocks = checkpoint_blocks(task.module)
+    inputs = (task.shape[0] - 1) * width
+    # The inputs of each block are stored, and the activations of one block at a time.
+    saved = task.saved // blocks + (blocks + 1) * inputs
+    return replace(task, activations=min(saved, task.saved), vectorized=False)
 
 
 def add_adapters(model: Any, rank: int, scale: float, layers: str, dtype: torch.dtype) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import cache_folder, read_text
+from fedmuon.data.gguf_header import gguf_entries
 from fedmuon.data.pretrained import StoredModel, readable, stored_model, transformers
 
 VERSION = 1  # of the stored files; increase it when their content changes
@@ -78,12 +79,12 @@ def stored_version(weights: str) -> str:
 
 
 def stored_entries(weights: str) -> int:
-    """Return the number of entries of a stored model, from the headers of its safetensors files.
-
-    The result is 0 for GGUF files, whose header takes seconds to read.
-    """
-    entries = 0
-    for path in stored_model(weights).files:
+    """Return the number of entries of a stored model, from the headers of its files."""
+    place, entries = stored_model(weights), 0
+    if place.gguf:
+        with readable(weights, "model"):
+            return gguf_entries(place.folder / place.gguf)
+    for path in place.files:
         if path.suffix == ".safetensors":
             with readable(weights, "model"), safe_open(path, "pt") as file:
                 entries += sum(
@@ -187,7 +188,9 @@ def plain_attention(
     if groups > 1:
         key, value = (part.repeat_interleave(groups, 1) for part in (key, value))
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    weights = (query @ key.mT * scaling + attention_mask).softmax(-1)
+    scores = query @ key.mT * scaling + attention_mask
+    precision = torch.promote_types(scores.dtype, torch.float32)  # more than bfloat16
+    weights = scores.softmax(-1, dtype=precision).to(value.dtype)
     return (weights @ value).transpose(1, 2), None
 
 

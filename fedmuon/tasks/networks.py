@@ -82,6 +82,8 @@ class NetworkTask:
             after the other. With None, the faster way is chosen (see `_vectorizes`).
         metrics: Metrics of each sample in evaluations, by name. None means the accuracy.
         whole: Whether inputs are integers, such as tokens.
+        activations: Number of activations that autograd stores per sample. With None, a trial call
+            counts them.
     """
 
     module: nn.Module
@@ -94,6 +96,7 @@ class NetworkTask:
     vectorized: bool | None = None
     metrics: Mapping[str, Loss] | None = None
     whole: bool = False
+    activations: int | None = None
     # The following are computed when the task is created.
     saved: int = field(init=False)  # number of activations that autograd stores per sample
     products: int = field(init=False)  # approximate number of products per sample
@@ -114,7 +117,7 @@ class NetworkTask:
         device = self.device.type
         entry = torch.empty((), dtype=self.dtype).element_size()
         trial = try_module(self.module, self.shape, self.whole)
-        saved = max(1, trial.saved)
+        saved = max(1, trial.saved if self.activations is None else self.activations)
         # The factor 3 leaves space for temporary tensors.
         limit = MEMORY.get(device, 1 << 32) // (3 * entry * saved)
         called = [self.loss, self.targets, *(self.metrics or {}).values()]

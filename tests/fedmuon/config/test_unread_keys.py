@@ -54,6 +54,7 @@ OTHER: dict[str, Any] = {
     "task.name": "network", "task.model": "tanh-cnn", "task.width": 12, "task.depth": 1,
     "task.heads": 4, "task.initial": "zero", "task.weights": "nowhere",
     "task.lora-rank": 2, "task.lora-alpha": 4.0, "task.lora-layers": "q_proj",
+    "task.base-dtype": "bfloat16", "task.checkpointing": True,
     "task.head": "untied", "task.positions": 20,
     "task.label-smoothing": 0.3, "local.renormalize": True,
     "local.recipe": "sgd", "local.steps": 3, "local.batch": 4, "local.lr": 0.02,
@@ -215,6 +216,7 @@ ELSEWHERE = {
     "data.folder", "data.target", "data.client", "data.tokenizer", "data.pad-token", "task.weights",
     "federation.subspace-rounds",  # tests/fedmuon/federated/test_adapters_of_runs.py
     "task.lora-rank", "task.lora-alpha", "task.lora-layers",  # test_causal_lm.py
+    "task.base-dtype", "task.checkpointing",  # tests/fedmuon/tasks/test_checkpointing.py
     "engine.name",
     "engine.cpus-per-client",
     "engine.gpus-per-client", "engine.ray-address", "faults.policy", "faults.retries",

@@ -1,5 +1,6 @@
 """Documents of clients: packing, prompts, the packaged corpora, and what is too short."""
 
+import csv
 import json
 import shutil
 import struct
@@ -235,3 +236,51 @@ def test_lines_that_do_not_fit_are_rejected(
         read("jsonl", folder=str(tmp_path), tokenizer=model)
     with pytest.raises(InputError, match=r"Set \[task\] name = 'causal-lm'"):
         read("jsonl", folder=str(path))
+
+
+def test_a_table_is_read_as_lines_with_the_same_keys(model: str, tmp_path: Path) -> None:
+    turns = [
+        {"prompt": f'say "{k}",\nplease', "response": f"a, b {k}", "client": f"c{k % 2}"}
+        for k in range(10)
+    ]
+    (tmp_path / "chat.jsonl").write_text(lines(*turns))
+    with (tmp_path / "chat.csv").open("w", encoding="utf-8-sig", newline="") as file:
+        table = csv.DictWriter(file, ["client", "prompt", "response"])
+        table.writeheader()
+        table.writerows(turns)
+    sources = [
+        read("jsonl", folder=str(tmp_path / f"chat.{kind}"), context=6, tokenizer=model)
+        for kind in ("jsonl", "csv")
+    ]
+    assert sources[0].owner_names == sources[1].owner_names == ("c0", "c1")
+    assert np.array_equal(sources[0].inputs, sources[1].inputs)
+    assert sources[0].owner is not None and np.array_equal(sources[0].owner, sources[1].owner)
+
+
+def test_text_without_prompts_is_predicted(model: str, tmp_path: Path) -> None:
+    path = tmp_path / "notes.csv"
+    path.write_text("who,text\n" + "".join(f"w{k % 2},note number {k}\n" for k in range(10)))
+    source = read("jsonl", folder=str(path), context=6, tokenizer=model, prompt="",
+                  response="text", client="who")  # fmt: skip
+    assert source.owner_names == ("w0", "w1") and (source.inputs >= 0).all()
+    assert model_tokens(model).pieces.decode(source.inputs[0]) == "note nu"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty: write a line of column names"),
+        ("prompt,response\na,b\n", "line 2 of .* has no 'client'.* keys prompt, response"),
+        ("prompt,response,client\na,,c\n", "line 2 of .* has no 'response'"),
+        ("prompt,response,client\na,b\n", "line 2 of .* has no 'client'"),
+        ("prompt,response,client\na,b,c,d\n", "line 2 of .* more values than the 3 columns"),
+        ('prompt,response,client\n"a"b,b,c\n', "line 2 of .* is not a row of a CSV file .* quotes"),
+    ],
+)
+def test_tables_that_do_not_fit_are_rejected(
+    content: str, message: str, model: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "chat.csv"
+    path.write_text(content)
+    with pytest.raises(InputError, match=message):
+        read("jsonl", folder=str(path), tokenizer=model)

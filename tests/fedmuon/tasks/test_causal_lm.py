@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import small
 from cut_off import run_until
 from language_models import CONTEXT, END, VOCABULARY, save_model, save_texts, save_tokenizer
 from networks import replica, task_of
+from rich.console import Console
 from safetensors.numpy import load_file, save_file
+from tokenizers import pre_tokenizers
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
@@ -25,8 +28,10 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.files import cache_folder, is_path
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.corpora import BIBLE
+from fedmuon.data.gguf_header import gguf_entries
 from fedmuon.data.pretrained import model_tokens, stored_model
 from fedmuon.experiments.cli import main
+from fedmuon.experiments.planning import cost
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.suites.contents import merged as merged_tables
 from fedmuon.federated import size_limits
@@ -42,7 +47,7 @@ from fedmuon.tasks import frozen_base
 from fedmuon.tasks.base import IGNORED, Batch, Params, one_at_a_time, token_cross_entropy
 from fedmuon.tasks.base import cross_entropy as window_cross_entropy
 from fedmuon.tasks.causal_lm import add_adapters, causal_lm, merged, predicted_tokens
-from fedmuon.tasks.frozen_base import base_digest, frozen_model
+from fedmuon.tasks.frozen_base import base_digest, frozen_model, stored_entries
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.per_example.clipping import Clipping
 
@@ -536,8 +541,11 @@ def test_the_end_of_a_text_is_a_token() -> None:
 # --- GGUF files, and the real model ---------------------------------------------------------------
 
 
-def write_gguf(path: Path, kind: str) -> Path:
-    """Write a GGUF file of a Llama model that has a tensor of this type."""
+def write_gguf(path: Path, kind: str, wide: int = 0) -> Path:
+    """Write a GGUF file of a Llama model that has a tensor of this type.
+
+    If `wide` is set, the header says that the tensor has this number of rows.
+    """
     import gguf
 
     writer = gguf.GGUFWriter(path, "llama")
@@ -546,7 +554,10 @@ def write_gguf(path: Path, kind: str) -> Path:
         getattr(writer, f"add_{add}")(32)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(["a", "b"])
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    writer.add_token_list(letters)
+    writer.add_token_scores([0.0] * len(letters))
+    writer.add_eos_token_id(1)
     writer.add_token_merges([])
     stored = gguf.GGMLQuantizationType[kind]
     samples, size = gguf.GGML_QUANT_SIZES[stored]
@@ -556,7 +567,67 @@ def write_gguf(path: Path, kind: str) -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    if wide:
+        content, name = bytearray(path.read_bytes()), b"blk.0.attn_q.weight"
+        place = content.find(name) + len(name) + 4  # after the number of dimensions
+        content[place : place + 8] = (wide // 32).to_bytes(8, "little")
+        path.write_bytes(content)
     return path
+
+
+def test_a_gguf_header_has_the_sizes_of_the_package_gguf(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    file = write_gguf(tmp_path / "model.gguf", "Q8_0")
+    tensors = gguf.GGUFReader(file).tensors
+    expected = sum(int(np.prod(tensor.shape)) for tensor in tensors)
+    assert gguf_entries(file) == stored_entries(str(file)) == expected > 0
+    for content in (b"GGUX", file.read_bytes()[:100], b"GGUF" + (9).to_bytes(20, "little")):
+        (tmp_path / "odd.gguf").write_bytes(content)
+        with pytest.raises(ValueError, match=r"it is not|it ends|version 9"):
+            gguf_entries(tmp_path / "odd.gguf")
+
+
+def test_memory_is_checked_before_anything_is_loaded(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For folders and GGUF files: neither the tokenizer nor the weights are read."""
+    monkeypatch.setattr(size_limits, "LEAST", 0)
+    monkeypatch.setattr(size_limits, "machine_memory", lambda: 1000)
+    for kind in ("folder", "gguf"):
+        pytest.importorskip("gguf")
+        model = tmp_path / "model"
+        if kind == "folder":
+            save_model(model)
+            (model / "config.json").write_text("{")  # cannot be loaded
+        else:
+            model = write_gguf(tmp_path / "model.gguf", "Q8_0")
+        with pytest.raises(InputError, match=r"for its weights\), but the machine has"):
+            prepare(resolve(tiny(model, texts)), tmp_path / kind)
+
+
+def test_a_plan_states_memory_and_bytes(
+    llama: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny(llama, texts)
+    record = cost.plan(config)
+    task = task_of(resolve(config))
+    adapters = sum(param.numel() for param in task.module.parameters())
+    model = published(llama)
+    base = sum(value.numel() for value in model.parameters())
+    assert record["memory"]["model"]["adapters"] == 8 * adapters
+    frozen = record["memory"]["model"]["frozen weights"]
+    assert 8 * base <= frozen <= 8 * base + 1000  # with the frequencies of positions
+    assert record["memory"]["model"]["activations"] == 4 * 8 * task.saved
+    assert record["bytes"]["a client up"] == record["bytes"]["a client down"] == 8 * adapters
+    half = cost.plan(tiny(llama, texts, task={"base-dtype": "bfloat16", "checkpointing": True}))
+    assert half["memory"]["model"]["frozen weights"] < 0.3 * frozen
+    assert half["memory"]["model"]["activations"] < record["memory"]["model"]["activations"]
+    for table in cost.tables(record):
+        Console(width=79).print(table)
+    shown = capsys.readouterr().out
+    assert "frozen weights (per machine)" in shown and max(map(len, shown.splitlines())) <= 79
+    assert "share one copy" in " ".join(shown.split())
+    assert cost.tables(cost.plan(small()))
 
 
 def test_gguf_types_that_cannot_be_dequantized_are_rejected(tmp_path: Path) -> None:
@@ -635,24 +706,52 @@ def test_smollm2_learns_four_books(tmp_path: Path) -> None:
         torch.set_num_threads(threads)
 
 
+# --- What the command says ------------------------------------------------------------------------
+
+CHAT = '{"prompt": "a", "response": "b", "client": "c"}'
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("task.lora-layers=query", "pattern 'query' matches no linear layer"),
+        ("task.lora-layers=query", "pattern 'query' matches no linear layer of the model. Its "
+         "linear layers are named"),
         ("data.context=33", "context = 33 is longer than the model"),
         ("data.context=600", "context = 600 tokens needs 601 tokens"),
+        ("task.weights=bare", "the tokenizer of [task] weights = 'bare' cannot be read"),
+        ("task.weights=owner/no-such-model", "could not be downloaded from the Hugging Face hub"),
+        ("task.weights=./nowhere", "does not exist. Set weights to a folder"),
+        ("task.weights=odd.gguf", "GGUF type that cannot be dequantized"),
+        ("task.weights=large.gguf", "(1,024 GiB for its weights), but the machine has"),
+        ("task.weights=cut.gguf", "cannot be read (it ends within its header)"),
+        ("task.lora-rank=0", "trains low-rank adapters only, but lora-rank is 0"),
+        ("task.lora-rank=9", "lora-rank = 9 exceeds the size of the layer"),
+        ("data.folder=chat.jsonl", "to train on, but a sequence of [data] context = 12 tokens"),
     ],
-)
+)  # fmt: skip
 def test_the_command_ends_with_2_and_one_sentence(
     change: str, said: str, llama: Path, texts: Path, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    save_model(tmp_path / "bare")
+    (tmp_path / "chat.jsonl").write_text(CHAT)
+    if change.endswith(".gguf"):
+        for file in (write_gguf(tmp_path / "odd.gguf", "Q8_K"),):
+            (tmp_path / "cut.gguf").write_bytes(file.read_bytes()[:300])
+        write_gguf(tmp_path / "large.gguf", "Q8_0", wide=1 << 38)
     settings = [
         "data.name=text", f"data.folder={texts}", "data.context=12", "data.minimum=1",
         "federation.partition=column", "task.name=causal-lm", f"task.weights={llama}",
-        "task.lora-rank=2", change,
+        "task.lora-rank=2", change, "data.name=jsonl" if "jsonl" in change else change,
     ]  # fmt: skip
     with pytest.raises(SystemExit) as ended:
         main(["run", "--out", str(tmp_path / "run"), *(w for s in settings for w in ("--set", s))])
     assert ended.value.code == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+    lines = capsys.readouterr().err.strip().splitlines()
+    message = " ".join(" ".join(lines).split())
+    assert said in message and message.count("fedmuon: ") == 1
+    assert not (tmp_path / "run" / "rounds.jsonl").exists()

@@ -1,0 +1,25 @@
+"""What a config says about the frozen weights of a pretrained language model."""
+
+import torch
+
+from fedmuon.config.load import Config
+from fedmuon.federated.size_limits import require_room_for_weights
+from fedmuon.tasks.frozen_base import stored_entries
+
+
+def base_dtype_of(config: Config) -> torch.dtype:
+    """Return the dtype of the frozen weights of the task causal-lm."""
+    chosen = config.task.base_dtype
+    return getattr(torch, config.engine.dtype if chosen == "auto" else chosen)
+
+
+def require_room_for_base(config: Config) -> None:
+    """Raise an error if the frozen weights of the task causal-lm do not fit into memory.
+
+    Only the headers of files are read.
+    """
+    device = config.engine.device
+    on_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
+    if config.task.name == "causal-lm" and on_cpu:
+        entries, size = stored_entries(config.task.weights), base_dtype_of(config).itemsize
+        require_room_for_weights(entries, size)
