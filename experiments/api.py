@@ -50,6 +50,7 @@ from fedmuon.runs.callbacks import Callback, Listener
 from fedmuon.runs.directory import RunDirectory
 from fedmuon.runs.fixed_files import routing
 from fedmuon.tasks.networks import NetworkTask
+from fedmuon.tasks.peft_model import brought_adapters, is_language_peft
 
 if TYPE_CHECKING:
     from fedmuon.experiments.certifying.groups import GroupCertificates
@@ -116,7 +117,8 @@ def run(
             `(labels, clients, rng)` that returns such a list or array, or a partitioner of
             flwr-datasets.
         task: The model: a name, an `nn.Module`, a pair (module, loss), or `fedmuon.Task(module,
-            loss, metrics)`.
+            loss, metrics)`. Of a language model of the package peft (a `PeftModel`), the adapters
+            are trained.
         recipe: The optimizer: a name, a `fedmuon.Recipe`, a `fedmuon.Chain`, or a sequence of
             links.
         orthogonalizer: The orthogonalizer: a name, `fedmuon.Orthogonalizer(apply, lipschitz)`, or a
@@ -1036,7 +1038,8 @@ def _replacing(tables: dict[str, Any], objects: Mapping[str, Any]) -> dict[str, 
             is_name = isinstance(value, str)
         if value is None or (is_name and not is_passed):
             continue
-        replaced[kind] = None if is_name else value
+        passed = brought_adapters(value) if kind == "task" and is_language_peft(value) else value
+        replaced[kind] = None if is_name else passed
         tables.setdefault(table, {})[key] = value if is_name else GIVEN
         if kind == "task" and not is_name:
             tables[table].pop("model", None)

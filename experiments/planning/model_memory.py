@@ -6,7 +6,7 @@ from fedmuon.analysis.report.numbers import in_bytes
 from fedmuon.config.load import Config
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Task
-from fedmuon.tasks.causal_lm import CausalLM
+from fedmuon.tasks.causal_lm import is_language_model
 from fedmuon.tasks.networks import NetworkTask
 
 SHARED = (
@@ -26,7 +26,7 @@ def model_memory(config: Config, task: Task, rows: int) -> Record:
         task: The task of the run.
         rows: Number of samples of the largest client.
     """
-    if not isinstance(task, NetworkTask) or not isinstance(task.module, CausalLM):
+    if not isinstance(task, NetworkTask) or not is_language_model(task):
         return {}
     frozen: dict[int, int] = {}
     for buffer in task.module.buffers():  # tied weights are one tensor

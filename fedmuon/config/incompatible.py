@@ -138,7 +138,7 @@ def _text_problems(config: Config) -> Iterator[str]:
     own = is_own(data.name) or is_own(task.name) or is_own(task.model)
     if task.name == "causal-lm":
         yield from _language_model_problems(config)
-    elif data.name in DIALOGUES:
+    elif data.name in DIALOGUES and not is_own(task.name):
         yield (
             f"[data] name = '{data.name}' needs the tokens of a pretrained language model. Set "
             "[task] name = 'causal-lm'."

@@ -61,6 +61,12 @@ from fedmuon.tasks.frozen_base import stored_version
 from fedmuon.tasks.matrix import MatrixTask, compiles, fastest, supported
 from fedmuon.tasks.models import network, with_channels
 from fedmuon.tasks.networks import NetworkTask
+from fedmuon.tasks.peft_model import (
+    BroughtAdapters,
+    brought_adapters,
+    is_language_peft,
+    peft_task,
+)
 from fedmuon.tasks.user_task import Task as OwnTask
 from fedmuon.tasks.user_task import as_task, user_network
 
@@ -309,7 +315,12 @@ def _user_task(
     arguments = dict(facts)
     with torch.random.fork_rng(devices=[]):  # leave the caller's random state unchanged
         torch.manual_seed(config.federation.seed)  # a class draws its initial weights when called
-        created = make_named(config, "task", values=(nn.Module, OwnTask, tuple), facts=arguments)
+        kinds = (nn.Module, OwnTask, tuple, BroughtAdapters)
+        created = make_named(config, "task", values=kinds, facts=arguments)
+    if is_language_peft(created):  # from a function that the config names
+        created = brought_adapters(created)
+    if isinstance(created, BroughtAdapters):
+        return peft_task(created, arguments["shape"], arguments["vocabulary"], dtype, device)
     within = guard(config, "task")
     with within:
         user_task = as_task(created, within.named)

@@ -22,7 +22,7 @@ from fedmuon.config.user_objects import (
     object_options,
     user_objects,
 )
-from fedmuon.core.choices import GIVEN, GLUE, OWN_FILES, TABLES, TEXTS, is_own
+from fedmuon.core.choices import DOCUMENTS, GIVEN, GLUE, OWN_FILES, TABLES, TEXTS, is_own
 from fedmuon.core.errors import Guard, InputError
 from fedmuon.core.registry import absolute_name, make, require_callable, takes
 from fedmuon.core.rng import Draw, generator
@@ -45,7 +45,7 @@ from fedmuon.data.readers import Stamp, read, read_mapped, stamp
 from fedmuon.data.source import Source
 from fedmuon.data.user_data import as_array, as_source, digest
 from fedmuon.data.words import Names, numbered
-from fedmuon.federated.language_model import require_room_for_base
+from fedmuon.federated.language_model import require_room_for_base, tokenizer_of
 from fedmuon.federated.size_limits import require_room
 
 Facts = tuple[tuple[str, Any], ...]
@@ -115,8 +115,8 @@ def reader_options(config: Config) -> tuple[tuple[str, Option], ...]:
         options["folder"] = table.folder
     if table.name in TEXTS:
         options["context"] = table.context
-    if config.task.name == "causal-lm":  # the tokens of the pretrained model
-        options["tokenizer"] = config.task.weights
+    if table.name in DOCUMENTS and (tokenizer := tokenizer_of(config)):
+        options["tokenizer"] = tokenizer
     if table.name in (*TABLES, *GLUE) and table.tokenizer:
         options["tokenizer"] = table.tokenizer
     if table.name in TABLES and table.pad_token:

@@ -3,8 +3,12 @@
 import torch
 
 from fedmuon.config.load import Config
+from fedmuon.config.user_objects import user_objects
+from fedmuon.core.choices import DOCUMENTS
+from fedmuon.core.errors import InputError
 from fedmuon.federated.size_limits import require_room_for_weights
 from fedmuon.tasks.frozen_base import stored_entries
+from fedmuon.tasks.peft_model import BroughtAdapters
 
 
 def base_dtype_of(config: Config) -> torch.dtype:
@@ -23,3 +27,17 @@ def require_room_for_base(config: Config) -> None:
     if config.task.name == "causal-lm" and on_cpu:
         entries, size = stored_entries(config.task.weights), base_dtype_of(config).itemsize
         require_room_for_weights(entries, size)
+
+
+def tokenizer_of(config: Config) -> str:
+    """Return the pretrained model whose tokenizer divides texts, or "" if there is none."""
+    passed = user_objects(config).task
+    if isinstance(passed, BroughtAdapters):
+        if not passed.base and config.data.name in DOCUMENTS:
+            raise InputError(
+                f"[data] name = '{config.data.name}' needs a tokenizer, but the PeftModel that you "
+                "passed was not loaded from a folder or a name, so its tokenizer is unknown. Set "
+                "base_model_name_or_path in its config to the folder of the tokenizer."
+            )
+        return passed.base
+    return config.task.weights if config.task.name == "causal-lm" else ""

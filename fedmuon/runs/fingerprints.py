@@ -37,6 +37,7 @@ from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.optim.first_version import fields as first_version_fields
 from fedmuon.tasks.decoder import weights_digest
 from fedmuon.tasks.frozen_base import base_digest
+from fedmuon.tasks.peft_model import BroughtAdapters
 
 FILE = "objects.json"
 KINDS = ("partition", "task", "recipe", "orthogonalizer", "aggregate", "stage", "schedule")
@@ -207,6 +208,8 @@ def parts(found: Any, seen: dict[int, Any], state: bool = True) -> Iterator[str]
 
 
 def _held(value: Any, state: bool) -> Iterator[Any]:
+    if isinstance(value, BroughtAdapters):
+        return iter([value.digest if state else ""])
     for kinds, held_by in HELD.items():
         if isinstance(value, kinds):
             owner = value if state and type(value).__module__ != "builtins" else None

@@ -12,7 +12,7 @@ does not predict it (see `fedmuon.data.corpora`).
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from fedmuon.core.errors import InputError
 from fedmuon.data.words import listed
-from fedmuon.tasks.base import IGNORED, Params, token_cross_entropy
+from fedmuon.tasks.base import IGNORED, Params, Task, token_cross_entropy
 from fedmuon.tasks.checkpointing import checkpoint_blocks
 from fedmuon.tasks.frozen_base import frozen_model
 from fedmuon.tasks.models import torch_law
@@ -73,12 +73,19 @@ class CausalLM(nn.Module):
     Parameters have the same names as in the model of transformers.
     """
 
-    def __init__(self, model: Any, dtype: torch.dtype, base_dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: Any,
+        dtype: torch.dtype,
+        base_dtype: torch.dtype,
+        call: Callable[..., Any] | None = None,
+    ) -> None:
+        """Take over the layers of a model. `call` is its forward function, or that of a part."""
         super().__init__()
         for name, child in model.named_children():
             self.add_module(name, child)
         # Not registered: its children are registered, and names would begin with `model.` twice.
-        object.__setattr__(self, "call", model.forward)
+        object.__setattr__(self, "call", model.forward if call is None else call)
         self.dtype, self.base_dtype = dtype, base_dtype
         self.eval()
 
@@ -96,6 +103,11 @@ class CausalLM(nn.Module):
             position_ids=place, use_cache=False,
         )  # fmt: skip
         return outputs.logits.to(self.dtype)
+
+
+def is_language_model(task: Task) -> bool:
+    """Return whether a task trains adapters of a pretrained language model."""
+    return isinstance(task, NetworkTask) and isinstance(task.module, CausalLM)
 
 
 def longest(config: Any) -> int | None:

@@ -12,7 +12,7 @@ import json
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def frozen_model(weights: str, dtype: torch.dtype, device: torch.device) -> Any:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             same = json.loads(file.metadata()["same"])
         tensors |= {name: tensors[first] for name, first in same.items()}
-        return _with_buffers(model, tensors)
+        return with_buffers(model, tensors)
 
 
 def base_digest(weights: str, dtype: torch.dtype) -> str:
@@ -70,7 +70,7 @@ def base_digest(weights: str, dtype: torch.dtype) -> str:
     try:
         return read_text(_prepared(weights, place, dtype) / DIGEST).strip()
     except OSError:
-        return _digest(_tensors(_read(weights, place, dtype))[0])
+        return _digest(different_tensors(_read(weights, place, dtype))[0])
 
 
 def stored_version(weights: str) -> str:
@@ -109,7 +109,7 @@ def _prepared(weights: str, place: StoredModel, dtype: torch.dtype) -> Path:
     if folder.exists():
         return folder
     model = _read(weights, place, dtype)
-    tensors, same = _tensors(model)
+    tensors, same = different_tensors(model)
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
@@ -194,7 +194,7 @@ def plain_attention(
     return (weights @ value).transpose(1, 2), None
 
 
-def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+def different_tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the different tensors of a model by name, and other names of the same tensors.
 
     Buffers that a model does not save, such as the frequencies of rotary embeddings, are included,
@@ -214,16 +214,23 @@ def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _frozen(model: nn.Module, device: torch.device) -> nn.Module:
-    tensors, same = _tensors(model)
+    tensors, same = different_tensors(model)
     tensors = {name: value.to(device) for name, value in tensors.items()}
-    return _with_buffers(model, tensors | {name: tensors[first] for name, first in same.items()})
+    return with_buffers(model, tensors | {name: tensors[first] for name, first in same.items()})
 
 
-def _with_buffers(model: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
-    """Replace every parameter and buffer of a model by a buffer with the stored tensor."""
+def with_buffers(
+    model: nn.Module, tensors: Mapping[str, Tensor], trained: Container[str] = ()
+) -> nn.Module:
+    """Replace parameters and buffers of a model by buffers with the stored tensors.
+
+    Parameters whose names are in `trained` stay parameters.
+    """
     for prefix, layer in model.named_modules():
         for key in (*layer._parameters, *layer._buffers):
             name = f"{prefix}.{key}" if prefix else key
+            if name in trained:
+                continue
             if name not in tensors:
                 if layer._parameters.get(key) is None and layer._buffers.get(key) is None:
                     continue
@@ -234,6 +241,12 @@ def _with_buffers(model: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
             delattr(layer, key)
             layer.register_buffer(key, tensors[name], persistent=False)
     return model.eval()
+
+
+def use_plain_attention(model: Any) -> None:
+    """Let a model of the library transformers compute attention with `plain_attention`."""
+    with _quiet():  # which registers the name of the function
+        model.set_attn_implementation(ATTENTION)
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:

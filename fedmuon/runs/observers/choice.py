@@ -17,6 +17,7 @@ from fedmuon.runs.observers.simulated_time import SimulatedTime
 from fedmuon.runs.observers.user_callbacks import UserCallback
 from fedmuon.runs.observers.worker_memory import Measured, WorkerMemory
 from fedmuon.runs.prepare import Run
+from fedmuon.tasks.causal_lm import is_language_model
 
 
 def observers_of(run: Run, engine: Engine) -> tuple[Observer, ...]:
@@ -37,7 +38,7 @@ def observers_of(run: Run, engine: Engine) -> tuple[Observer, ...]:
     exact = run.config.federation.adapters == "exact" and reads(run.config, "federation.adapters")
     if measured or exact:
         observers.append(AdapterMeans(run))
-    if run.config.task.name == "causal-lm":
+    if is_language_model(experiment.task):
         observers.append(Perplexity(run))
     if run.config.output.average:
         observers.append(AverageModel(run))
