@@ -30,6 +30,7 @@ from torch import Tensor
 
 from fedmuon.config.incompatible import LEAST_DELTA, in_one_process, one_client
 from fedmuon.config.load import Config, dump
+from fedmuon.config.schema import reads
 from fedmuon.core.errors import InputError, rounded_up
 from fedmuon.core.files import AFRESH, Record, finite, read_bytes
 from fedmuon.federated.build import ResolvedConfig
@@ -585,7 +586,7 @@ class RunAccountant:
             BEYOND.format(target) if 0 < target < answer.upper else "",
             "" if unit.released.on_grid else LOW_BITS,
             *unit.notes(),
-            PRETRAINED if config.task.weights else "",
+            PRETRAINED if reads(config, "task.weights") and config.task.weights else "",
             loose(delta, protected(config, unit.sizes, mechanism)),
             DIAGNOSTICS,
         ]
