@@ -28,6 +28,7 @@ from fedmuon.core.errors import Guard, InputError
 from fedmuon.optim.adapters import Pair, factors_of, find_pairs, require_pairs
 from fedmuon.optim.chain import Context, Link, Number, State, per_replica
 from fedmuon.optim.muon import Orthogonalizer, PortableOptimizer, check_orthogonalizer, map_of
+from fedmuon.optim.shards import aligned, local, part_of, require_matrix, whole
 from fedmuon.orthogonalize.coefficients import Coefficients
 from fedmuon.tasks.base import Params
 
@@ -231,7 +232,9 @@ class LoRAMuon(PortableOptimizer):
     def _step(
         self, pair: Pair, named: dict[str, Tensor], group: dict[str, Any], orthogonal: Any
     ) -> None:
-        a, b = (named[name].flatten(1) for name in (pair.a, pair.b))
+        for name in (pair.a, pair.b):
+            require_matrix(named[name])
+        a, b = (whole(named[name].detach()).flatten(1) for name in (pair.a, pair.b))
         work = torch.promote_types(a.dtype, torch.float32)
         root_a, root_b = roots(a.to(work), b.to(work), group["floor"])
         lr = float(group["lr"])
@@ -240,13 +243,14 @@ class LoRAMuon(PortableOptimizer):
             param = named[name]
             if param.grad is None:
                 continue
-            state = self.state[param]
+            gradient, state = aligned(param.grad, param), self.state[param]
             if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(param.grad)
-            momentum = state["momentum_buffer"].lerp_(param.grad, 1 - group["momentum"])
-            matrix = momentum.flatten(1).to(work)
+                state["momentum_buffer"] = torch.zeros_like(gradient)
+            momentum = state["momentum_buffer"]
+            local(momentum).lerp_(local(gradient), 1 - group["momentum"])
+            matrix = whole(momentum).flatten(1).to(work)
             white = matrix @ root_a if is_b else root_b @ matrix
             image = orthogonal(white[None])[0].to(work)
             step = image @ root_a if is_b else root_b @ image
-            step = step.reshape(param.shape).to(param.dtype)
-            param.mul_(shrink).add_(step, alpha=-lr / (2 * shrink))
+            step = part_of(step.reshape(param.shape).to(param.dtype), param)
+            local(param).mul_(shrink).add_(step, alpha=-lr / (2 * shrink))

@@ -24,7 +24,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import (
     Tensor,
+    _foreach_add,  # pyright: ignore[reportPrivateImportUsage]
     _foreach_add_,  # pyright: ignore[reportPrivateImportUsage]
+    _foreach_lerp,  # pyright: ignore[reportPrivateImportUsage]
     _foreach_lerp_,  # pyright: ignore[reportPrivateImportUsage]
     _foreach_mul_,  # pyright: ignore[reportPrivateImportUsage]
 )
@@ -37,6 +39,7 @@ from fedmuon.core.errors import Guard, InputError, shown
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.threads import without_autocast
 from fedmuon.optim.links import ADJUSTMENTS, POLARGRAD, even_rows
+from fedmuon.optim.shards import aligned, like, local, part_of, require_matrix, whole
 from fedmuon.orthogonalize.coefficients import Coefficients, divisor_floor
 from fedmuon.orthogonalize.lipschitz_constants import positive_schedule
 
@@ -113,10 +116,18 @@ class PortableOptimizer(Optimizer):
         raise NotImplementedError  # subclasses update the parameters from their gradients
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as in torch, without the options that are functions."""
+        """Return the state as in torch, without the options that are functions.
+
+        Data types are text, such as "torch.float32", because torch.distributed.checkpoint saves
+        only numbers, text and tensors.
+        """
         state = super().state_dict()
         groups = [
-            {key: value for key, value in group.items() if not callable(value)}
+            {
+                key: str(value) if isinstance(value, torch.dtype) else value
+                for key, value in group.items()
+                if not callable(value)
+            }
             for group in state["param_groups"]
         ]
         return {**state, "param_groups": groups}
@@ -127,7 +138,10 @@ class PortableOptimizer(Optimizer):
         Args:
             state_dict: The result of `state_dict()`.
         """
-        saved = state_dict["param_groups"]
+        saved = [
+            {key: _dtype_of(value) for key, value in group.items()}
+            for group in state_dict["param_groups"]
+        ]
         if len(saved) == len(self.param_groups):
             saved = [
                 {**{key: value for key, value in current.items() if key != "params"}, **group}
@@ -136,13 +150,27 @@ class PortableOptimizer(Optimizer):
         super().load_state_dict({**state_dict, "param_groups": saved})
 
 
+def _dtype_of(value: Any) -> Any:
+    """Return the data type that a saved option names, or the option itself."""
+    if isinstance(value, str) and value.startswith("torch."):
+        return getattr(torch, value.removeprefix("torch."))
+    return value
+
+
 class Muon(PortableOptimizer):
     """An extended torch.optim.Muon, for tensors with two or more axes and any orthogonalizer.
 
     The first nine arguments and their defaults are those of torch.optim.Muon. With
     `ns_dtype=torch.bfloat16`, the trajectory is also the same. A tensor [out, ...] is the matrix
     [out, -1]. If a group has `blocks: k`, Muon cuts each matrix of the group into k pieces along
-    the longer side. Even with torch.compile, `step` runs uncompiled.
+    the longer side. If a group has `rows: (r_1, ..., r_k)`, Muon cuts each matrix into k pieces
+    with these numbers of rows, such as attention heads. If a group has `transposed: True`, the
+    matrices are stored as [in, out], so that columns count as rows. Even with torch.compile, `step`
+    runs uncompiled.
+
+    If several processes divide a matrix with `torch.distributed.fsdp.fully_shard`, each process
+    gathers the whole matrix, computes the whole update, and applies its part. Create the optimizer
+    after `fully_shard`.
 
     On a CPU, NaN in a gradient raises an error. On a GPU, NaN in a gradient makes the parameters
     NaN, as with torch's optimizers, because a check would have to wait for the GPU.
@@ -234,6 +262,8 @@ class Muon(PortableOptimizer):
             "seed": seed,
             "draws": 0,  # number of steps, and therefore of sketches, so far
             "blocks": 1,
+            "rows": (),
+            "transposed": False,
         }
         with Guard("params", params):
             super().__init__(params, defaults)
@@ -282,6 +312,7 @@ class Muon(PortableOptimizer):
                     f"A parameter of shape {shape} is complex, but Muon accepts only real "
                     "parameters. Pass this parameter to another optimizer."
                 )
+            _check_pieces(group, shape)
             longer = max(shape[0], param.shape[1:].numel())
             if blocks < 1:
                 raise InputError(f"blocks is {blocks}, but it must be an integer of 1 or more.")
@@ -294,36 +325,35 @@ class Muon(PortableOptimizer):
 
     def _update(self) -> None:
         for group in self.param_groups:
-            members = []
-            for param in group["params"]:
-                if (gradient := param.grad) is None:
-                    continue
-                if gradient.layout != torch.strided:
-                    raise InputError(
-                        f"A parameter of shape {tuple(param.shape)} has a sparse gradient, which "
-                        "Muon does not support. Use another optimizer for this parameter, or "
-                        "make its layer dense (nn.Embedding(..., sparse=False))."
-                    )
-                state = self.state[param]
-                if "momentum_buffer" not in state:
-                    state["momentum_buffer"] = torch.zeros_like(gradient)
-                members.append(Member(param, gradient, state["momentum_buffer"]))
+            members = self._members(group)
             orthogonalize = map_of(group)
             for batch in group_by_shape(members, group["ns_dtype"]):
-                direction = _direction(batch, group).to(group["ns_dtype"])
-                if len(direction) > 1 and direction.shape[1] > direction.shape[2]:
-                    # Matrix products read several tall matrices faster as [B, n, m] in memory.
-                    direction = direction.mT.contiguous().mT
-                update = orthogonalize(direction)
-                if group["adjust_lr_fn"] == POLARGRAD:
-                    work = torch.promote_types(update.dtype, torch.float32)
-                    products = direction.to(work) * update.to(work)
-                    update = update * products.sum((-2, -1), keepdim=True).to(update.dtype)
-                if group["row_memory"]:
-                    states = [self.state[member.param] for member in batch]
-                    update = _even_rows(update, states, group["row_memory"])
-                _descend([member.param for member in batch], update, group)
+                params = [member.param for member in batch]
+                states = [self.state[param] for param in params]
+                directions = [whole(direction) for direction in _directions(batch, group)]
+                steps, scale = _steps(directions, states, group, orthogonalize)
+                _descend(params, steps, scale, group)
             group["draws"] += 1
+
+    def _members(self, group: Mapping[str, Any]) -> list["Member"]:
+        """Return the parameters that have a gradient, with their momenta."""
+        members = []
+        for param in group["params"]:
+            if (gradient := param.grad) is None:
+                continue
+            require_matrix(param)
+            if gradient.layout != torch.strided:
+                raise InputError(
+                    f"A parameter of shape {tuple(param.shape)} has a sparse gradient, which "
+                    "Muon does not support. Use another optimizer for this parameter, or "
+                    "make its layer dense (nn.Embedding(..., sparse=False))."
+                )
+            gradient = aligned(gradient, param)
+            state = self.state[param]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(gradient)
+            members.append(Member(param, gradient, state["momentum_buffer"]))
+        return members
 
 
 class MuonWithAux(PortableOptimizer):
@@ -412,24 +442,90 @@ def _for_muon(group: Mapping[str, Any]) -> bool:
 # The parts of a step of Muon
 
 
-def _direction(members: list["Member"], group: Mapping[str, Any]) -> Tensor:
-    """Update the momenta of the members, and return their directions M [B, m, n]."""
-    memory, blocks = group["momentum"], group["blocks"]
-    momenta, gradients = (
-        [member.momentum for member in members],
-        [member.gradient for member in members],
-    )
+def _directions(members: list["Member"], group: Mapping[str, Any]) -> list[Tensor]:
+    """Update the momenta of the members, and return their directions M, divided as they are."""
+    memory = group["momentum"]
+    momenta = [local(member.momentum) for member in members]
+    gradients = [local(member.gradient) for member in members]
     if group["momentum_form"] == "polyak":
         _foreach_mul_(momenta, memory)
         _foreach_add_(momenta, gradients)
     else:
         _foreach_lerp_(momenta, gradients, 1 - memory)
-    ahead = stack_matrices(momenta, blocks)
     if not group["nesterov"]:
-        return ahead
-    if group["momentum_form"] == "polyak":
-        return stack_matrices(gradients, blocks).add(ahead, alpha=memory)
-    return stack_matrices(gradients, blocks).lerp(ahead, memory)
+        ahead = momenta
+    elif group["momentum_form"] == "polyak":
+        ahead = _foreach_add(gradients, momenta, alpha=memory)
+    else:
+        ahead = _foreach_lerp(gradients, momenta, memory)
+    return [like(part, member.param) for part, member in zip(ahead, members, strict=True)]
+
+
+def _steps(
+    directions: list[Tensor],
+    states: list[dict[str, Any]],
+    group: Mapping[str, Any],
+    orthogonalize: Orthogonalizer,
+) -> tuple[list[Tensor], float]:
+    """Return the steps of parameters of equal shape, and the scale s of all these steps."""
+    blocks = group["blocks"]
+    if group["transposed"]:
+        directions = [direction.mT for direction in directions]
+    if group["rows"]:
+        steps = _steps_of_rows(directions, states, group, orthogonalize)
+        factor = 1.0
+    else:
+        stack = _images(stack_matrices(directions, blocks), states, group, orthogonalize)
+        steps = _unstacked(stack, directions[0].shape, blocks)
+        adjust = _ADJUSTMENTS[group["adjust_lr_fn"]]
+        factor = adjust(*matrix_shape(directions[0].shape, blocks))
+    return ([step.mT for step in steps] if group["transposed"] else steps), factor
+
+
+def _steps_of_rows(
+    directions: list[Tensor],
+    states: list[dict[str, Any]],
+    group: Mapping[str, Any],
+    orthogonalize: Orthogonalizer,
+) -> list[Tensor]:
+    """Return the scaled steps of parameters that are cut into pieces with `rows` rows each.
+
+    All pieces with the same number of rows are one stack.
+    """
+    shape = directions[0].shape
+    pieces = [direction.flatten(1).split(group["rows"]) for direction in directions]
+    images: dict[int, Iterator[Tensor]] = {}
+    for size in dict.fromkeys(group["rows"]):
+        stack = torch.stack([piece for parts in pieces for piece in parts if len(piece) == size])
+        image = _images(stack, states, group, orthogonalize, f"row_squares_{size}")
+        scale = _ADJUSTMENTS[group["adjust_lr_fn"]](size, stack.shape[-1])
+        images[size] = iter((image * scale).unbind())
+    return [
+        torch.cat([next(images[len(piece)]) for piece in parts]).reshape(shape) for parts in pieces
+    ]
+
+
+def _images(
+    direction: Tensor,
+    states: list[dict[str, Any]],
+    group: Mapping[str, Any],
+    orthogonalize: Orthogonalizer,
+    key: str = "row_squares",
+) -> Tensor:
+    """Return the orthogonalized stack [B, m, n]. Matrices of one parameter are consecutive."""
+    stored, direction = direction.dtype, direction.to(group["ns_dtype"])
+    if len(direction) > 1 and direction.shape[1] > direction.shape[2]:
+        # Matrix products read several tall matrices faster as [B, n, m] in memory.
+        direction = direction.mT.contiguous().mT
+    update = orthogonalize(direction)
+    if group["adjust_lr_fn"] == POLARGRAD:
+        work = torch.promote_types(update.dtype, torch.float32)
+        products = direction.to(work) * update.to(work)
+        update = update * products.sum((-2, -1), keepdim=True).to(update.dtype)
+    if group["row_memory"]:
+        update = _even_rows(update, states, group["row_memory"], key)
+    exact = torch.promote_types(update.dtype, stored) == stored
+    return update.to(stored) if exact else update  # avoids a conversion per tensor
 
 
 def map_of(group: Mapping[str, Any]) -> Orthogonalizer:
@@ -485,7 +581,7 @@ def _randomized(stack: Tensor, group: Mapping[str, Any]) -> Tensor:
     )
 
 
-def _even_rows(orthogonal: Tensor, states: list[dict[str, Any]], memory: float) -> Tensor:
+def _even_rows(orthogonal: Tensor, states: list[dict[str, Any]], memory: float, key: str) -> Tensor:
     """Return NorMuon's step [B, m, n] for orthogonalized matrices O [B, m, n].
 
     The step preserves the norm of each matrix. Matrices of one parameter are consecutive. The
@@ -493,11 +589,34 @@ def _even_rows(orthogonal: Tensor, states: list[dict[str, Any]], memory: float) 
     """
     squares = orthogonal.square().mean(-1, keepdim=True)
     for state, chunk in zip(states, squares.chunk(len(states)), strict=True):
-        if "row_squares" not in state:
-            state["row_squares"] = torch.zeros_like(chunk)
-        state["row_squares"].lerp_(chunk.to(state["row_squares"].dtype), 1 - memory)
-    rows = torch.cat([state["row_squares"] for state in states]).to(orthogonal.dtype)
+        if key not in state:
+            state[key] = torch.zeros_like(chunk)
+        state[key].lerp_(chunk.to(state[key].dtype), 1 - memory)
+    rows = torch.cat([state[key] for state in states]).to(orthogonal.dtype)
     return even_rows(orthogonal, rows)
+
+
+def _check_pieces(group: Mapping[str, Any], shape: tuple[int, ...]) -> None:
+    """Reject pieces that are not the rows of the matrix."""
+    sizes, blocks = group["rows"], group["blocks"]
+    if group["transposed"] and len(shape) != 2:
+        raise InputError(
+            f"transposed is True for a parameter of shape {shape}, but only a parameter with two "
+            "axes can be transposed. Leave out transposed."
+        )
+    if not sizes:
+        return
+    rows = shape[1] if group["transposed"] else shape[0]
+    if sum(sizes) != rows or min(sizes) < 1:
+        raise InputError(
+            f"rows is {shown(sizes)} for a parameter of shape {shape}, but the sum of rows must be "
+            f"{rows}. Set rows to numbers of 1 or more with this sum."
+        )
+    if blocks != 1:
+        raise InputError(
+            f"blocks is {blocks} and rows is {shown(sizes)}, but both divide the matrix into "
+            "pieces. Use one of them."
+        )
 
 
 def _check_row_memory(memory: Any, adjust: str | None) -> None:
@@ -512,22 +631,15 @@ def _check_row_memory(memory: Any, adjust: str | None) -> None:
         )
 
 
-def _descend(params: list[Tensor], update: Tensor, group: Mapping[str, Any]) -> None:
+def _descend(
+    params: list[Tensor], steps: list[Tensor], scale: float, group: Mapping[str, Any]
+) -> None:
     """Apply X <- (1 - eta lambda) X - eta s O to parameters of the same shape."""
-    lr, shape, blocks = float(group["lr"]), params[0].shape, group["blocks"]
-    if torch.promote_types(update.dtype, params[0].dtype) == params[0].dtype:
-        update = update.to(params[0].dtype)  # exact, and avoids a conversion per tensor
-    if blocks == 1:
-        stack = update if len(shape) == 2 else update.reshape(len(update), *shape)
-        directions: Any = stack.unbind()
-    else:
-        tall = shape[0] >= shape[1:].numel()
-        directions = [
-            (part if tall else part.transpose(0, 1)).reshape(shape) for part in update.split(blocks)
-        ]
-    adjusted = lr * _ADJUSTMENTS[group["adjust_lr_fn"]](*matrix_shape(shape, blocks))
-    _foreach_mul_(params, 1 - lr * group["weight_decay"])
-    _foreach_add_(params, directions, alpha=-adjusted)
+    lr = float(group["lr"])
+    parts = [part_of(step, param) for step, param in zip(steps, params, strict=True)]
+    targets = [local(param) for param in params]
+    _foreach_mul_(targets, 1 - lr * group["weight_decay"])
+    _foreach_add_(targets, parts, alpha=-(lr * scale))
 
 
 # Parameters as stacks of matrices. Many small products run faster as one batched product, as long
@@ -565,6 +677,14 @@ def stack_matrices(tensors: list[Tensor], blocks: int) -> Tensor:
     if blocks == 1:
         return torch.stack(tensors).flatten(2)
     return torch.cat([as_matrices(tensor, blocks) for tensor in tensors])
+
+
+def _unstacked(stack: Tensor, shape: torch.Size, blocks: int) -> list[Tensor]:
+    """Return tensors of this shape from their stack of matrices, as `stack_matrices` makes it."""
+    if blocks == 1:
+        return [*(stack if len(shape) == 2 else stack.reshape(len(stack), *shape)).unbind()]
+    tall = shape[0] >= shape[1:].numel()
+    return [(part if tall else part.transpose(0, 1)).reshape(shape) for part in stack.split(blocks)]
 
 
 def group_by_shape(members: Iterable[Member], work: torch.dtype) -> Iterator[list[Member]]:

@@ -8,10 +8,15 @@ do not, so the matrices of adapters are hidden matrices. A tensor [1, ..., n] ou
 counts as an embedding of tokens or positions. If a model has no hidden matrix, such as a network
 with two layers, Muon updates the largest matrix. A parameter with several names (tied weights) must
 be a hidden matrix under every name.
+
+Models of the library transformers tell how many attention heads they have. If asked, each head of
+the query, key and value projections is a matrix of its own. The layer Conv1D of GPT-2 stores its
+weights as [in, out], so that its columns are outputs.
 """
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from math import prod
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -19,12 +24,22 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from fedmuon.core.errors import InputError, shown
+from fedmuon.optim.heads import (
+    Heads,
+    heads_by_module,
+    heads_of,
+    is_projection,
+    rows_by_head,
+    rows_by_kind,
+)
 from fedmuon.optim.muon import matrix_shape
+from fedmuon.optim.shards import require_matrices
 from fedmuon.tasks.models import owned_parameters
 
 FUSED = {"in_proj_weight": 3, "c_attn": 3, "qkv": 3}  # part of a name -> number of fused matrices
 GATES = {nn.LSTM: 4, nn.LSTMCell: 4, nn.GRU: 3, nn.GRUCell: 3}  # matrices per recurrent weight
 BASES = ("base", "base_layer", "original")  # usual names of the layer that LoRA adapts
+UNKNOWN = "heads unknown"  # the rows of a projection are not those of the heads in the config
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -36,10 +51,12 @@ class Route(NamedTuple):
         name: Name of the parameter.
         shape: Shape of the parameter.
         matrices: A tuple (count, m, n), if Muon updates the parameter as `count` matrices of shape
-            m x n, else None.
+            m x n, else None. If the matrices have different numbers of rows, m is the largest.
         optimizer: "muon" or "aux".
         reason: The reason, such as "hidden", "vector", "first layer" or "embedding".
         param: The parameter itself.
+        rows: Numbers of rows of the matrices, if Muon cuts the parameter by its outputs.
+        transposed: Whether the parameter is stored as [in, out], as in the layer Conv1D of GPT-2.
 
     Example:
         >>> import torch
@@ -55,6 +72,8 @@ class Route(NamedTuple):
     optimizer: str  # "muon" or "aux"
     reason: str
     param: Tensor
+    rows: tuple[int, ...] = ()
+    transposed: bool = False
 
 
 class RoutingTable(tuple[Route, ...]):
@@ -84,6 +103,8 @@ class RoutingTable(tuple[Route, ...]):
             if route.matrices is not None:
                 count, *shape = route.matrices
                 view = f"{count} of {_times(shape)}" if count > 1 else _times(shape)
+            if len({*route.rows}) > 1 and route.matrices is not None:
+                view = ", ".join(f"{rows} x {route.matrices[2]}" for rows in route.rows)
             rows.append((route.name, _times(route.shape), view, route.optimizer, route.reason))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
@@ -97,6 +118,7 @@ def routing_table(
     to_aux: Sequence[str] = (),
     fused: Mapping[str, int] = FUSED,
     ends: bool = True,
+    split_heads: bool = False,
 ) -> RoutingTable:
     """List every trainable parameter once, with its optimizer and the reason.
 
@@ -108,12 +130,15 @@ def routing_table(
             with this part in its name is cut into k square matrices.
         ends: Whether the first and the last layer go to the auxiliary optimizer. Use False for a
             part of a network, such as one block.
+        split_heads: Whether each head of query, key and value projections is one matrix. The
+            numbers of heads are read from the config of the model.
 
     Returns:
         A tuple with one route per parameter, which prints as a table.
 
     Raises:
-        InputError: If a pattern matches no name, or `model` is not a module.
+        InputError: If a pattern matches no name, `model` is not a module, the matrices of the model
+            are stored as flat parts, or no projection can be split into heads.
 
     Example:
         >>> import torch
@@ -135,6 +160,7 @@ def routing_table(
                 f"{which} is one string, but it must be a list of patterns. Use "
                 f"{which}=[{patterns!r}]."
             )
+    require_matrices(model)
     trainable = [
         (name, layer, param)
         for name, layer, _, param in owned_parameters(model)
@@ -162,10 +188,11 @@ def routing_table(
             if any(fnmatchcase(name, pattern) for name, _ in owners for pattern in patterns):
                 reasons[param] = forced
     largest = None if not all(reasons.values()) else _largest(reasons)
-    return RoutingTable(
+    table = RoutingTable(
         _route(param, uses[param], "" if param is largest else reason, fused, param is largest)
         for param, reason in reasons.items()
     )
+    return _refined(table, model, bool(fused), True) if split_heads else table
 
 
 def param_groups_for_muon(
@@ -206,6 +233,7 @@ def groups(
     model: nn.Module,
     *,
     split_qkv: bool = True,
+    split_heads: bool = False,
     ends: bool = True,
     to_muon: Sequence[str] = (),
     to_aux: Sequence[str] = (),
@@ -222,7 +250,11 @@ def groups(
     Args:
         model: The model. Parameters with `requires_grad=False` are left out.
         split_qkv: Whether a parameter that contains the query, key and value projections counts as
-            three matrices instead of one.
+            three matrices instead of one. With grouped-query attention, their numbers of rows are
+            read from the config of the model.
+        split_heads: Whether each head of the query, key and value projections counts as one matrix.
+            The numbers of heads are read from the config of a model of the library transformers,
+            or from nn.MultiheadAttention.
         ends: Whether the first and the last layer go to the auxiliary optimizer. Use False for a
             part of a network, such as one encoder layer.
         to_muon: Name patterns, such as "blocks.*.weight", of parameters that Muon must update.
@@ -230,11 +262,12 @@ def groups(
         show: Whether to print the table.
 
     Returns:
-        One group with `use_muon: True` for each value of `blocks` (1, or 3 for split projections),
-            and one group with `use_muon: False`.
+        One group with `use_muon: True` for each way to cut a parameter into matrices, and one group
+            with `use_muon: False`.
 
     Raises:
-        InputError: If a pattern matches no name, or if Muon would update no parameter.
+        InputError: If a pattern matches no name, if no projection can be split into heads, or if
+            Muon would update no parameter.
 
     Example:
         >>> import torch
@@ -247,6 +280,7 @@ def groups(
     """
     fused = FUSED if split_qkv else {}
     table = routing_table(model, to_muon=to_muon, to_aux=to_aux, fused=fused, ends=ends)
+    table = _refined(table, model, split_qkv, split_heads)
     if show:
         sizes = {which: [route.param.numel() for route in table if route.optimizer == which]
                  for which in ("muon", "aux")}  # fmt: skip
@@ -256,27 +290,90 @@ def groups(
     return _groups_of(table)
 
 
+def _refined(
+    table: RoutingTable, model: nn.Module, split_qkv: bool, split_heads: bool
+) -> RoutingTable:
+    """Return the routes with details that the layers of a model show, and not the shapes alone.
+
+    These are the heads of attention, ties, custom norms, weights [in, out], and factors of
+    adapters, which are never fused matrices.
+    """
+    declared, adapters = heads_by_module(model), _adapters(model)
+    uses: dict[Tensor, list[tuple[str, nn.Module]]] = {}
+    for name, layer, _, param in owned_parameters(model):
+        uses.setdefault(param, []).append((name, layer))
+    routes = []
+    for route in table:
+        layer = uses[route.param][0][1]
+        if not route.matrices:
+            is_norm = route.reason == "vector" and type(layer).__name__.lower().endswith("norm")
+            ties = ", ".join(other for other, _ in uses[route.param][1:])
+            reason = ("norm" if is_norm else route.reason) + (f", tied to {ties}" if ties else "")
+            routes.append(route._replace(reason=reason))
+        elif "lora" in route.name or id(layer) in adapters:
+            matrices = (1, *matrix_shape(route.param.shape))
+            routes.append(route._replace(matrices=matrices, reason="hidden"))
+        else:
+            transposed = any(kind.__name__ == "Conv1D" for kind in type(layer).__mro__)
+            heads = heads_of(route.name, declared)
+            route = route._replace(transposed=transposed)
+            routes.append(_cut(route, heads, split_qkv, split_heads))
+    if split_heads:
+        _require_heads(routes)
+    return RoutingTable(routes)
+
+
+def _cut(route: Route, heads: Heads | None, split_qkv: bool, split_heads: bool) -> Route:
+    """Return the route with one matrix per head or per kind of projection, if this is asked for."""
+    outputs, inputs = route.shape[0], prod(route.shape[1:])
+    if route.transposed:
+        outputs, inputs = inputs, outputs
+    rows, reason = (), "fused"
+    if split_heads and is_projection(route.name):
+        if not (rows := rows_by_head(route.name, outputs, heads)):
+            return route._replace(reason=f"{route.reason}, {UNKNOWN}")
+        reason = f"{len(rows)} heads" if len(rows) > 1 else "1 head"
+    elif split_qkv:
+        rows = rows_by_kind(route.name, outputs, heads)
+    if not rows:
+        return route
+    return route._replace(rows=rows, matrices=(len(rows), max(rows), inputs), reason=reason)
+
+
+def _require_heads(routes: Sequence[Route]) -> None:
+    """Raise an error if no projection is split into heads."""
+    if not any(route.rows and "head" in route.reason for route in routes):
+        raise InputError(
+            "split_heads is True, but no query, key or value projection of this model can be split "
+            "into heads. The model needs a config with num_attention_heads, as in the library "
+            "transformers, and trained projections with names such as q_proj. Leave out "
+            "split_heads."
+        )
+
+
 def _groups_of(table: RoutingTable) -> list[dict[str, Any]]:
-    hidden: dict[int, list[tuple[str, Tensor]]] = {}
+    hidden: dict[tuple[Any, ...], list[tuple[str, Tensor]]] = {}
     for route in table:
         if route.matrices:
-            hidden.setdefault(route.matrices[0], []).append((route.name, route.param))
+            key = (1 if route.rows else route.matrices[0], route.rows, route.transposed)
+            hidden.setdefault(key, []).append((route.name, route.param))
     if not hidden:
         raise InputError(
             "No parameter of this model is a hidden matrix, so Muon would update nothing. Name "
             'parameters with to_muon=["*.weight"], or use torch.optim.AdamW alone.'
         )
-    muon_groups: list[dict[str, Any]] = [
-        {"params": params, "use_muon": True, "blocks": blocks}
-        for blocks, params in sorted(hidden.items())
-    ]
+    muon_groups: list[dict[str, Any]] = []
+    for (blocks, rows, transposed), params in sorted(hidden.items(), key=lambda item: item[0]):
+        group = {"params": params, "use_muon": True, "blocks": blocks}
+        group |= {"rows": rows} if rows else {}
+        muon_groups.append(group | ({"transposed": True} if transposed else {}))
     others = [(route.name, route.param) for route in table if not route.matrices]
     return [*muon_groups, {"params": others, "use_muon": False}] if others else muon_groups
 
 
 def _is_matrix(param: Tensor) -> bool:
     """Return whether the tensor, as a matrix [out, -1], has several rows and several columns."""
-    return param.ndim >= 2 and param.shape[0] > 1 and param[0].numel() > 1
+    return param.ndim >= 2 and param.shape[0] > 1 and param.shape[1:].numel() > 1
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
