@@ -85,6 +85,15 @@ class Unfrozen:
         """Return the model with other values of the trained parameters."""
         return {name: inner.get(name, value) for name, value in params.items()}
 
+    def slope(self, params: Params, slope: Params, round: int) -> Params:
+        """Return the gradient of the trained parameters."""
+        return self.active(slope, round)
+
+    def step(self, params: Params, direction: Params, round: int) -> Params:
+        """Return a step that does not change the fixed parameters."""
+        fixed = {name: torch.zeros_like(params[name]) for name in params if name in self.names}
+        return {**direction, **fixed}
+
     def variables(self, params: Params, round: int) -> dict[str, Variable]:
         """Return the trained parameters as variables."""
         return dict.fromkeys(self.active(params, round), Variable())
@@ -97,15 +106,14 @@ def with_frozen(recipe: Recipe, names: frozenset[str]) -> Recipe:
     private recipe clips and adds noise to the gradients of the other parameters.
     """
 
+    space = Unfrozen(names)
+
     def still(direction: Params, context: Context) -> Params:
-        fixed = {name: torch.zeros_like(value) for name, value in context.params.items()
-                 if name in names}  # fmt: skip
-        return {**direction, **fixed}
+        return space.step(context.params, direction, context.round)
 
     first, *others = recipe.chain.links
     mechanism = recipe.mechanism
     if mechanism is not None:
-        space = Unfrozen(names)
         first, mechanism = within(first, space), replace(mechanism, space=space)
     others = [only(lambda name: name not in names, link) for link in others]
     chain = Chain((first, *others, stateless("frozen", still)))

@@ -97,39 +97,54 @@ class Subspaces:
 
     def active(self, params: Params, round: int) -> Params:
         """Return X [S, r, r] of the round's period, and the parameters that are no factors."""
-        inner = self._others(params)
-        for layer, (pair, _) in enumerate(self.pairs):
-            b = params[pair.b].flatten(2)
-            inner[pair.b] = self._left(layer, b, round).mT @ b[..., self._block(round)]
-        return inner
+        return self.slope(params, params, round)
 
     def with_active(self, params: Params, inner: Params, round: int) -> Params:
         """Return the model in which X [S, r, r] of the round's period has another value."""
-        changed = {name: inner.get(name, value) for name, value in params.items()}
+        return self._written(params, params, inner, round)
+
+    def slope(self, params: Params, slope: Params, round: int) -> Params:
+        """Return the gradient with respect to X, U^T G of the period's columns of B."""
+        inner = self._others(slope)
         for layer, (pair, _) in enumerate(self.pairs):
-            b = params[pair.b].flatten(2).clone()
-            b[..., self._block(round)] = self._left(layer, b, round) @ inner[pair.b]
-            changed[pair.b] = b.reshape(params[pair.b].shape)
+            columns = slope[pair.b].flatten(2)[..., self.block(self.period(round))]
+            inner[pair.b] = self.left(layer, params, round).mT @ columns
+        return inner
+
+    def step(self, params: Params, direction: Params, round: int) -> Params:
+        """Return the step of the factors for a step of X."""
+        nothing = {name: torch.zeros_like(value) for name, value in params.items()}
+        return self._written(params, nothing, direction, round)
+
+    def _written(self, params: Params, target: Params, inner: Params, round: int) -> Params:
+        """Return the tensors `target`, of which the period's columns of B are U X."""
+        changed = {name: inner.get(name, value) for name, value in target.items()}
+        for layer, (pair, _) in enumerate(self.pairs):
+            b = target[pair.b].flatten(2).clone()
+            b[..., self.block(self.period(round))] = self.left(layer, params, round) @ inner[pair.b]
+            changed[pair.b] = b.reshape(target[pair.b].shape)
         return changed
 
     def variables(self, params: Params, round: int) -> dict[str, Variable]:
         """Return X of the round's period, and the parameters that are no factors."""
+        columns = self.block(self.period(round))
         matrices = {
-            pair.b: Variable(self._left(layer, params[pair.b], round), self._block(round))
+            pair.b: Variable(self.left(layer, params, round), columns)
             for layer, (pair, _) in enumerate(self.pairs)
         }
         return {**dict.fromkeys(self._others(params), Variable()), **matrices}
 
+    def block(self, period: int) -> slice:
+        """Return the columns of B, and the rows of A, that belong to a period."""
+        return slice(period * self.rank, (period + 1) * self.rank)
+
+    def left(self, layer: int, params: Params, round: int) -> Tensor:
+        """Return U [m, r] of the round's period."""
+        return self.bases(layer, params[self.pairs[layer][0].b])[0][self.period(round)]
+
     def _others(self, params: Params) -> Params:
         factors = {name for pair, _ in self.pairs for name in (pair.a, pair.b)}
         return {name: value for name, value in params.items() if name not in factors}
-
-    def _block(self, round: int) -> slice:
-        start = self.period(round) * self.rank
-        return slice(start, start + self.rank)
-
-    def _left(self, layer: int, like: Tensor, round: int) -> Tensor:
-        return self.bases(layer, like)[0][self.period(round)]
 
 
 @lru_cache(maxsize=4096)

@@ -7,7 +7,6 @@ the variables to a step of the model.
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from fedmuon.optim.chain import Chain, Context, Link, State, stateless
@@ -29,8 +28,7 @@ def with_space(recipe: Recipe, space: TrainedSpace, name: str) -> Recipe:
     """
 
     def embedded(direction: Params, context: Context) -> Params:
-        nothing = {name: torch.zeros_like(value) for name, value in context.params.items()}
-        return space.with_active(nothing, direction, context.round)
+        return space.step(context.params, direction, context.round)
 
     inner = (within(link, space) for link in recipe.chain.links)
     mechanism = recipe.mechanism
@@ -59,7 +57,7 @@ def _inner_context(context: Context, space: TrainedSpace) -> Context:
 
     def gradient(at: Params) -> tuple[Tensor, Params]:
         loss, slope = context.gradient(whole(at))
-        return loss, space.active(slope, round)
+        return loss, space.slope(context.params, slope, round)
 
     def released(points: Points, *bounds: Tensor) -> Released:
         return context.released([(c, whole(at)) for c, at in points], *bounds)

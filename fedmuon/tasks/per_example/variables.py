@@ -33,16 +33,27 @@ class Variable:
 
 
 class TrainedSpace(Protocol):
-    """The variables that clients train, and the model that belongs to their values."""
+    """The variables that clients train, and the model that belongs to their values.
+
+    `params` is always a model of the round.
+    """
 
     def active(self, params: Model, round: int) -> Model:
-        """Return the values of the variables in a round, from the model."""
+        """Return the values of the variables."""
         ...
 
     def with_active(self, params: Model, inner: Model, round: int) -> Model:
-        """Return the model in which the variables of a round have other values."""
+        """Return the model in which the variables have other values."""
+        ...
+
+    def slope(self, params: Model, slope: Model, round: int) -> Model:
+        """Return the gradient with respect to the variables, from that of the model."""
+        ...
+
+    def step(self, params: Model, direction: Model, round: int) -> Model:
+        """Return the step of the model that belongs to a step of the variables."""
         ...
 
     def variables(self, params: Model, round: int) -> Mapping[str, Variable]:
-        """Return the variables of a round by name, for a model with these parameters."""
+        """Return the variables by name."""
         ...
