@@ -124,6 +124,7 @@ PRIVATE_RECIPE = Demand(
         "contains only one release per round",
         Trait.STORES_CLIENT_STATES: "the privacy guarantee does not cover stored states",
         Trait.RECOMPUTES: "gradients of single examples are computed from stored activations",
+        Trait.SKETCHES_GRADIENTS: "the privacy guarantee does not cover this second release",
     },
 )
 UNIFORM_COHORTS = Demand(
@@ -173,6 +174,7 @@ CLIENT_LEVEL = Demand(
     {
         Trait.MEASURES_CLIENTS: "these measurements contain no noise",
         Trait.STORES_CLIENT_STATES: "the privacy guarantee does not cover stored states",
+        Trait.SKETCHES_GRADIENTS: "the privacy guarantee does not cover this second release",
         Trait.COMPRESSES_MODEL: "releases are added to the exact model and not to a compressed "
         "model",
         Trait.NOISE_PER_STEP: "it protects whole clients",

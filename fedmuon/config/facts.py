@@ -95,6 +95,15 @@ FACTS: tuple[Fact[Config], ...] = (
         "Set adapters = 'factors'",
     ),
     Fact(
+        Trait.SKETCHES_GRADIENTS,
+        where(
+            "federation.subspace-bases",
+            "gradient".__eq__,
+            lambda config: reads(config, "federation.subspace-bases"),
+        ),
+        "Set subspace-bases = 'random'",
+    ),
+    Fact(
         Trait.NO_WEIGHTED_MEAN,
         where("federation.aggregate", lambda name: name not in WEIGHTED),
         "Set aggregate = 'mean' or 'by-samples'",

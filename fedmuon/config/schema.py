@@ -660,6 +660,15 @@ class Federation(Table):
         read_if=SUBSPACE_ADAPTERS,
         symbol="F",
     )
+    subspace_bases: Literal["random", "gradient"] = key(
+        "random",
+        "Bases U and V of the periods of `subspace`. `random` draws them from the seed. With "
+        "`gradient`, the bases of all periods but the first span the largest directions of the "
+        "clients' mean gradient. In the last round of a period, clients also send two sketches of "
+        "their gradient, and the server sends all factors in every round. The adapters need room "
+        "for one more subspace.",
+        read_if=SUBSPACE_ADAPTERS,
+    )
     partition: Annotated[Text, AfterValidator(_named("federation.partition"))] = key(
         "dirichlet", "How samples are divided among the clients."
     )
@@ -1722,7 +1731,7 @@ LATER = tuple(
                   "personal-weight", "rank", "qkv", "muon", "renormalize"),
         "task": ("head", "positions", "label-smoothing", "lora-alpha", "lora-layers",
                  "base-dtype", "checkpointing"),
-        "federation": ("stage", "adapters", "subspace-rounds"),
+        "federation": ("stage", "adapters", "subspace-rounds", "subspace-bases"),
         "privacy": ("blocks", "buffers", "max-lot"),
         "output": ("fine-tune", "clients", "average"),
         "compression": ("uplink", "downlink", "share", "levels", "rank", "iterations",

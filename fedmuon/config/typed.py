@@ -71,6 +71,7 @@ FederationKeys = TypedDict(
         "stage": str,
         "adapters": Literal["factors", "freeze-a", "exact", "subspace"],
         "subspace-rounds": int,
+        "subspace-bases": Literal["random", "gradient"],
         "partition": Literal["dirichlet", "iid", "shards", "quantity", "column"] | str,
         "seed": int,
         "options": Mapping[str, Any],

@@ -271,7 +271,7 @@ CHOICES: dict[str, tuple[Choice, ...]] = {
             "subspace",
             "U X V' with shared random bases, of which only X is trained and sent "
             "(FedSubMuon, arXiv:2609.06073)",
-            keys=("subspace-rounds",),
+            keys=("subspace-rounds", "subspace-bases"),
             cites=("fedsubmuon",),
         ),
     ),

@@ -14,12 +14,13 @@ from fedmuon.core.rng import Draw, generator
 from fedmuon.optim.adapter_means import FactorError, exact_mean
 from fedmuon.optim.adapters import Pair, find_pairs, require_pairs
 from fedmuon.optim.frozen_factors import with_frozen
+from fedmuon.optim.gradient_bases import FollowingSubspaces, with_following_subspaces
 from fedmuon.optim.recipe import Recipe, first_state
 from fedmuon.optim.server_rules import replace_by_mean
-from fedmuon.optim.subspaces import Subspaces, with_subspaces
+from fedmuon.optim.subspaces import Subspaces, require_states_of_0, with_subspaces
 from fedmuon.tasks.base import Params, Task, split_statistics
 
-KEY = "federation.adapters"
+KEY, BASES = "federation.adapters", "federation.subspace-bases"
 PRIVATE = "Choose recipe = 'dp-sgd' or 'dp-muon', or set adapters = 'freeze-a'"
 SIMPLER = "Choose another recipe, such as fedavg, local-muon, fedmuon or local-adamw"
 
@@ -85,11 +86,19 @@ def _subspace(config: Config, recipe: Recipe, start: Params, pairs: tuple[Pair, 
         )
     ranks = {pair: start[pair.a].shape[1] for pair in pairs}
     smallest = min(ranks.values())
-    rank = smallest // periods
+    follows = table.subspace_bases == "gradient"
+    if follows and periods == 1:
+        raise InputError(
+            f"{setting(config, BASES)} has no effect with rounds = {table.rounds} and "
+            f"subspace-rounds = {rounds}, because the bases of the first period are random. Set "
+            "subspace-rounds below rounds, or subspace-bases = 'random'."
+        )
+    needed = periods + follows  # a further block stores the bases
+    rank = smallest // needed
     if not rank:
         raise InputError(
             f"[federation] rounds = {table.rounds} with subspace-rounds = {rounds} has {periods} "
-            f"periods, which need adapters of rank {periods} or more, but the adapters have rank "
+            f"periods, which need adapters of rank {needed} or more, but the adapters have rank "
             f"{smallest}. Raise subspace-rounds, or the rank of the adapters."
         )
     for pair, (m, n) in forms:
@@ -103,7 +112,11 @@ def _subspace(config: Config, recipe: Recipe, start: Params, pairs: tuple[Pair, 
                 f"{setting(config, KEY)} needs adapters that start at 0, but {pair.b} has other "
                 "values. Merge the adapters into the model first, or set B = 0."
             )
-    return with_subspaces(recipe, Subspaces(forms, rank, rounds, periods, table.seed))
+    spaces = Subspaces(forms, rank, rounds, periods, table.seed)
+    require_states_of_0(recipe, spaces)
+    if follows:
+        return with_following_subspaces(recipe, FollowingSubspaces(**vars(spaces)))
+    return with_subspaces(recipe, spaces)
 
 
 WAYS: dict[str, Callable[[Config, Recipe, Params, tuple[Pair, ...]], Recipe]] = {

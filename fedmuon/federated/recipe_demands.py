@@ -13,6 +13,7 @@ from fedmuon.federated.recipe_facts import FACTS, BuiltRecipe, if_recipe, of_con
 
 UNKNOWN_TO_LEDGER = "the ledger does not know what your stage sends"
 UNDOES_CLIPPING = "decoding can undo the clipping that the privacy guarantee needs"
+SECOND_RELEASE = "the privacy guarantee does not cover this second release"
 UNCOUNTED = "the privacy guarantee does not count stored states"
 ONLY_ONCE = "messages can be compressed only once"
 MORE_THAN_UPDATE = "only the model update of a client is clipped and made noisy"
@@ -52,6 +53,7 @@ PRIVATE = Demand(
     {
         Trait.STORES_CLIENT_STATES: UNCOUNTED,
         Trait.ENCODES_STATES: UNDOES_CLIPPING,
+        Trait.SKETCHES_GRADIENTS: SECOND_RELEASE,
         Trait.CUSTOM_STAGE: UNKNOWN_TO_LEDGER,
     },
 )
@@ -60,6 +62,7 @@ CLIENT_LEVEL = Demand(
     {
         Trait.STORES_CLIENT_STATES: UNCOUNTED,
         Trait.ENCODES_STATES: UNDOES_CLIPPING,
+        Trait.SKETCHES_GRADIENTS: SECOND_RELEASE,
         Trait.COMPRESSES_MODEL: LEVEL_KEY.forbids[Trait.COMPRESSES_MODEL],
         Trait.CUSTOM_STAGE: UNKNOWN_TO_LEDGER,
         Trait.CLIENT_RULE: MORE_THAN_UPDATE,

@@ -177,12 +177,7 @@ class SubspaceAdapters(EncodingStage):
     def send(self, message: Trees, server: ServerState) -> Trees:
         """Send all X. States of the last period become 0, because they belong to other bases."""
         sent = {**message, MODEL: self.spaces.stacked(message[MODEL])}
-        if not self.spaces.begins(server.round):
-            return sent
-        for tree in sent.keys() - {MODEL}:
-            reset = {pair.b: torch.zeros_like(sent[tree][pair.b]) for pair, _ in self.spaces.pairs}
-            sent[tree] = {**sent[tree], **reset}
-        return sent
+        return reset_states(sent, self.spaces) if self.spaces.begins(server.round) else sent
 
     def open(self, message: Trees, model: Callable[[], Params]) -> Trees:
         """Return the factors of all periods."""
@@ -215,12 +210,23 @@ class SubspaceAdapters(EncodingStage):
         return {**message, MODEL: self.spaces.active(message[MODEL], 0)}
 
 
-def with_subspaces(recipe: Recipe, spaces: Subspaces) -> Recipe:
-    """Return the recipe, whose links train X instead of the factors A and B.
+def reset_states(message: Trees, spaces: Subspaces) -> Trees:
+    """Return a message whose states are 0 for X, because they belong to other bases."""
+    after = dict(message)
+    for tree in message.keys() - {MODEL}:
+        zero = {pair.b: torch.zeros_like(message[tree][pair.b]) for pair, _ in spaces.pairs}
+        after[tree] = {**message[tree], **zero}
+    return after
 
-    Raise an error if the state of a link does not start at 0, because the stage sets states to 0 at
-    the start of a period.
-    """
+
+def with_subspaces(recipe: Recipe, spaces: Subspaces) -> Recipe:
+    """Return the recipe, whose links train X instead of the factors A and B."""
+    recipe = with_space(recipe, spaces, "subspace")
+    return replace(recipe, stages=(*recipe.stages, SubspaceAdapters(spaces)))
+
+
+def require_states_of_0(recipe: Recipe, spaces: Subspaces) -> None:
+    """Raise an error if the state of a link does not start at 0, as in each period."""
     ones = {pair.b: torch.ones(1, spaces.rank, spaces.rank) for pair, _ in spaces.pairs}
     for link in recipe.chain.links:
         if any(bool(value.any()) for value in link.init(ones).values()):
@@ -229,5 +235,3 @@ def with_subspaces(recipe: Recipe, spaces: Subspaces) -> Recipe:
                 f"state of {link.name} starts at other values. Choose another recipe, such as "
                 "fedavg, local-muon, fedmuon or local-adamw."
             )
-    recipe = with_space(recipe, spaces, "subspace")
-    return replace(recipe, stages=(*recipe.stages, SubspaceAdapters(spaces)))

@@ -37,3 +37,8 @@ def bases(module: nn.Sequential) -> list[np.ndarray]:
 def fresh() -> nn.Sequential:
     """The same with B = 0, as LoRA starts."""
     return adapted(scale=0.0)
+
+
+def wide() -> nn.Sequential:
+    """The same with adapters of rank 3."""
+    return adapted(scale=0.0, rank=3)

@@ -193,3 +193,103 @@ def subspace(method: Method, rank: int, rounds: int, periods: int, turned: float
     return replace(
         method, client=client, first=first, trained=trained, restored=restored, begun=spaces.begun
     )
+
+
+# FedSubMuon with bases that follow the gradient
+
+
+@dataclass(frozen=True)
+class Following:
+    """U and V of the next period from G V' and G^T U' with the whole gradients G of the weights.
+
+    B [m, R] contains U X in the columns of the period, and U in the next ones.
+    """
+
+    rank: int
+    rounds: int
+    periods: int
+
+    def at(self, period: int) -> slice:
+        return slice(period * self.rank, (period + 1) * self.rank)
+
+    def is_last(self, round: int) -> bool:
+        """Whether another period follows the round."""
+        return (round + 1) % self.rounds == 0 and (round + 1) // self.rounds < self.periods
+
+    def drawn(self, model: Tree, seed: int, layer: str, period: int) -> tuple[np.ndarray, ...]:
+        shape = len(model[b_of(layer)]), model[a_of(layer)].shape[1]
+        return bases(seed, layers(model).index(layer), period, shape, self.rank)
+
+    def begun(self, model: Tree, sketch: Tree, seed: int, round: int) -> Tree:
+        """The model from which clients start a round."""
+        now, after = round // self.rounds, {name: x.copy() for name, x in model.items()}
+        for layer in layers(model) if round % self.rounds == 0 else ():
+            A, B = after[a_of(layer)], after[b_of(layer)]
+            U, V = self.drawn(model, seed, layer, 0)
+            if round:
+                U, V = (np.linalg.qr(sketch[name(layer)])[0] for name in (b_of, a_of))
+            A[now * self.rank :] = 0
+            A[self.at(now)], B[:, self.at(now)], B[:, self.at(now + 1)] = V.T, 0, U
+        return after
+
+    def sketch(self, visit: Visit, model: Tree) -> Tree:
+        """With A = (A, I) and B = (B, 0), the gradient of B contains that of the weight."""
+        wide, sketch = dict(model), {}
+        for layer in layers(model):
+            A, B = model[a_of(layer)], model[b_of(layer)]
+            wide[a_of(layer)] = np.vstack([A, np.eye(A.shape[1])])
+            wide[b_of(layer)] = np.hstack([B, np.zeros((len(B), A.shape[1]))])
+        G, ahead = visit.gradient(wide, 0), visit.round // self.rounds + 1
+        for layer in layers(model):
+            of_weight = G[b_of(layer)][:, len(model[a_of(layer)]) :]
+            U, V = self.drawn(model, visit.problem.seed, layer, ahead)
+            sketch[b_of(layer)], sketch[a_of(layer)] = of_weight @ V, of_weight.T @ U
+        return sketch
+
+    def nothing(self, model: Tree) -> Tree:
+        return {
+            name: np.zeros((x.shape[1] if name.endswith("lora_A.weight") else len(x), self.rank))
+            for name, x in model.items()
+        }
+
+
+def following(
+    method: Method, rank: int, rounds: int, periods: int, of_trained: bool = False
+) -> Method:
+    """Bases that follow the gradient at the first model of the last round of a period.
+
+    With `of_trained`, as a control, the sketches are taken after the local steps.
+    """
+    spaces = Following(rank, rounds, periods)
+
+    def client(visit: Visit, received: Trees, own: Trees) -> Trees:
+        period = visit.round // rounds
+        model = spaces.begun(received[MODEL], received["sketch"], visit.problem.seed, visit.round)
+        U = {layer: model[b_of(layer)][:, spaces.at(period + 1)] for layer in layers(model)}
+
+        def inner(model: Tree, round: int) -> Tree:
+            return {b_of(at): U[at].T @ model[b_of(at)][:, spaces.at(period)] for at in U}
+
+        def whole(part: Tree, model: Tree, round: int) -> Tree:
+            after = {name: x.copy() for name, x in model.items()}
+            for layer in U:
+                after[b_of(layer)][:, spaces.at(period)] = U[layer] @ part[b_of(layer)]
+            return after
+
+        states = {tree: x for tree, x in received.items() if tree not in (MODEL, "sketch")}
+        if visit.round % rounds == 0:
+            states = {tree: each(np.zeros_like, x) for tree, x in states.items()}
+        trained = {**states, MODEL: inner(model, visit.round)}
+        returned = method.client(restricted(visit, model, inner, whole, inner), trained, own)
+        after, sketch = whole(returned[MODEL], model, visit.round), spaces.nothing(model)
+        if spaces.is_last(visit.round):
+            sketch = spaces.sketch(visit, after if of_trained else model)
+        due = np.asarray(float(spaces.is_last(visit.round + 1)))
+        return {**returned, MODEL: after, "sketch": {**sketch, "due": due}}
+
+    def first(model: Tree) -> Trees:
+        square = {b_of(layer): np.zeros((rank, rank)) for layer in layers(model)}
+        sketch = {**spaces.nothing(model), "due": np.asarray(float(spaces.is_last(0)))}
+        return {**method.first(square), "sketch": sketch}
+
+    return replace(method, client=client, first=first, sent=(*method.sent, "sketch"))

@@ -232,6 +232,72 @@ def test_local_adamw_trains_x() -> None:
     assert 0.001 < float(step) < 0.01 * 2 * 3 * 2 + 1e-9  # at most lr per entry of X and step
 
 
+FOLLOWS = {"rounds": 6, "subspace-rounds": 2, "subspace-bases": "gradient"}
+
+
+def test_sketches_are_sent_in_the_last_round_of_a_period(tmp_path: Path) -> None:
+    """Up: r^2, and every F rounds r (m + n). Down: all factors. Both in numbers of 8 bytes."""
+    table = config("subspace", adapted(0.0, 4), federation=FOLLOWS, local={"recipe": "fedavg"})
+    execute(table, tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").open()]
+    x, sketches, factors = 2, (4 + 7) + (3 + 4), 4 * (4 + 7) + 4 * (3 + 4)  # rank 4 / (3 + 1) = 1
+    ups = [x, x + sketches, x, x + sketches, x, x]  # no period follows the last one
+    assert [line["bytes_up"] for line in lines] == [3 * 8 * up for up in ups]
+    assert {line["bytes_down"] for line in lines} == {3 * 8 * factors}
+
+
+def test_bases_follow_the_gradient() -> None:
+    """They contain more of the mean gradient than random bases do, and stay orthonormal."""
+    shares = {}
+    for bases in ("gradient", "random"):
+        federation = {"rounds": 4, "subspace-rounds": 2, "subspace-bases": bases}
+        made = built(config("subspace", adapted(0.0, 6), federation=federation,
+                            local={"recipe": "fedavg", "lr": 1e-6, "batch": 0}))  # fmt: skip
+        state = begin(made.recipe, made.task, made.plan.seed)
+        for _ in range(3):
+            state, _ = one_round(made, state)
+        rank = 2 if bases == "gradient" else 3
+        rows = state.params["0.lora_A.weight"][0, rank : 2 * rank]
+        torch.testing.assert_close(rows @ rows.mT, torch.eye(rank).double(), rtol=0, atol=1e-12)
+        # The gradient of B with A = I is that of the weight, here at a model that hardly moved.
+        wide = with_module(config("factors", adapted(0.0, 7)), adapted(0.0, 7))
+        other = built(wide)
+        params = begin(other.recipe, other.task, other.plan.seed).params
+        params["0.lora_A.weight"] = torch.eye(7).double()[None]
+        batches = [made.client(int(client))[1].batch(None) for client in made.plan.participants(1)]
+        slopes = [other.task.gradient(params, [batch])[1] for batch in batches]
+        G = torch.stack([slope["0.lora_B.weight"][0] for slope in slopes]).mean(0)
+        kept = rows[:2] if bases == "random" else rows  # two directions of either
+        shares[bases] = float((G @ kept.mT).norm() / G.norm())
+    assert shares["gradient"] > 0.9 > 1.2 * shares["random"]
+
+
+def test_replicas_have_their_own_bases() -> None:
+    """Their gradients differ, because their step sizes do."""
+    sizes = (0.1, LR)
+    table = config("subspace", adapted(0.0, 4), federation=FOLLOWS)
+    made = build_experiment(table, lr=torch.tensor(sizes, dtype=torch.float64))
+    both = simulate(made, begin(made.recipe, made.task, made.plan.seed, len(sizes)))
+    for replica, size in enumerate(sizes):
+        alone = ended(built(config("subspace", adapted(0.0, 4), federation=FOLLOWS,
+                                   local={"lr": size})))  # fmt: skip
+        for name, value in both.params.items():
+            torch.testing.assert_close(value[replica], alone.params[name][0], rtol=1e-7,
+                                       atol=1e-10)  # fmt: skip
+    rows = both.params["0.lora_A.weight"]
+    assert float((rows[0] - rows[1]).abs().max()) > 1e-3
+
+
+def test_sketches_are_rejected_in_private_runs() -> None:
+    for tables in (
+        {"local": {"recipe": "dp-sgd", "batch": 0}, "privacy": {"noise": 1.0, "lot": 8.0}},
+        {"privacy": {"level": "client", "noise": 1.0}},
+    ):
+        federation = {"subspace-rounds": 2, "subspace-bases": "gradient"}
+        with pytest.raises(InputError, match=r"second release\. Set subspace-bases = 'random'"):
+            built(config("subspace", adapted(0.0, 4), federation=federation, **tables))
+
+
 # What is rejected
 
 REJECTED: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -244,6 +310,13 @@ REJECTED: dict[str, tuple[str, dict[str, Any], str]] = {
     "no weights": ("exact", {"federation": {"aggregate": "median"}}, "needs a weighted mean"),
     "too many periods": (
         "subspace", {"federation": {"subspace-rounds": 1}}, "3 periods, which need adapters",
+    ),
+    "no room for U": (
+        "subspace", {"federation": {"subspace-rounds": 2, "subspace-bases": "gradient"}},
+        "need adapters of rank 3 or more",
+    ),
+    "one period": (
+        "subspace", {"federation": {"subspace-bases": "gradient"}}, "the first period are random",
     ),
     "LoRA-Muon on X": ("subspace", {"local": {"recipe": "lora-muon"}}, "one matrix between them"),
     "late replies": (
@@ -354,10 +427,12 @@ def test_a_custom_stage_sees_adapters_as_they_are_sent() -> None:
                  for tree, tensors in reply.trees.items()}
             )  # fmt: skip
 
-    for way in WAYS:
-        table = config(way, federation={"stage": "given"}, local={"recipe": "fedavg"})
+    following = {"subspace-rounds": 2, "subspace-bases": "gradient"}
+    for way, federation in (*((way, {}) for way in WAYS), ("subspace", following)):
+        table = config(way, adapted(0.0, 3), federation={"stage": "given", **federation},
+                       local={"recipe": "fedavg"})  # fmt: skip
         table = table.with_objects(replace(table.given, stage=Noted()))
-        plain = config(way, local={"recipe": "fedavg"})
+        plain = config(way, adapted(0.0, 3), federation=federation, local={"recipe": "fedavg"})
         after, expected = ended(built(table)).params, ended(built(plain)).params
         assert all(torch.equal(after[name], value) for name, value in expected.items()), way
 

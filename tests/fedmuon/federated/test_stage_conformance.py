@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from adapted import fresh
+from adapted import fresh, wide
 from compared import (
     built,
     ended,
@@ -297,6 +297,14 @@ STAGES: dict[str, Row] = {
         "subspace", lambda method: adapters.subspace(method, 2, 0, 1),
         lambda method: adapters.subspace(method, 2, 0, 1, turned=0.01),
     ),
+    "subspaces that follow the gradient": Row(
+        {"federation": {"adapters": "subspace", "subspace-rounds": 2,
+                        "subspace-bases": "gradient"}},
+        lambda case: case._replace(
+            method=adapters.following(methods.fedmuon(LR), 1, 2, 2, of_trained=True)),
+        lambda config: adapters.following(methods.fedmuon(LR), 1, 2, 2), module=wide,
+        on_engines={"task": {"name": ADAPTED.replace("fresh", "wide")}},
+    ),
     "late replies": late(),
     "late signs": late(
         Channel(compressors.sign, "error"), fedavg, local=FEDAVG,
@@ -567,7 +575,7 @@ def on_engines(name: str, clients: int) -> Config:
 
 
 SUPER_LINK = ("top-k with EF21", "sign of SCAFFOLD", "personal parameters", "custom stage",
-              "subspaces", "late sparse replies")  # fmt: skip
+              "subspaces", "subspaces that follow the gradient", "late sparse replies")  # fmt: skip
 
 
 def same_models(folder: Path, other: Path) -> None:
