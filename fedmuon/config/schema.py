@@ -224,6 +224,7 @@ SUBSPACE_ADAPTERS = (
     ReadIf("federation.adapters", using("federation.adapters", "subspace-rounds")),
 )
 DIRICHLET_PARTITION = ReadIf("federation.partition", using("federation.partition", "alpha"))
+COLUMN_PARTITION = ReadIf("federation.partition", ("column",), "data whose clients are known")
 
 # [task]
 NETWORK_TASK = ReadIf("task.name", ("network", "causal-lm"), "networks")
@@ -491,6 +492,17 @@ class Data(Table):
         "Share of each client's samples that is held out to test the final model on this client. "
         "A client with two or more samples holds out at least one sample. With 0, clients hold "
         "out no samples.",
+    )
+    unseen_clients: Annotated[int, Field(ge=0, le=CLIENTS)] = key(
+        0,
+        "Number of clients that never train. Their samples measure the model on unseen clients. "
+        "The same clients are left out with every seed.",
+        read_if=COLUMN_PARTITION,
+    )
+    validation_clients: Annotated[int, Field(ge=0, le=CLIENTS)] = key(
+        0,
+        "Number of further clients that never train. Their samples are used to choose settings.",
+        read_if=COLUMN_PARTITION,
     )
     alpha: Annotated[float, Field(ge=1 / LARGE)] = key(
         0.5,
@@ -1737,8 +1749,9 @@ LATER = tuple(
         "compression": ("uplink", "downlink", "share", "levels", "rank", "iterations",
                         "feedback"),
         "orthogonalizer": ("safety", "products", "row-memory", "shards", "full-every"),
-        "data": ("validation", "client-test", "target", "client", "center", "center-samples",
-                 "pad-token", "features", "features-seed", "public", "components"),
+        "data": ("validation", "client-test", "unseen-clients", "validation-clients", "target",
+                 "client", "center", "center-samples", "pad-token", "features", "features-seed",
+                 "public", "components"),
         "devices": tuple(FIELDS["devices"]),
         "stability": ("probes", "replacements", "output-noise"),
     }.items()

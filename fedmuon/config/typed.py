@@ -39,6 +39,8 @@ DataKeys = TypedDict(
         "test": int,
         "validation": float,
         "client-test": float,
+        "unseen-clients": int,
+        "validation-clients": int,
         "alpha": float,
         "minimum": int,
         "center": Literal["none", "public"],

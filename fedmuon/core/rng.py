@@ -44,6 +44,7 @@ class Draw(IntEnum):
     TRAIN_ERROR = 20
     FEATURES = 21
     SUBSPACE = 22
+    UNSEEN = 24
 
 
 def generator(

@@ -43,6 +43,7 @@ from fedmuon.data.partition import (
 )
 from fedmuon.data.readers import Stamp, read, read_mapped, stamp
 from fedmuon.data.source import Source
+from fedmuon.data.unseen import TRAINING, UNSEEN, VALIDATION, parted
 from fedmuon.data.user_data import as_array, as_source, digest
 from fedmuon.data.words import Names, numbered
 from fedmuon.federated.language_model import require_room_for_base, tokenizer_of
@@ -60,9 +61,29 @@ _shared: ContextVar[bool] = ContextVar("shared", default=False)
 def read_source(config: Config, mapped: bool = False) -> Source:
     """Read the whole configured data source, and cache the last result.
 
-    With a public center, the samples of the center are removed from the result. If `mapped` is
-    true, or within `one_copy`, the arrays are memory maps of files. User data are never mapped.
+    The result contains neither the samples of a public center nor the samples of clients that never
+    train. If `mapped` is true, or within `one_copy`, the arrays are memory maps of files. User data
+    are never mapped.
     """
+    source, table = _whole_source(config, mapped), config.data
+    left_out = table.unseen_clients, table.validation_clients
+    return parted(source, *left_out)[TRAINING] if any(left_out) else source
+
+
+def left_out(config: Config, group: str) -> Source | None:
+    """Return the samples of the clients that never train, or None if the group has no clients.
+
+    Args:
+        config: The config.
+        group: `unseen` or `validation`.
+    """
+    table = config.data
+    counts = {UNSEEN: table.unseen_clients, VALIDATION: table.validation_clients}
+    return parted(_whole_source(config), *counts.values())[group] if counts[group] else None
+
+
+def _whole_source(config: Config, mapped: bool = False) -> Source:
+    """Return the samples of all clients. The last result is cached."""
     table, shared = config.data, mapped or _shared.get()
     require_room_for_base(config)  # before its tokenizer reads the data
     if user_objects(config).data is not None:
@@ -105,6 +126,7 @@ def forget_source() -> None:
     """Free the memory of the source that was read last, and of its features."""
     _read.cache_clear()
     _with_features.cache_clear()
+    parted.cache_clear()
 
 
 def reader_options(config: Config) -> tuple[tuple[str, Option], ...]:

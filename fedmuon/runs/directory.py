@@ -45,10 +45,22 @@ RUN_ID = "run-id.txt"  # identifies the run to nodes that store client states
 PERSONAL_MODELS = "personal.safetensors"
 AVERAGE_MODEL = "average.safetensors"  # the average of the models after the last rounds
 PUBLISHED_MODEL = "published.safetensors"  # the final model with [stability] output-noise
+CLIENT_TEXTS = "texts.csv"  # losses of a language model on the text of each client
+CONTINUATIONS = "continuations.json"  # what a language model writes before and after training
 MAYBE = ("routes.txt", "objects.json", CLIENT_NAMES, CLOCK, RUN_ID, *LEDGERS, CLIENTS,
-         "personal.csv", PERSONAL_MODELS, AVERAGE_MODEL, PUBLISHED_MODEL)  # fmt: skip
+         "personal.csv", PERSONAL_MODELS, AVERAGE_MODEL, PUBLISHED_MODEL, CLIENT_TEXTS,
+         CONTINUATIONS)  # fmt: skip
 # The files in MAYBE that have a checksum only in finished runs.
-LATE = (*LEDGERS, CLIENTS, "personal.csv", PERSONAL_MODELS, AVERAGE_MODEL, PUBLISHED_MODEL)
+LATE = (
+    *LEDGERS,
+    CLIENTS,
+    "personal.csv",
+    PERSONAL_MODELS,
+    AVERAGE_MODEL,
+    PUBLISHED_MODEL,
+    CLIENT_TEXTS,
+    CONTINUATIONS,
+)
 # Files with samples or tensors, and files that may be as large.
 READ_WHOLE = {"config.toml", "rounds.jsonl", "summary.json"}
 NOT_SHOWN = {*FIXED, *ENDS, CLIENTS, PERSONAL_MODELS, AVERAGE_MODEL, PUBLISHED_MODEL} - READ_WHOLE

@@ -7,6 +7,8 @@ from fedmuon.runs.observers.adapters import AdapterMeans
 from fedmuon.runs.observers.average_model import AverageModel
 from fedmuon.runs.observers.client_records import ClientRecords
 from fedmuon.runs.observers.client_tests import ClientTests
+from fedmuon.runs.observers.client_texts import ClientTexts
+from fedmuon.runs.observers.continuations import Continuations
 from fedmuon.runs.observers.evaluation import Evaluation
 from fedmuon.runs.observers.observer import Observer
 from fedmuon.runs.observers.perplexity import Perplexity
@@ -14,6 +16,7 @@ from fedmuon.runs.observers.personal_models import PersonalModels
 from fedmuon.runs.observers.published_model import PublishedModel
 from fedmuon.runs.observers.replies import Replies
 from fedmuon.runs.observers.simulated_time import SimulatedTime
+from fedmuon.runs.observers.unseen_clients import UnseenClients
 from fedmuon.runs.observers.user_callbacks import UserCallback
 from fedmuon.runs.observers.worker_memory import Measured, WorkerMemory
 from fedmuon.runs.prepare import Run
@@ -39,7 +42,9 @@ def observers_of(run: Run, engine: Engine) -> tuple[Observer, ...]:
     if measured or exact:
         observers.append(AdapterMeans(run))
     if is_language_model(experiment.task):
-        observers.append(Perplexity(run))
+        observers += [Perplexity(run), ClientTexts(run), Continuations(run)]
+    if run.config.data.unseen_clients or run.config.data.validation_clients:
+        observers.append(UnseenClients(run))
     if run.config.output.average:
         observers.append(AverageModel(run))
     if run.config.stability.output_noise and reads(run.config, "stability.output-noise"):

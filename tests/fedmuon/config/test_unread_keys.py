@@ -39,6 +39,7 @@ STAGE = f"{Path(__file__).parents[3] / 'examples' / 'stage.py'}:LargerHalf"
 OTHER: dict[str, Any] = {
     "data.name": "digits", "data.train": 60, "data.test": 30, "data.alpha": 5.0,
     "data.validation": 10.0, "data.client-test": 0.3,
+    "data.unseen-clients": 1, "data.validation-clients": 1,
     "data.target": "y", "data.client": "y", "data.center": "public", "data.center-samples": 7,
     "data.features": "hog", "data.features-seed": 3, "data.public": "mnist5k",
     "data.components": 6,
