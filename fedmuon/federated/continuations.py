@@ -14,7 +14,8 @@ COUNT = 30  # tokens
 def continuations(config: Config, task: Task, params: Params) -> dict[str, str]:
     """Return how a model continues each prompt, with the most likely token at each place.
 
-    If the tokenizer of the model is unknown, the result is empty. A model that trains on prompts and responses reads the prompt as a user's message.
+    If the tokenizer of the model is unknown, the result is empty. A model that
+    trains on prompts and responses reads the prompt as a user's message.
     """
     assert isinstance(task, NetworkTask)  # the task is a language model
     if not (tokenizer := tokenizer_of(config)):
