@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedmuon.config.load import Config, nested, parse
-from fedmuon.config.schema import Data
+from fedmuon.config.schema import Data, reads
 from fedmuon.config.user_objects import (
     UserObjects,
     facts_for,
@@ -65,9 +65,15 @@ def read_source(config: Config, mapped: bool = False) -> Source:
     train. If `mapped` is true, or within `one_copy`, the arrays are memory maps of files. User data
     are never mapped.
     """
-    source, table = _whole_source(config, mapped), config.data
-    left_out = table.unseen_clients, table.validation_clients
-    return parted(source, *left_out)[TRAINING] if any(left_out) else source
+    source, counts = _whole_source(config, mapped), left_out_counts(config)
+    return parted(source, *counts.values())[TRAINING] if any(counts.values()) else source
+
+
+def left_out_counts(config: Config) -> dict[str, int]:
+    """Return how many unseen clients and validation clients there are."""
+    if not reads(config, "data.unseen-clients"):
+        return {UNSEEN: 0, VALIDATION: 0}
+    return {UNSEEN: config.data.unseen_clients, VALIDATION: config.data.validation_clients}
 
 
 def left_out(config: Config, group: str) -> Source | None:
@@ -77,8 +83,7 @@ def left_out(config: Config, group: str) -> Source | None:
         config: The config.
         group: `unseen` or `validation`.
     """
-    table = config.data
-    counts = {UNSEEN: table.unseen_clients, VALIDATION: table.validation_clients}
+    counts = left_out_counts(config)
     return parted(_whole_source(config), *counts.values())[group] if counts[group] else None
 
 

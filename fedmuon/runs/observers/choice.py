@@ -1,6 +1,7 @@
 """Which observers a run has."""
 
 from fedmuon.config.schema import reads
+from fedmuon.federated.client_data import left_out_counts
 from fedmuon.federated.experiment import Engine
 from fedmuon.optim.adapter_means import FactorError
 from fedmuon.runs.observers.adapters import AdapterMeans
@@ -43,7 +44,7 @@ def observers_of(run: Run, engine: Engine) -> tuple[Observer, ...]:
         observers.append(AdapterMeans(run))
     if is_language_model(experiment.task):
         observers += [Perplexity(run), ClientTexts(run), Continuations(run)]
-    if run.config.data.unseen_clients or run.config.data.validation_clients:
+    if any(left_out_counts(run.config).values()):
         observers.append(UnseenClients(run))
     if run.config.output.average:
         observers.append(AverageModel(run))

@@ -215,6 +215,7 @@ ELSEWHERE = {
     "data.center-samples",  # tests/fedmuon/data/test_given_data.py
     # tests/fedmuon/data/test_features.py: they need images that are not those of MNIST
     "data.features-seed", "data.public", "data.components",
+    "data.unseen-clients", "data.validation-clients",  # tests/fedmuon/data/test_unseen.py
     "data.folder", "data.target", "data.client", "data.tokenizer", "data.pad-token", "task.weights",
     "federation.subspace-rounds",  # tests/fedmuon/federated/test_adapters_of_runs.py
     "federation.subspace-bases",  # tests/fedmuon/federated/test_stage_conformance.py
