@@ -15,6 +15,7 @@ from fedmuon.core.choices import SPREAD
 from fedmuon.core.files import mendable, write_bytes
 from fedmuon.experiments.certifying.page import with_certificates
 from fedmuon.experiments.inspect.client_figure import clients_picture
+from fedmuon.experiments.inspect.continuations import continuations_tables
 from fedmuon.experiments.inspect.listing import LATE, head, heads, names_of
 from fedmuon.experiments.inspect.status import RunStatus
 from fedmuon.experiments.results import compared
@@ -92,6 +93,7 @@ def of_run(run: RunStatus, x: str = "rounds") -> Findings:
         ],
         again="fedmuon run config.toml --out FOLDER  # with the config.toml of this run",
         circumstances=[*run.card(), *circumstances(run.summary or {}, ())],
+        more=continuations_tables(run.path),
     )
     return with_certificates(findings, run.path, run.risk)
 

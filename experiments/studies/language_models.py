@@ -40,6 +40,7 @@ from fedmuon.config.schema import Count, Natural
 from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.core.tables import Table
 from fedmuon.data.unseen import UNSEEN, VALIDATION
+from fedmuon.experiments.inspect.continuations import in_one_line
 from fedmuon.experiments.studies.federated_comparison import (
     Method,
     Point,
@@ -420,11 +421,6 @@ def differences(rows: Columns, pairs: Sequence[tuple[str, str]]) -> Titled:
                 value, half = by_seed(part, "unseen_loss", first, second)
                 lines.append((texts, f"{better} − {than}", f"{value:+.4f} ± {half:.4f}"))
     return "Differences of losses, paired by seed", ("data", "methods", "difference"), lines
-
-
-def in_one_line(text: str) -> str:
-    """Return a text with single spaces in place of line breaks and control characters."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
 def written(samples: Columns) -> Titled:

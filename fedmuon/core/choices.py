@@ -67,7 +67,10 @@ _TABLE = {"label": ('"label"', "column of labels"), "client": ('""', "column of 
 _WINDOWS = ("folder", "context")
 _TABLES = (*_WINDOWS, "tokenizer", "pad-token")
 _GLUE = (*_WINDOWS, "tokenizer")
-_CLIENTS = {"clients": ('""', "name patterns of the clients to read, separated by commas")}
+_CLIENTS = {
+    "clients": ('""', "name patterns of the clients to read, separated by commas"),
+    "windows": ("0", "maximum number of training windows of each client; 0 means all"),
+}
 _DIALOGUES = {
     "prompt": ('"prompt"', "key or column of the prompt; empty for text without prompts"),
     "response": ('"response"', "key or column of the response"),

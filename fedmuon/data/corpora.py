@@ -60,8 +60,9 @@ def tokens_for(tokenizer: str) -> Vocabulary:
 
 
 def bible(
-    folder: str | Path = "", context: int = 64, tokenizer: str = "", clients: str = ""
-) -> Source:
+    folder: str | Path = "", context: int = 64, tokenizer: str = "", clients: str = "",
+    windows: int = 0,
+) -> Source:  # fmt: skip
     """Read the King James Bible of Debian's package bible-kjv-text. Each book is a client.
 
     Args:
@@ -70,6 +71,8 @@ def bible(
         tokenizer: The pretrained model whose tokens are used. If empty, each byte is a token.
         clients: Name patterns of the clients to read, separated by commas, such as `Ruth, *Jn`. If
             empty, all clients.
+        windows: Maximum number of training windows of each client, spread evenly over its text.
+            0 means all windows.
     """
     path = Path(folder).expanduser() if folder else installed(BIBLE)
     path = path / BIBLE.name if path.is_dir() else path
@@ -85,12 +88,13 @@ def bible(
         )
     books = _chosen(books, clients, "bible-kjv")
     texts = {book: ["\n".join(verses)] for book, verses in books.items()}
-    return _source("bible-kjv", texts, context, tokenizer, str(path))
+    return _source("bible-kjv", texts, context, tokenizer, str(path), most=windows)
 
 
 def fortunes(
-    folder: str | Path = "", context: int = 64, tokenizer: str = "", clients: str = ""
-) -> Source:
+    folder: str | Path = "", context: int = 64, tokenizer: str = "", clients: str = "",
+    windows: int = 0,
+) -> Source:  # fmt: skip
     """Read the fortunes of Debian's package fortunes. Each file is a client.
 
     Files that are too short for one window are left out. For the arguments, see `bible`.
@@ -102,7 +106,7 @@ def fortunes(
     for file in _chosen({file.name: file for file in files}, clients, "fortunes").values():
         sayings = re.split(r"^%\n", read_text(file, errors="replace") + "\n", flags=re.MULTILINE)
         texts[file.name] = [saying.strip("\n") for saying in sayings if saying.strip()]
-    return _source("fortunes", texts, context, tokenizer, str(place), shorter=True)
+    return _source("fortunes", texts, context, tokenizer, str(place), shorter=True, most=windows)
 
 
 def _chosen(owned: dict[str, Any], clients: str, name: str) -> dict[str, Any]:
@@ -265,8 +269,14 @@ def _source(
     tokenizer: str,
     where: str,
     shorter: bool = False,
+    most: int = 0,
 ) -> Source:
     """Cut each client's texts into windows: the first 4/5 for training, the rest for testing."""
+    if most < 0:
+        raise InputError(
+            f"[data.options] windows = {most} is negative. Set it to the maximum number of "
+            "training windows of each client, or to 0 for all windows."
+        )
     tokens = tokens_for(tokenizer)
     end = [] if tokens.end is None else [tokens.end]
     parts = []
@@ -276,13 +286,16 @@ def _source(
         if shorter and cut <= context:
             continue
         parts.append(Owned(client, encoded[:cut], encoded[cut:]))
-    return packed(name, parts, context, tokens.vocabulary, where)
+    return packed(name, parts, context, tokens.vocabulary, where, most)
 
 
-def packed(name: str, parts: Sequence[Owned], context: int, vocabulary: int, where: str) -> Source:
+def packed(
+    name: str, parts: Sequence[Owned], context: int, vocabulary: int, where: str, most: int = 0
+) -> Source:
     """Cut the tokens of each client into windows of T + 1 tokens.
 
-    Windows without a token to predict are left out.
+    Windows without a token to predict are left out. If `most` is positive, a client trains on at
+    most so many windows, which are spread evenly over its text.
 
     Raises:
         InputError: If a client has no window to train on.
@@ -297,6 +310,8 @@ def packed(name: str, parts: Sequence[Owned], context: int, vocabulary: int, whe
                 f"{context + 1} tokens, some of them to predict. Lower context, or give this "
                 "client more text."
             )
+    if most:
+        train = [rows[spread_evenly(len(rows), most)] for rows in train]
     if not parts:
         raise InputError(
             f"no client of {name} ({where}) has {context + 1} tokens, which a sequence of [data] "
@@ -310,6 +325,11 @@ def packed(name: str, parts: Sequence[Owned], context: int, vocabulary: int, whe
         name, rows, owner, len(parts), official if official < len(rows) else None, where,
         vocabulary, owner=owner, owner_names=tuple(part.client for part in parts),
     )  # fmt: skip
+
+
+def spread_evenly(count: int, most: int) -> np.ndarray:
+    """Return at most `most` of the numbers 0 to `count` - 1, at equal distances."""
+    return np.linspace(0, count, min(count, most), endpoint=False).astype(np.int64)
 
 
 def _predicting(rows: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
+from fedmuon.data.corpora import spread_evenly
 from fedmuon.data.source import Source
 
 TRAINING, UNSEEN, VALIDATION = "training", "unseen", "validation"
@@ -87,6 +88,5 @@ def some_of_each(source: Source, count: int) -> np.ndarray:
     chosen = []
     for client in clients:
         rows = np.flatnonzero(source.owner == client)
-        places = np.linspace(0, len(rows), min(each, len(rows)), endpoint=False).astype(np.int64)
-        chosen.append(rows[places])
+        chosen.append(rows[spread_evenly(len(rows), each)])
     return np.concatenate(chosen)

@@ -51,16 +51,8 @@ MAYBE = ("routes.txt", "objects.json", CLIENT_NAMES, CLOCK, RUN_ID, *LEDGERS, CL
          "personal.csv", PERSONAL_MODELS, AVERAGE_MODEL, PUBLISHED_MODEL, CLIENT_TEXTS,
          CONTINUATIONS)  # fmt: skip
 # The files in MAYBE that have a checksum only in finished runs.
-LATE = (
-    *LEDGERS,
-    CLIENTS,
-    "personal.csv",
-    PERSONAL_MODELS,
-    AVERAGE_MODEL,
-    PUBLISHED_MODEL,
-    CLIENT_TEXTS,
-    CONTINUATIONS,
-)
+LATE = (*LEDGERS, CLIENTS, "personal.csv", PERSONAL_MODELS, AVERAGE_MODEL, PUBLISHED_MODEL,
+        CLIENT_TEXTS, CONTINUATIONS)  # fmt: skip
 # Files with samples or tensors, and files that may be as large.
 READ_WHOLE = {"config.toml", "rounds.jsonl", "summary.json"}
 NOT_SHOWN = {*FIXED, *ENDS, CLIENTS, PERSONAL_MODELS, AVERAGE_MODEL, PUBLISHED_MODEL} - READ_WHOLE

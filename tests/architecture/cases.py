@@ -15,8 +15,8 @@ from tests.helpers.small_suites import STUDIES
 Tables = Mapping[str, Any]
 # The commit to compare with does not have them.
 NEW_STUDIES = ("bias", "certified-error", "certified-loss", "certified-networks", "disk-map",
-               "dp-muon-steps", "federated-comparison", "gap-bound", "layer-rank",
-               "systems", "table-2")  # fmt: skip
+               "dp-muon-steps", "federated-comparison", "gap-bound", "language-models",
+               "layer-rank", "systems", "table-2")  # fmt: skip
 
 
 @dataclass(frozen=True)

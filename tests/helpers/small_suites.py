@@ -1,5 +1,6 @@
 """Suites of one kind each, as small as they can be: tests run, disturb and misspell them."""
 
+from pathlib import Path
 from typing import Any
 
 # Of synthetic samples at the small scale it is two runs of 60 samples.
@@ -178,6 +179,21 @@ STUDIES: dict[str, dict[str, Any]] = {
                                 "grid": {"local.lr": [0.01, 0.1]}}},
         "claims": [{"better": "FedMuon", "than": "FedAvg"}],
     },
+    "language-models": {  # in a folder that `save_language_model` has prepared
+        "seeds": [0, 1], "tuning-seeds": [9], "extend": 0, "every": 1,
+        "base": {"task": {"name": "causal-lm", "weights": "tiny-model", "lora-rank": 2},
+                 "data": {"context": 12, "minimum": 1, "test": 10, "unseen-clients": 2,
+                          "validation-clients": 1, "folder": "tiny-texts"},
+                 "federation": {"partition": "column", "per-round": 2, "rounds": 2},
+                 "local": {"steps": 1, "batch": 2},
+                 "devices": {"mode": "synchronous"}},
+        "texts": {"one": {"base": {"data": {"name": "text"}}}},
+        "methods": {"AdamW, factors": {"base": {"local": {"recipe": "local-adamw"}},
+                                       "grid": {"local.lr": [0.001, 0.01, 0.1]}},
+                    "Muon, factors": {"base": {"local": {"recipe": "local-muon"}},
+                                      "grid": {"local.lr": [0.001, 0.03, 0.1]}}},
+        "claims": [{"better": "Muon, factors", "than": "AdamW, factors"}],
+    },
     "systems": {
         "data": "synthetic", "seeds": [0, 1], "tuning-seeds": [9], "extend": 0, "every": 1,
         "alpha": 0.5,
@@ -213,3 +229,18 @@ STUDIES: dict[str, dict[str, Any]] = {
                     "held-out": 30, "steps": 6, "neighbours": 3, "lrs": [0.0001],
                     "lambdas": [1e-6, 1e-4]},
 }  # fmt: skip
+
+
+def save_language_model(folder: Path) -> None:
+    """Save a tiny language model and six texts in a folder, for the suite `language-models`."""
+    from language_models import save_model, save_tokenizer  # loads transformers
+
+    save_tokenizer(save_model(folder / "tiny-model"))
+    (folder / "tiny-texts").mkdir()
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "rats", "by", "some", "stones"]
+    for k in range(6):
+        text = " ".join(words[(place * (k + 3) + place // 5) % len(words)] for place in range(60))
+        (folder / "tiny-texts" / f"text{k}").write_text(text)
+
+
+FILES = {"language-models": save_language_model}  # what a suite needs in the current folder

@@ -16,7 +16,7 @@ from contrast import pale
 from rich.console import Console
 from rich.text import Text
 from scipy.stats import ttest_ind, ttest_rel
-from small_suites import STUDIES
+from small_suites import FILES, STUDIES
 from study_rows import one_seed, overprinted, rows_of, verdicts
 from test_pitfalls import unnamed
 
@@ -51,10 +51,15 @@ QUICK = ("rank-dependence", "disk-regression", "dp-muon-steps", "wall-clock")
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", quick(STUDIES, QUICK))
 def test_a_study_from_its_command_to_its_report(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = _tiny(name, tmp_path)
     out = tmp_path / "out"
+    monkeypatch.chdir(tmp_path)
+    FILES.get(name, lambda folder: None)(tmp_path)
     with pytest.raises(SystemExit, match="0"):
         main(["suite", str(file), "--out", str(out)])
     page = (out / "report.html").read_text(encoding="utf-8")
