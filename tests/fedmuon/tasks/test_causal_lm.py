@@ -326,7 +326,7 @@ def test_a_run_measures_perplexity_per_predicted_token(
     run = prepare(resolve(tiny(llama, texts)), tmp_path / "run")
     observers = observers_of(run, run_rounds)
     assert [type(observer).__name__ for observer in observers] == [
-        *("Replies", "Evaluation", "AdapterMeans", "Perplexity"),
+        *("Replies", "Evaluation", "AdapterMeans", "Perplexity", "ClientTexts", "Continuations"),
     ]
     lines = [
         {"prompt": "what is it? " * (k % 4), "response": "a cat. " * (1 + k % 3), "client": k % 2}
