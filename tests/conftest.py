@@ -106,7 +106,9 @@ GROUPS = {
         "tests/fedmuon/data/test_corpora.py",
         "tests/fedmuon/tasks/test_deferred_checks.py::test_networks_ask_once",
         "tests/fedmuon/tasks/test_clipping_sound.py::test_others_are_not",
+        "tests/fedmuon/optim/test_language_routes.py",
     ),
+    "loops": ("tests/fedmuon/optim/test_other_loops.py",),  # of other libraries
 }
 
 # Cases of these functions take long and share nothing, so each case may have another worker.

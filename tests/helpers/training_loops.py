@@ -2,7 +2,7 @@
 
 As a script, one of several processes that train such a model together:
 
-    python training_loops.py ddp MODEL OPTIMIZER RANK PROCESSES FOLDER
+    python training_loops.py RANK PROCESSES FOLDER CASES
 """
 
 import copy
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 STEPS, SAMPLES, LENGTH, VOCABULARY, CLIP = 20, 4, 12, 40, 0.5
-TIMEOUT = 120  # seconds: until processes that wait for each other are ended
+TIMEOUT = 240  # seconds: until processes that wait for each other are ended
 
 
 MUON: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1}
@@ -154,9 +154,11 @@ def final_loss(model: Any) -> float:
 
 
 def together(
-    task: str, kind: str, optimizer: str, folder: Path, processes: int = 2
-) -> list[dict[str, Any]]:
+    cases: list[tuple[str, str, str]], folder: Path, processes: int = 2
+) -> list[dict[str, dict[str, Any]]]:
     """Train in several processes on this machine, and return what each process reports.
+
+    A case is a task, a model and an optimizer. Reports are dictionaries by cases.
 
     The processes meet by a file and speak over the loopback interface. They end by themselves, or
     are ended after TIMEOUT.
@@ -168,10 +170,9 @@ def together(
         **os.environ, "PYTHONPATH": paths, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false",
     }  # fmt: skip
-    words = [sys.executable, __file__, task, kind, optimizer]
     started = [
         subprocess.Popen(
-            [*words, str(rank), str(processes), str(folder)],
+            [sys.executable, __file__, str(rank), str(processes), str(folder), json.dumps(cases)],
             env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for rank in range(processes)
@@ -187,7 +188,7 @@ def together(
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(processes)]
 
 
-def ddp(kind: str, optimizer: str, folder: Path) -> Iterator[tuple[str, Any]]:
+def ddp(kind: str, optimizer: str) -> Iterator[tuple[str, Any]]:
     """Train with DistributedDataParallel. The optimizer is made for the wrapped model."""
     from torch.nn.parallel import DistributedDataParallel
 
@@ -199,9 +200,7 @@ def ddp(kind: str, optimizer: str, folder: Path) -> Iterator[tuple[str, Any]]:
     yield "losses", halves(wrapped, made, schedule(made), nn.utils.clip_grad_norm_)
 
 
-def fsdp2(
-    kind: str, optimizer: str, folder: Path, uneven: bool = False
-) -> Iterator[tuple[str, Any]]:
+def fsdp2(kind: str, optimizer: str, uneven: bool = False) -> Iterator[tuple[str, Any]]:
     """Train with fully_shard, and continue from a saved state."""
     from torch.distributed.checkpoint.state_dict import (
         StateDictOptions,
@@ -233,8 +232,23 @@ def fsdp2(
     set_state_dict(again, other, model_state_dict=weights, optim_state_dict=state, options=options)
     loss.append(halves(again, other, None, nn.utils.clip_grad_norm_, 3))
     yield "continued", loss
-    # The state of each process continues, too.
-    torch.save(made.state_dict(), folder / f"{torch.distributed.get_rank()}.pt")
+
+
+def fsdp1(kind: str, optimizer: str) -> Iterator[tuple[str, Any]]:
+    """The errors of optimizers for FullyShardedDataParallel, made before and after the wrapping."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    from fedmuon.core.errors import InputError
+
+    model = model_for(kind, optimizer)
+    early = OPTIMIZERS[optimizer](model)
+    wrapped = FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
+    loss_of(wrapped, batches(1)[0]).backward()
+    for name, act in (("step", early.step), ("groups", lambda: OPTIMIZERS[optimizer](wrapped))):
+        try:
+            act()
+        except InputError as error:
+            yield name, str(error)
 
 
 def sharded(model: Any, optimizer: str, uneven: bool) -> Any:
@@ -286,12 +300,13 @@ def mean(value: Tensor) -> float:
 
 TASKS: dict[str, Callable[..., Iterator[tuple[str, Any]]]] = {
     "ddp": ddp,
+    "fsdp1": fsdp1,
     "fsdp2": fsdp2,
     "fsdp2-columns": partial(fsdp2, uneven=True),
 }
 
 
-def main(task: str, kind: str, optimizer: str, rank: str, processes: str, folder: str) -> None:
+def main(rank: str, processes: str, folder: str, cases: str) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
@@ -300,11 +315,13 @@ def main(task: str, kind: str, optimizer: str, rank: str, processes: str, folder
         "gloo", init_method=f"file://{place}/meeting", rank=int(rank), world_size=int(processes),
         timeout=datetime.timedelta(seconds=TIMEOUT / 2),
     )  # fmt: skip
+    reports = {}
     try:
-        report = dict(TASKS[task](kind, optimizer, place))
+        for task, kind, optimizer in json.loads(cases):
+            reports[f"{task} {kind} {optimizer}"] = dict(TASKS[task](kind, optimizer))
     finally:
         dist.destroy_process_group()
-    (place / f"{rank}.json").write_text(json.dumps(report))
+    (place / f"{rank}.json").write_text(json.dumps(reports))
 
 
 if __name__ == "__main__":
