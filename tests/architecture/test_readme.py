@@ -144,6 +144,15 @@ def test_what_is_not_typed_here_is_there(line: str) -> None:
         assert tests and (ROOT / tests[0]).exists()
 
 
+LOOPS = ("transformers", "accelerate", "lightning", "torch.distributed")  # which warn
+
+
+def marks(block: str) -> list[pytest.MarkDecorator]:
+    warns = any(words in block for words in LOOPS)
+    ignored = [pytest.mark.filterwarnings("ignore")] * warns
+    return [*ignored, *[pytest.mark.slow] * slow(block)]
+
+
 def slow(block: str) -> bool:
     """Whether Python code trains a network or starts Flower or Ray, or takes a second."""
     long = (
@@ -154,12 +163,13 @@ def slow(block: str) -> bool:
         "fedmuon.sweep(",
         "fedmuon.audit(",
         "result.plot(",
+        *LOOPS,
     )
     return any(words in block for words in long)
 
 
 @pytest.mark.parametrize("block", [
-    pytest.param(text, id=f"{page.stem}-{k}", marks=[pytest.mark.slow] * slow(text))
+    pytest.param(text, id=f"{page.stem}-{k}", marks=marks(text))
     for k, (page, text) in enumerate(blocks("python"))
 ])  # fmt: skip
 def test_python_lines_run(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

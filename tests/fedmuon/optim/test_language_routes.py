@@ -67,7 +67,7 @@ def test_fused_projections_with_fewer_keys_than_queries(capsys: Any) -> None:
 
 
 def test_adapters_are_whole_factors(capsys: Any) -> None:
-    """A [2, 16] and B, also where the shapes of A would be those of three fused matrices."""
+    """A [3, 16] and B, also where the shapes of A would be those of three fused matrices."""
     rows = rows_of(with_adapters(language_model()), capsys)
     assert len(rows) == 2 * 2 * 3 and all(row.endswith("muon hidden") for row in rows.values())
     model = nn.ModuleDict({"c_attn": nn.Module(), "head": nn.Linear(6, 2)})
