@@ -215,6 +215,8 @@ class LoRAMuon(PortableOptimizer):
         require_decay(float(group["lr"]), float(group["weight_decay"]))
         with Guard("orthogonalizer", group["orthogonalizer"]):
             check_orthogonalizer(group)
+        for param in group["params"]:
+            require_matrix(param)
         if "param_names" not in group:
             raise InputError(
                 "LoRAMuon needs the names of parameters. Pass pairs (name, parameter), such as "

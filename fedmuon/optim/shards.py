@@ -90,9 +90,9 @@ def require_matrices(model: nn.Module) -> None:
 
 
 def require_matrix(param: Tensor) -> None:
-    """Raise an error if a parameter was a matrix and has become a flat part of a matrix."""
+    """Raise an error if a matrix of Muon is, or has become, a flat part of a matrix."""
     if param.ndim < 2:
         raise InputError(
-            f"a matrix of Muon has become a parameter of shape {tuple(param.shape)}, because "
-            f"another library divided it into flat parts. Muon needs whole matrices. {FIX}"
+            f"a parameter of Muon has the shape {tuple(param.shape)}. If this was a matrix, "
+            f"another library divided it into flat parts, but Muon needs whole matrices. {FIX}"
         )

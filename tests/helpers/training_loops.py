@@ -248,7 +248,7 @@ def fsdp1(kind: str, optimizer: str) -> Iterator[tuple[str, Any]]:
     early = OPTIMIZERS[optimizer](model)
     wrapped = FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
     loss_of(wrapped, batches(1)[0]).backward()
-    for name, act in (("step", early.step), ("groups", lambda: OPTIMIZERS[optimizer](wrapped))):
+    for name, act in (("step", early.step), ("made", lambda: OPTIMIZERS[optimizer](wrapped))):
         try:
             act()
         except InputError as error:

@@ -66,6 +66,23 @@ def test_fused_projections_with_fewer_keys_than_queries(capsys: Any) -> None:
     assert rows_of(model, capsys, split_qkv=False)[name] == "32 x 16 32 x 16 muon hidden"
 
 
+def test_heads_that_lie_next_to_each_other_and_heads_of_another_size(capsys: Any) -> None:
+    """GPT-NeoX stores q, k and v of one head together. T5 can have heads of any size."""
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, T5Config, T5EncoderModel
+
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+             "num_attention_heads": 4, "vocab_size": 40}  # fmt: skip
+    neox = GPTNeoXForCausalLM(GPTNeoXConfig(**sizes))
+    name = "gpt_neox.layers.0.attention.query_key_value.weight"
+    assert rows_of(neox, capsys, split_heads=True)[name] == "48 x 16 12 of 4 x 16 muon 12 heads"
+    assert rows_of(neox, capsys)[name] == "48 x 16 48 x 16 muon hidden"  # no three blocks of rows
+    t5 = T5EncoderModel(
+        T5Config(d_model=16, vocab_size=40, d_kv=6, d_ff=24, num_layers=1, num_heads=4)
+    )
+    name = "encoder.block.0.layer.0.SelfAttention.k.weight"
+    assert rows_of(t5, capsys, split_heads=True)[name] == "24 x 16 4 of 6 x 16 muon 4 heads"
+
+
 def test_adapters_are_whole_factors(capsys: Any) -> None:
     """A [3, 16] and B, also where the shapes of A would be those of three fused matrices."""
     rows = rows_of(with_adapters(language_model()), capsys)
