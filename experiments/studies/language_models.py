@@ -10,7 +10,6 @@ clients. No client measures the result that trained the model or chose a step si
 
 import itertools
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -162,13 +161,12 @@ class Tuned:
         part = left_out_samples(config, task, UNSEEN)
         assert part is not None  # checked by `cells`
         state, spent = begin(experiment.recipe, task, seed), {"bytes_up": 0, "bytes_down": 0}
-        trained, first = 0.0, state.params
+        first = state.params
 
         def measured(at: int, losses: ClientLosses) -> Record:
             seconds = math.nan if clock is None else float([0.0, *clock.seconds][at])
             return {
-                "round": at, **spent, "simulated_seconds": seconds, "train_seconds": trained,
-                **losses.fields("unseen"),
+                "round": at, **spent, "simulated_seconds": seconds, **losses.fields("unseen"),
             }  # fmt: skip
 
         def unseen_losses(params: Params) -> ClientLosses:
@@ -176,10 +174,8 @@ class Tuned:
 
         note, params, unseen = "", first, unseen_losses(first)
         curve = [measured(0, unseen)]
-        start = time.perf_counter()
         try:
             for outcome in run_rounds(experiment, state):
-                trained += time.perf_counter() - start
                 at, params = outcome.state.round, outcome.state.params
                 for name, count in sent_bytes(clock, outcome).items():
                     spent[name] += count
@@ -189,7 +185,6 @@ class Tuned:
                     if not math.isfinite(curve[-1]["unseen_loss"]):
                         note = f"the loss is not finite after round {at}"
                         break
-                start = time.perf_counter()
         except NonFinite as error:
             note = str(error)
         held_out = experiment.shards.held_out
@@ -286,8 +281,7 @@ STANDS_ON = "\n".join((
     "same seed, two methods share the initial adapters and the sampled clients.",
     "Bytes are the sizes of the arrays in messages, of all clients and in both directions. "
     "Simulated seconds follow from the sizes of messages, local steps, speeds and bandwidths. No "
-    "real device was timed. Training seconds were measured on the machine that computed the "
-    "suite, which may have had other work to do.",
+    "real device was timed.",
     "The pretrained model may have read the text of any client before. So unseen means unseen "
     "in fine-tuning.",
 ))  # fmt: skip
@@ -382,7 +376,7 @@ def numbers(rows: Columns, tuning: Columns, curves: Columns) -> Rows:
     The method with the lowest loss comes first.
     """
     head = ("method", "step size", "loss, unseen clients", "worst decile", "perplexity",
-            "loss, own held-out text", "MB sent", "simulated s", "training s")  # fmt: skip
+            "loss, own held-out text", "MB sent", "simulated s")  # fmt: skip
     lines: Rows = [head]
     for texts in distinct(rows, "texts"):
         part = where(rows, texts=texts)
@@ -402,11 +396,8 @@ def numbers(rows: Columns, tuning: Columns, curves: Columns) -> Rows:
                 ends = [spread(runs[measure]) for measure in measures]
             sent = (runs["bytes_up"] + runs["bytes_down"]).mean() / 1e6
             steps = f"{runs['step_sizes'][0]}{' (end of grid)' * bool(runs['edge'][0])}"
-            seconds = [
-                number(float(runs[kind].mean()), 3)
-                for kind in ("simulated_seconds", "train_seconds")
-            ]
-            lines.append((f"  {name}", steps, *ends, number(float(sent), 3), *seconds))
+            seconds = number(float(runs["simulated_seconds"].mean()), 3)
+            lines.append((f"  {name}", steps, *ends, number(float(sent), 3), seconds))
     return lines
 
 
@@ -459,14 +450,15 @@ def by_cost(rows: Columns, tuning: Columns, curves: Columns, narrow: bool = Fals
         label, unit = COSTS[cost]
         for method, (colour, marker) in zip(methods, looks, strict=False):
             part = where(curves, texts=name, method=method)
-            at = distinct(part, "round")
+            # A logarithmic axis has no place for the start, before any bytes were sent.
+            at = [k for k in distinct(part, "round") if k or cost != "sent"]
             rounds = [where(part, round=k) for k in at]
             x = [float(point[cost].mean()) / unit for point in rounds]
             y = [float(point["unseen_loss"].mean()) for point in rounds]
             axes.plot(x, y, color=colour, marker=marker, ms=4, mfc="none", lw=1.1, label=method)
-        axes.set_xlabel(label)
         if cost == "sent":
-            axes.set_xscale("symlog", linthresh=0.1)
+            style.log_x(axes)
+        axes.set_xlabel(f"{label}{style.scale_of(axes.xaxis)}")
         if cost == "round":
             axes.set_title(name, loc="left")
             axes.set_ylabel("loss, unseen clients")
