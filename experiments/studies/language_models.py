@@ -294,8 +294,7 @@ def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
     rows = read_table(folder / "rows.csv")
     sentence = sentence_about_muon(rows, pairs)
     tables = [differences(rows, pairs), written(read_table(folder / "samples.csv"))]
-    note = " ".join(filter(None, (section.note, sentence)))
-    return replace(section, note=note, more=[*section.more, *tables])
+    return replace(section, caution=sentence, more=[*section.more, *tables])
 
 
 def claims(
@@ -359,12 +358,14 @@ def sentence_about_muon(rows: Columns, pairs: Sequence[tuple[str, str]]) -> str:
                 continue
             verdict = lower(rows, texts, better, than).verdict
             reversed_verdict = lower(rows, texts, than, better).verdict
-            word = "is inconclusive against"
             if verdict == HOLDS:
                 word = "wins against"
             elif verdict == REFUTED and reversed_verdict == HOLDS:
                 word = "loses against"
-            words.append(f"{better} {word} {than}")
+            else:
+                word = "compared with"
+            end = "" if word != "compared with" else " is inconclusive"
+            words.append(f"'{better}' {word} '{than}'{end}")
         if words:
             sentences.append(f"On {texts}, {'; '.join(words)}.")
     return " ".join(sentences)
