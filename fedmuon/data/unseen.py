@@ -45,6 +45,7 @@ def groups(clients: int, unseen: int, validation: int) -> dict[str, np.ndarray]:
 def parted(source: Source, unseen: int, validation: int) -> dict[str, Source]:
     """Divide a source into the samples of training, unseen and validation clients.
 
+    A group without clients is left out of the result.
     Within each part, clients are numbered from 0 in the order of the source. Labels stay the same,
     except labels that are the clients, as those of text.
 
@@ -57,7 +58,7 @@ def parted(source: Source, unseen: int, validation: int) -> dict[str, Source]:
             "[data] names no such column. Remove both keys, or use data with a column of clients."
         )
     members = groups(int(source.owner.max()) + 1, unseen, validation)
-    return {name: of_clients(source, clients) for name, clients in members.items()}
+    return {name: of_clients(source, part) for name, part in members.items() if len(part)}
 
 
 def of_clients(source: Source, clients: np.ndarray) -> Source:

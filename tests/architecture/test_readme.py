@@ -23,6 +23,9 @@ ELSEWHERE = {
     "--engine deployment": "tests/experiments/engines/test_deployment.py",
     "fedmuon plan": "tests/experiments/planning/test_plan.py",
     "flwr run": "tests/fedmuon/config/test_config.py",
+    "books.toml": "tests/architecture/test_language_tutorial.py",
+    "runs/books": "tests/architecture/test_language_tutorial.py",
+    "suite language-models": "tests/experiments/studies/test_language_models.py",
 }
 # What takes a second or more is typed by `make test-all`, unless the README has it.
 LONG = (

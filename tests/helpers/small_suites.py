@@ -231,14 +231,14 @@ STUDIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def save_language_model(folder: Path) -> None:
-    """Save a tiny language model and six texts in a folder, for the suite `language-models`."""
+def save_language_model(folder: Path, texts: int = 6) -> None:
+    """Save a tiny language model and texts in a folder, for the suite `language-models`."""
     from language_models import save_model, save_tokenizer  # loads transformers
 
     save_tokenizer(save_model(folder / "tiny-model"))
     (folder / "tiny-texts").mkdir()
     words = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "rats", "by", "some", "stones"]
-    for k in range(6):
+    for k in range(texts):
         text = " ".join(words[(place * (k + 3) + place // 5) % len(words)] for place in range(60))
         (folder / "tiny-texts" / f"text{k}").write_text(text)
 

@@ -90,6 +90,15 @@ def test_no_sample_of_an_unseen_client_trains(folder: Any, seed: int) -> None:
     assert left_out(resolve(config(folder)), UNSEEN) is None
 
 
+@pytest.mark.parametrize("counts", [(2, 0), (0, 2)])
+def test_a_group_may_be_empty(folder: Any, counts: tuple[int, int]) -> None:
+    keys = dict(zip(("unseen-clients", "validation-clients"), counts, strict=True))
+    chosen = resolve(config(folder, data=keys))
+    parts = left_out(chosen, UNSEEN), left_out(chosen, VALIDATION)
+    assert [part is not None for part in parts] == [count > 0 for count in counts]
+    assert chosen.federation.clients == len(build_data(chosen).client_names) == 4
+
+
 def test_clients_must_be_known() -> None:
     digits = parse({"data": {"name": "digits", "unseen-clients": 1},
                     "federation": {"partition": "column"}})  # fmt: skip
