@@ -29,7 +29,11 @@ FOLDER = Path(__file__).resolve().parent.parent / "results"
 FACTS = (
     "suite", "title", "kind", "data", "scale", "seeds", "seconds", "again", "machine", "versions",
 )  # fmt: skip
-SEARCHING = ("federated-comparison", "systems")  # kinds of suites that search for step sizes
+SEARCHING = (
+    "federated-comparison",
+    "language-models",
+    "systems",
+)  # kinds of suites that search for step sizes
 LARGEST = 60_000  # largest size of a stored picture, in bytes
 
 
