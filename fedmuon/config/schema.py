@@ -495,8 +495,8 @@ class Data(Table):
     )
     unseen_clients: Annotated[int, Field(ge=0, le=CLIENTS)] = key(
         0,
-        "Number of clients that never train. Their samples measure the model on unseen clients. "
-        "The same clients are left out with every seed.",
+        "Number of clients that never train. Their samples, about `test` in all and equally many "
+        "of each, measure the model on unseen clients. Every seed leaves out the same clients.",
         read_if=COLUMN_PARTITION,
     )
     validation_clients: Annotated[int, Field(ge=0, le=CLIENTS)] = key(

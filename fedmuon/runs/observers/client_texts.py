@@ -18,7 +18,10 @@ HEAD = ("client", "trains", "tokens", "loss", "perplexity", "accuracy")
 
 
 class ClientTexts(Observer):
-    """Writes a table with the loss per token on the held-out text of each client."""
+    """Writes a table with the loss per token on the held-out text of each client.
+
+    A private run writes no table, because it would contain numbers of single clients without noise.
+    """
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -26,7 +29,7 @@ class ClientTexts(Observer):
     def end(self, state: ServerState) -> tuple[Record, Mapping[str, bytes]]:
         """Return means over the training clients, and the table of all clients."""
         experiment, data = self.run.experiment, self.run.data
-        if not len(experiment.shards.held_out.labels):
+        if experiment.recipe.private or not len(experiment.shards.held_out.labels):
             return {}, NO_FILES
         task, tests = experiment.task, experiment.shards.held_out
         owners = data.test_labels  # the label of a window of text is its client

@@ -156,3 +156,21 @@ def test_a_run_writes_losses_and_texts(tmp_path: Path, monkeypatch: pytest.Monke
     (title, head, lines), *_ = of_run(run_status(tmp_path / "run")).more
     assert title.startswith("Continuations") and len(lines) == 2 * len(PROMPTS)
     assert len(head) == 3 and all("\n" not in cell for line in lines for cell in line)
+
+
+def test_a_private_run_writes_no_losses_of_single_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_language_model(tmp_path)
+    config = parse({
+        "task": {"name": "causal-lm", "weights": "tiny-model", "lora-rank": 2},
+        "data": {"name": "text", "folder": "tiny-texts", "context": 12, "minimum": 1, "test": 10},
+        "federation": {"partition": "column", "per-round": 2, "rounds": 1},
+        "local": {"recipe": "dp-sgd", "steps": 1, "lr": 0.1},
+        "privacy": {"noise": 1.0, "lot": 4.0, "insecure-reproducible-noise": True},
+        "engine": {"device": "cpu"},
+    })  # fmt: skip
+    summary = execute(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "texts.csv").exists() and "client_text_loss" not in summary
+    assert (tmp_path / "run" / "continuations.json").exists()
