@@ -95,9 +95,9 @@ def _reply(
     experiment: Experiment, state: ServerState, message: Message, partitions: Mapping[int, int]
 ) -> Message:
     """Create a reply that is as large as a real reply."""
-    like = returned_like(experiment.recipe, state.params, state.states)
-    stack = len(next(iter(state.params.values())))
     client = partitions[message.metadata.dst_node_id]
+    like = returned_like(experiment.recipe, state.params, state.states, client)
+    stack = len(next(iter(state.params.values())))
     records: dict[str, Any] = {
         "arrays": ArrayRecord(pack(*like)),
         "metrics": MetricRecord({"loss": [0.5] * stack}),

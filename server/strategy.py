@@ -305,7 +305,7 @@ class FedMuonStrategy(Strategy):
                     f"the reply belongs to {place}, but partition {client}, round "
                     f"{self.state.round} was requested. {SAME_VERSION}"
                 )
-            like = returned_like(recipe, self.state.params, self.state.states)
+            like = returned_like(recipe, self.state.params, self.state.states, client)
             record = content.array_records["arrays"]
             params, states = received({name: array.data for name, array in record.items()}, *like)
             tensors = [tensor for tree in (params, *states.values()) for tensor in tree.values()]

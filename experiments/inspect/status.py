@@ -42,7 +42,7 @@ LINES = {
     "data": ("data.name", "data.train", "data.test", "data.alpha"),
     "clients": ("federation.clients", "federation.per-round", "federation.rounds", "local.steps",
                 "federation.aggregate", "federation.adapters", "federation.subspace-rounds",
-                "federation.subspace-bases"),
+                "federation.subspace-bases", "federation.adapter-ranks"),
     "task": ("task.name", "task.model"),
     "recipe": ("local.recipe", "local.lr", "local.momentum", "local.batch", "local.schedule"),
     "map": ("orthogonalizer.name", "orthogonalizer.lambda", "orthogonalizer.steps",
@@ -59,6 +59,7 @@ LINES = {
 SHORT = SYMBOLS | {
     "federation.aggregate": "average", "federation.adapters": "adapters",
     "federation.subspace-rounds": "new bases after", "federation.subspace-bases": "bases",
+    "federation.adapter-ranks": "ranks",
     "data.test": "test", "local.batch": "batch", "local.schedule": "schedule", "privacy.lot": "lot",
     "privacy.epsilon": "ε asked", "federation.seed": "seed",
     "compression.uplink": "up", "compression.downlink": "down", "compression.share": "share",
@@ -69,9 +70,9 @@ SHORT = SYMBOLS | {
     "devices.availability": "available", "devices.dropout": "dropout",
 }  # fmt: skip
 # Values in the next tables and keys that are left out, because they have no effect
-UNSET = ("none", "constant", "always", "factors", "random", 0)
+UNSET = ("none", "constant", "always", "factors", "random", "", 0)
 SPARSE = ("compression", "devices", "federation.adapters", "federation.subspace-rounds",
-          "federation.subspace-bases")  # fmt: skip
+          "federation.subspace-bases", "federation.adapter-ranks")  # fmt: skip
 SETTLED = 2 * 10**9  # ns; a file changed more recently may change again without a new time stamp
 _listings: dict[Path, tuple[tuple[int, int, int], list[Path], Path | None]] = {}
 

@@ -85,6 +85,7 @@ def derivatives_needed(named: Callable[[Any], str], reason: str, instead: str) -
             Trait.ENCODES_STATES: "a low-rank momentum has no derivative where singular values are "
             "equal",
             Trait.SENDS_VARIABLES: "the reverse pass follows the parameters themselves",
+            Trait.VARIES_RANKS: "the reverse pass follows whole adapters",
             Trait.COMPRESSES_REPLIES: NO_SELECTION,
             Trait.COMPRESSES_MODEL: NO_SELECTION,
             Trait.CUSTOM_STAGE: "it is unknown whether the messages of your stage have a "

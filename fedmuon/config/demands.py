@@ -9,7 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from fedmuon.config import incompatible
-from fedmuon.config.facts import FACTS, choice_with, combines_adapters_by, compresses, method_with
+from fedmuon.config.facts import (
+    FACTS,
+    choice_with,
+    combines_adapters_by,
+    compresses,
+    gives_ranks,
+    method_with,
+)
 from fedmuon.config.methods import PRIVATE
 from fedmuon.config.schema import OrthogonalizerTable
 from fedmuon.core.choices import is_own
@@ -108,10 +115,21 @@ MEAN_OF_PRODUCTS = Demand(
     {Trait.LATE_REPLIES: "replies to different models have no common product of factors"},
     instead="set adapters = 'factors'",
 )
+ADAPTER_RANKS = Demand(
+    gives_ranks,
+    {
+        Trait.LATE_REPLIES: "replies of different ranks have no common change of the model",
+        Trait.ENCODES_STATES: "messages can be compressed only once",
+        Trait.COMPRESSES_REPLIES: "messages can be compressed only once",
+        Trait.CUSTOM_STAGE: "it is unknown whether your stage can read adapters of other ranks",
+        Trait.DRAWS_RANDOM_NUMBERS: "random steps would change rows that a client does not use",
+    },
+    instead="leave adapter-ranks out",
+)
 OF_ANY_RUN = (
     *(CENTRED_DATA, FEATURES, MATRIX_TASK, HEAVY_TAILED, LABELLED_TEXT),
     *(COMPRESSION, EF21, SERVER_STEPS, POLARGRAD, BIAS_CORRECTED, FEDBUFF),
-    MEAN_OF_PRODUCTS,
+    *(MEAN_OF_PRODUCTS, ADAPTER_RANKS),
 )
 
 # Demands of privacy per example
@@ -125,6 +143,7 @@ PRIVATE_RECIPE = Demand(
         Trait.STORES_CLIENT_STATES: "the privacy guarantee does not cover stored states",
         Trait.RECOMPUTES: "gradients of single examples are computed from stored activations",
         Trait.SKETCHES_GRADIENTS: "the privacy guarantee does not cover this second release",
+        Trait.VARIES_RANKS: "noise would fill the rows that a client does not use",
     },
 )
 UNIFORM_COHORTS = Demand(
@@ -175,6 +194,7 @@ CLIENT_LEVEL = Demand(
         Trait.MEASURES_CLIENTS: "these measurements contain no noise",
         Trait.STORES_CLIENT_STATES: "the privacy guarantee does not cover stored states",
         Trait.SKETCHES_GRADIENTS: "the privacy guarantee does not cover this second release",
+        Trait.VARIES_RANKS: "updates of all clients must have the same size",
         Trait.COMPRESSES_MODEL: "releases are added to the exact model and not to a compressed "
         "model",
         Trait.NOISE_PER_STEP: "it protects whole clients",

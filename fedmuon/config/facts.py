@@ -38,6 +38,11 @@ def combines_adapters_by(*ways: str) -> Named:
     return where(key, ways.__contains__, lambda config: reads(config, key))
 
 
+gives_ranks = where(  # the function `named` about [federation] adapter-ranks
+    "federation.adapter-ranks", bool, lambda config: reads(config, "federation.adapter-ranks")
+)
+
+
 def server_keeps_muon(config: Config) -> bool:
     """Return whether the server averages the states of the orthogonalizer and of `aux`."""
     return has(config.local.recipe, "centralized") and has(config.local.recipe, "orthogonalizes")
@@ -93,6 +98,11 @@ FACTS: tuple[Fact[Config], ...] = (
         Trait.SENDS_VARIABLES,
         combines_adapters_by("subspace"),
         "Set adapters = 'factors'",
+    ),
+    Fact(
+        Trait.VARIES_RANKS,
+        gives_ranks,
+        "Leave adapter-ranks out",
     ),
     Fact(
         Trait.SKETCHES_GRADIENTS,

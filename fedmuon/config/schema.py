@@ -76,6 +76,18 @@ def _none_or_own(value: str) -> str:
     )
 
 
+def _ranks(value: str) -> str:
+    """Accept integers of 1 or more that are separated by commas, and the empty text."""
+    parts = [part.strip() for part in value.split(",")] if value.strip() else []
+    for part in parts:
+        if not part.isdecimal() or int(part) < 1:
+            raise ValueError(
+                f"{part!r} is no rank. Write integers of 1 or more, separated by commas, such as "
+                "'4, 8, 16'"
+            )
+    return ", ".join(str(int(part)) for part in parts)
+
+
 def _share_or_count(value: float) -> float:
     """Accept a share of at most 1, or an integer number of samples."""
     if value > 1 and value != int(value):
@@ -222,6 +234,10 @@ TRAINED_NETWORK = ReadIf("task.name", "matrix".__ne__, "networks", "set [task] n
 SUBSPACE_ADAPTERS = (
     TRAINED_NETWORK,
     ReadIf("federation.adapters", using("federation.adapters", "subspace-rounds")),
+)
+ADAPTERS_OF_EACH_RANK = (
+    TRAINED_NETWORK,
+    ReadIf("federation.adapters", using("federation.adapters", "adapter-ranks")),
 )
 DIRICHLET_PARTITION = ReadIf("federation.partition", using("federation.partition", "alpha"))
 COLUMN_PARTITION = ReadIf("federation.partition", ("column",), "data whose clients are known")
@@ -680,6 +696,14 @@ class Federation(Table):
         "their gradient, and the server sends all factors in every round. The adapters need room "
         "for one more subspace.",
         read_if=SUBSPACE_ADAPTERS,
+    )
+    adapter_ranks: Annotated[Text, AfterValidator(_ranks)] = key(
+        "",
+        "Ranks of the adapters of clients, separated by commas, such as `4, 8, 16`. The clients "
+        "take them in turn: client 0 takes the first. A client trains and returns that many rows "
+        "of A and columns of B. If `adapter-ranks` is empty, all clients train whole adapters.",
+        read_if=ADAPTERS_OF_EACH_RANK,
+        values="integers of 1 or more, separated by commas",
     )
     partition: Annotated[Text, AfterValidator(_named("federation.partition"))] = key(
         "dirichlet", "How samples are divided among the clients."
@@ -1743,7 +1767,8 @@ LATER = tuple(
                   "personal-weight", "rank", "qkv", "muon", "renormalize"),
         "task": ("head", "positions", "label-smoothing", "lora-alpha", "lora-layers",
                  "base-dtype", "checkpointing"),
-        "federation": ("stage", "adapters", "subspace-rounds", "subspace-bases"),
+        "federation": ("stage", "adapters", "subspace-rounds", "subspace-bases",
+                        "adapter-ranks"),
         "privacy": ("blocks", "buffers", "max-lot"),
         "output": ("fine-tune", "clients", "average"),
         "compression": ("uplink", "downlink", "share", "levels", "rank", "iterations",

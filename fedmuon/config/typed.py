@@ -74,6 +74,7 @@ FederationKeys = TypedDict(
         "adapters": Literal["factors", "freeze-a", "exact", "subspace"],
         "subspace-rounds": int,
         "subspace-bases": Literal["random", "gradient"],
+        "adapter-ranks": str,
         "partition": Literal["dirichlet", "iid", "shards", "quantity", "column"] | str,
         "seed": int,
         "options": Mapping[str, Any],

@@ -263,13 +263,21 @@ CHOICES: dict[str, tuple[Choice, ...]] = {
         ),
     ),
     "federation.adapters": (
-        Choice("factors", "mean of each factor; the error of their product is recorded"),
+        Choice(
+            "factors",
+            "mean of each factor; the error of their product is recorded",
+            keys=("adapter-ranks",),
+        ),
         Choice(
             "freeze-a",
             "the factor A of B A is fixed, and only B is trained and sent (FFA-LoRA)",
             cites=("ffa-lora",),
         ),
-        Choice("exact", "mean of the products B A, as factors of the same rank"),
+        Choice(
+            "exact",
+            "mean of the products B A, as factors of the same rank",
+            keys=("adapter-ranks",),
+        ),
         Choice(
             "subspace",
             "U X V' with shared random bases, of which only X is trained and sent "

@@ -12,6 +12,7 @@ from fedmuon.core.demands import setting
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.optim.adapter_means import FactorError, exact_mean
+from fedmuon.optim.adapter_ranks import AdapterRanks
 from fedmuon.optim.adapters import Pair, find_pairs, require_pairs
 from fedmuon.optim.frozen_factors import with_frozen
 from fedmuon.optim.gradient_bases import FollowingSubspaces, with_following_subspaces
@@ -21,6 +22,7 @@ from fedmuon.optim.subspaces import Subspaces, require_states_of_0, with_subspac
 from fedmuon.tasks.base import Params, Task, split_statistics
 
 KEY, BASES = "federation.adapters", "federation.subspace-bases"
+RANKS = "federation.adapter-ranks"
 PRIVATE = "Choose recipe = 'dp-sgd' or 'dp-muon', or set adapters = 'freeze-a'"
 SIMPLER = "Choose another recipe, such as fedavg, local-muon, fedmuon or local-adamw"
 
@@ -31,15 +33,17 @@ def with_adapters(config: Config, recipe: Recipe, task: Task) -> Recipe:
     Raise an error if the model has no adapters, or if the recipe does not fit the value.
     """
     way = config.federation.adapters if reads(config, KEY) else "factors"
-    if way == "factors":
+    ranks = config.federation.adapter_ranks if reads(config, RANKS) else ""
+    if way == "factors" and not ranks:
         if has(config.local.recipe, "adapters"):
             require_pairs(_start(task), setting(config, "local.recipe"))
         return _measured(config, recipe, task)
     start = _start(task)
-    pairs = require_pairs(start, setting(config, KEY))
+    pairs = require_pairs(start, setting(config, RANKS if ranks else KEY))
     pairs = tuple(p for p in pairs if not recipe.is_personal(p.a) and not recipe.is_personal(p.b))
     _require_fitting(config, recipe, start, pairs)
-    return WAYS[way](config, recipe, start, pairs)
+    recipe = WAYS[way](config, recipe, start, pairs)
+    return _with_ranks(config, recipe, start, pairs) if ranks else recipe
 
 
 def _start(task: Task) -> Params:
@@ -63,6 +67,25 @@ def _names(task: Task) -> list[str]:
     """Return the names of parameters, without computing their values if the task is a network."""
     module = getattr(task, "module", None)
     return [*_start(task)] if module is None else [name for name, _ in module.named_parameters()]
+
+
+def _factors(config: Config, recipe: Recipe, start: Params, pairs: tuple[Pair, ...]) -> Recipe:
+    _require_mean(config, recipe)
+    shares = recipe.aggregate.shares
+    stages = () if shares is None else (FactorError(shares),)
+    return replace(recipe, stages=(*stages, *recipe.stages))
+
+
+def _with_ranks(config: Config, recipe: Recipe, start: Params, pairs: tuple[Pair, ...]) -> Recipe:
+    """Return the recipe with the stage of [federation] adapter-ranks."""
+    ranks = tuple(int(rank) for rank in config.federation.adapter_ranks.split(","))
+    for pair in pairs:
+        if max(ranks) > (rank := start[pair.a].shape[1]):
+            raise InputError(
+                f"{setting(config, RANKS)} contains {max(ranks)}, but the adapter of {pair.layer} "
+                f"has rank {rank}. Use ranks of at most {rank}, or raise the rank of the adapters."
+            )
+    return replace(recipe, stages=(*recipe.stages, AdapterRanks(pairs, ranks)))
 
 
 def _frozen(config: Config, recipe: Recipe, start: Params, pairs: tuple[Pair, ...]) -> Recipe:
@@ -120,6 +143,7 @@ def _subspace(config: Config, recipe: Recipe, start: Params, pairs: tuple[Pair, 
 
 
 WAYS: dict[str, Callable[[Config, Recipe, Params, tuple[Pair, ...]], Recipe]] = {
+    "factors": _factors,  # with [federation] adapter-ranks
     "freeze-a": _frozen,
     "exact": _exact,
     "subspace": _subspace,
@@ -130,7 +154,7 @@ def _require_fitting(
     config: Config, recipe: Recipe, start: Params, pairs: tuple[Pair, ...]
 ) -> None:
     """Raise an error if a rule or a state of the recipe needs both factors as they are."""
-    value, named = setting(config, KEY), _named(config)
+    value, named = setting(config, _key(config)), _named(config)
     if recipe.client is not None or recipe.direction or recipe.persistent:
         raise InputError(
             f"{named} stores or returns more than trained models and momenta, but {value} does "
@@ -149,10 +173,16 @@ def _require_fitting(
 def _require_mean(config: Config, recipe: Recipe) -> None:
     """Raise an error if the server does more than replace the model by the mean."""
     if recipe.server is not replace_by_mean and user_objects(config).recipe is None:
+        value = setting(config, _key(config))
         raise InputError(
-            f"the server of {_named(config)} takes its own steps, but {setting(config, KEY)} does "
-            f"not allow this, because such steps change factors one by one. {SIMPLER}."
+            f"the server of {_named(config)} takes its own steps, but {value} does not allow "
+            f"this, because such steps change factors one by one. {SIMPLER}."
         )
+
+
+def _key(config: Config) -> str:
+    """Return the key that an error about adapters names."""
+    return RANKS if config.federation.adapters == "factors" else KEY
 
 
 def _named(config: Config) -> str:

@@ -14,6 +14,7 @@ from fedmuon.federated.recipe_facts import FACTS, BuiltRecipe, if_recipe, of_con
 UNKNOWN_TO_LEDGER = "the ledger does not know what your stage sends"
 UNDOES_CLIPPING = "decoding can undo the clipping that the privacy guarantee needs"
 SECOND_RELEASE = "the privacy guarantee does not cover this second release"
+SAME_SIZE = "the noisy tensors of all clients must have the same size"
 UNCOUNTED = "the privacy guarantee does not count stored states"
 ONLY_ONCE = "messages can be compressed only once"
 MORE_THAN_UPDATE = "only the model update of a client is clipped and made noisy"
@@ -54,6 +55,7 @@ PRIVATE = Demand(
         Trait.STORES_CLIENT_STATES: UNCOUNTED,
         Trait.ENCODES_STATES: UNDOES_CLIPPING,
         Trait.SKETCHES_GRADIENTS: SECOND_RELEASE,
+        Trait.VARIES_RANKS: SAME_SIZE,
         Trait.CUSTOM_STAGE: UNKNOWN_TO_LEDGER,
     },
 )
@@ -63,6 +65,7 @@ CLIENT_LEVEL = Demand(
         Trait.STORES_CLIENT_STATES: UNCOUNTED,
         Trait.ENCODES_STATES: UNDOES_CLIPPING,
         Trait.SKETCHES_GRADIENTS: SECOND_RELEASE,
+        Trait.VARIES_RANKS: SAME_SIZE,
         Trait.COMPRESSES_MODEL: LEVEL_KEY.forbids[Trait.COMPRESSES_MODEL],
         Trait.CUSTOM_STAGE: UNKNOWN_TO_LEDGER,
         Trait.CLIENT_RULE: MORE_THAN_UPDATE,
@@ -102,6 +105,7 @@ COMPRESSION = Demand(
     {
         Trait.ENCODES_STATES: ONLY_ONCE,
         Trait.SENDS_VARIABLES: ONLY_ONCE,
+        Trait.VARIES_RANKS: ONLY_ONCE,
         Trait.COMPRESSES_REPLIES: ONLY_ONCE,
         Trait.COMPRESSES_MODEL: ONLY_ONCE,
     },

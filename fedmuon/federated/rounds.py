@@ -213,6 +213,8 @@ def train_group(
         start = repeated(received.params, count)
         for stage in recipe.stages:
             start = stage.adopt(start, first, memories)
+        for stage in recipe.stages:
+            start, states = split_model(stage.assign({MODEL: start, **states}, numbers))
         started, now = split_statistics(start)
         states |= _resumed(recipe, started, first, memories)
         params, states = started, recipe.chain.init(started, states)

@@ -1,6 +1,7 @@
 """The shapes and the bytes of the messages in a round."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from fedmuon.optim.chain import States
 from fedmuon.optim.client_privacy import ClientPrivacy
@@ -37,11 +38,21 @@ def sent_like(recipe: Recipe, params: Params, states: States) -> tuple[Params, S
     return split_model(trees)
 
 
-def returned_like(recipe: Recipe, params: Params, states: States) -> tuple[Params, States]:
-    """Return tensors with the shapes and dtypes that the arrays of a reply must have."""
+def returned_like(
+    recipe: Recipe, params: Params, states: States, client: int | None = None
+) -> tuple[Params, States]:
+    """Return tensors with the shapes and dtypes that the arrays of a reply must have.
+
+    Args:
+        recipe: The recipe.
+        params: The server's model.
+        states: The server's states.
+        client: The number of the client. By default, the tensors are those of the largest reply.
+    """
     trees = joint(recipe, params, states)
     for stage in recipe.stages:
-        trees = stage.returned_like(trees)
+        like = stage.returned_like if client is None else partial(stage.returned_by, client=client)
+        trees = like(trees)
     return split_model(trees)
 
 

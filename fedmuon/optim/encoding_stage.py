@@ -31,7 +31,7 @@ class EncodingStage(Stage):
 def require_encoded_once(stages: Sequence[Stage]) -> None:
     """Raise an error if two stages compress or encode the same tensors."""
     compressing = (Trait.COMPRESSES_REPLIES, Trait.COMPRESSES_MODEL)
-    encoding = {Trait.ENCODES_STATES, Trait.SENDS_VARIABLES}
+    encoding = {Trait.ENCODES_STATES, Trait.SENDS_VARIABLES, Trait.VARIES_RANKS}
     for fact in compressing:
         each = [stage for stage in stages if {fact, *encoding} & {*stage.facts}]
         if len(each) > 1:

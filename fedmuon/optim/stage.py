@@ -190,6 +190,19 @@ class Stage:
         """
         return models
 
+    def assign(self, trees: Trees, clients: Sequence[int]) -> Trees:
+        """Change the models and states from which clients start, after `adopt`.
+
+        Args:
+            trees: The models `[clients * replicas, ...]` and the received states, repeated for each
+                client.
+            clients: The numbers of the clients.
+
+        Returns:
+            The models and states from which the clients start.
+        """
+        return trees
+
     def reply(self, reply: Reply, received: Broadcast, memory: States) -> Reply:
         """Change the reply of a client before it is sent.
 
@@ -245,6 +258,17 @@ class Stage:
             message: The model and the returned states before `reply`.
         """
         return message
+
+    def returned_by(self, message: Trees, client: int) -> Trees:
+        """Return tensors like those of the reply of one client.
+
+        By default, the replies of all clients are like those of `returned_like`.
+
+        Args:
+            message: The model and the returned states before `reply`.
+            client: The number of the client.
+        """
+        return self.returned_like(message)
 
     def initial(self, model: Params, returned: Sequence[str]) -> States:
         """Return the states that the server stores for this stage, before the first round.

@@ -134,6 +134,14 @@ class GuardedStage(Stage):
             self.require_like("`adopt` returns", "it received", expected, actual, RESTORED)
             return adopted
 
+    def assign(self, trees: Trees, clients: Sequence[int]) -> Trees:
+        """Change the models and states from which clients start."""
+        with self.guard:
+            assigned = _trees(self.stage.assign(_copied(trees), tuple(clients)), "assign")
+            actual = self.tensor_forms(assigned, "`assign` returns")
+            self.require_like("`assign` returns", "it received", forms_of(trees), actual, RESTORED)
+            return assigned
+
     def reply(self, reply: Reply, received: Broadcast, memory: States) -> Reply:
         """Change the reply of a client before it is sent."""
         with _at(received.round, (reply.client,)), self.guard:
@@ -147,7 +155,9 @@ class GuardedStage(Stage):
                     f"`reply` returns a {type(changed).__name__}, but it must return a reply of "
                     "the same client. Return reply.with_trees(trees), for example."
                 )
-            self._require_announced("reply", "returned_like", reply.trees, changed.trees)
+            self._require_announced(
+                "reply", "returned_by", reply.trees, changed.trees, reply.client
+            )
             self._require_measured("reply", changed, len(reply.loss))
             self._require_stored(reply, changed)
             return changed
@@ -193,6 +203,11 @@ class GuardedStage(Stage):
         with self.guard:
             return _trees(self.stage.returned_like(_copied(message)), "returned_like")
 
+    def returned_by(self, message: Trees, client: int) -> Trees:
+        """Return tensors like those of a client's changed reply."""
+        with self.guard:
+            return _trees(self.stage.returned_by(_copied(message), client), "returned_by")
+
     def initial(self, model: Params, returned: Sequence[str]) -> States:
         """Return the states that the server stores for the stage, before the first round."""
         with self.guard:
@@ -220,12 +235,16 @@ class GuardedStage(Stage):
         if actual != expected:
             raise self.wrong(f"{difference(action, source, expected, actual)}. {remedy}")
 
-    def _require_announced(self, method: str, like: str, message: Trees, changed: Trees) -> None:
-        key = like, tuple(forms_of(message).items())
-        if key not in self._announced:  # depends only on names, shapes and dtypes
-            self._announced[key] = self.tensor_forms(
-                getattr(self, like)(message), f"`{like}` returns"
-            )
+    def _require_announced(
+        self, method: str, like: str, message: Trees, changed: Trees, client: int = 0
+    ) -> None:
+        if type(self.stage).returned_by is Stage.returned_by and like == "returned_by":
+            like = "returned_like"  # which is the same for all clients
+        clients = (client,) if like == "returned_by" else ()
+        key = like, clients, tuple(forms_of(message).items())
+        if key not in self._announced:  # depends only on names, shapes, dtypes and the client
+            announced = getattr(self, like)(message, *clients)
+            self._announced[key] = self.tensor_forms(announced, f"`{like}` returns")
         expected, actual = self._announced[key], self.tensor_forms(changed, f"`{method}` returns")
         self.require_like(f"`{method}` returns", f"`{like}` announces", expected, actual, ANNOUNCED)
 

@@ -99,6 +99,30 @@ def balanced(product: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
     return signs[:, None] * A, B * signs
 
 
+# Clients of different ranks
+
+
+def of_ranks(method: Method, ranks: Sequence[int]) -> Method:
+    """Client i trains adapters of its own rank, and the server fills its replies with zeros."""
+
+    def cut(tree: Tree, rank: int) -> Tree:
+        return {name: x[:rank] if "lora_A" in name else x[:, :rank] for name, x in tree.items()}
+
+    def filled(tree: Tree, like: Tree) -> Tree:
+        after = {name: np.zeros_like(like[name]) for name in tree}
+        for name, x in tree.items():
+            after[name][: x.shape[0], : x.shape[1]] = x
+        return after
+
+    def client(visit: Visit, received: Trees, own: Trees) -> Trees:
+        rank = ranks[visit.client % len(ranks)]
+        small = {tree: cut(x, rank) for tree, x in received.items()}
+        returned = method.client(visit, small, own)
+        return {tree: filled(x, received[MODEL]) for tree, x in returned.items()}
+
+    return replace(method, client=client)
+
+
 # FedSubMuon
 
 

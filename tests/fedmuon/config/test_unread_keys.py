@@ -50,7 +50,7 @@ OTHER: dict[str, Any] = {
     "orthogonalizer.options": (("odd", 1),),
     "federation.aggregate": "median", "federation.partition": "iid",
     "federation.stage": STAGE, "federation.adapters": "exact", "federation.subspace-rounds": 2,
-    "federation.subspace-bases": "gradient",
+    "federation.subspace-bases": "gradient", "federation.adapter-ranks": "1, 2",
     "federation.clients": 4, "federation.per-round": 2, "federation.rounds": 3,
     "federation.risk-weights": "uniform", "federation.seed": 9,
     "task.name": "network", "task.model": "tanh-cnn", "task.width": 12, "task.depth": 1,
@@ -219,6 +219,7 @@ ELSEWHERE = {
     "data.folder", "data.target", "data.client", "data.tokenizer", "data.pad-token", "task.weights",
     "federation.subspace-rounds",  # tests/fedmuon/federated/test_adapters_of_runs.py
     "federation.subspace-bases",  # tests/fedmuon/federated/test_stage_conformance.py
+    "federation.adapter-ranks",  # tests/fedmuon/federated/test_stage_conformance.py
     "task.lora-rank", "task.lora-alpha", "task.lora-layers",  # test_causal_lm.py
     "task.base-dtype", "task.checkpointing",  # tests/fedmuon/tasks/test_checkpointing.py
     "engine.name",

@@ -298,6 +298,88 @@ def test_sketches_are_rejected_in_private_runs() -> None:
             built(config("subspace", adapted(0.0, 4), federation=federation, **tables))
 
 
+# Ranks of clients
+
+
+def with_ranks(way: str, ranks: str, rank: int = 3, **tables: Any) -> Config:
+    federation = {"adapter-ranks": ranks, **tables.pop("federation", {})}
+    return config(way, adapted(0.0, rank), federation=federation, **tables)
+
+
+@pytest.mark.parametrize("recipe", ["fedavg", "fedmuon", "local-adamw", "fedprox", "lora-muon"])
+@pytest.mark.parametrize("way", ["factors", "exact"])
+def test_unused_rows_of_a_client_stay_0(way: str, recipe: str) -> None:
+    """The models before the replies are cut, from momenta that are not 0 in all rows."""
+    made = built(with_ranks(way, "1, 2", local={"recipe": recipe, "lr": 0.01}))
+    state = begin(made.recipe, made.task, made.plan.seed)
+    cut = made.recipe.stages[-1]
+    uncut = replace(cut, ranks=(3,))  # returns all rows, but its clients start as before
+
+    class Whole(type(cut)):
+        def reply(self, reply: Any, received: Any, memory: Any) -> Any:
+            return reply
+
+        def assign(self, trees: Any, clients: Any) -> Any:
+            return cut.assign(trees, clients)
+
+    whole = Whole(uncut.pairs, uncut.ranks)
+    for _ in range(3):
+        clients = [made.client(int(client)) for client in made.plan.participants(state.round)]
+        recipe_of = replace(made.recipe, stages=(*made.recipe.stages[:-1], whole))
+        other = replace(made, recipe=recipe_of)
+        _, replies, _ = run_round(other, state, clients)
+        for reply in replies:
+            rank = (1, 2)[reply.client % 2]
+            for trees in reply.trees.values():
+                for layer in ("0", "2"):
+                    if f"{layer}.lora_A.weight" in trees:
+                        assert not trees[f"{layer}.lora_A.weight"][:, rank:].any()
+                        assert not trees[f"{layer}.lora_B.weight"][..., rank:].any()
+                        assert trees[f"{layer}.lora_A.weight"][:, :rank].any()
+        state, _, _ = run_round(made, state, clients)
+
+
+def test_each_reply_has_the_bytes_of_its_rank(tmp_path: Path) -> None:
+    table = with_ranks("exact", "1, 3", local={"recipe": "fedavg"})
+    execute(table, tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").open()]
+    row = (4 + 7) + (3 + 4)  # numbers of a rank of both adapters
+    for line in lines:
+        ranks = [(1, 3)[client % 2] for client in line["participants"]]
+        assert line["bytes_up"] == 8 * row * sum(ranks)
+        assert line["bytes_down"] == 3 * 8 * row * 3  # all clients get the same message
+    assert {sum((1, 3)[client % 2] for client in line["participants"]) for line in lines} != {9}
+
+
+def test_products_of_clients_of_different_ranks_are_averaged_exactly() -> None:
+    """Each client starts from the best approximation of its rank to the server's product."""
+    made = built(with_ranks("exact", "1, 2, 3", local={"recipe": "fedavg"}))
+    state = begin(made.recipe, made.task, made.plan.seed)
+    for _ in range(2):
+        state, models = one_round(made, state)
+    pair = find_pairs(state.params)[0]
+    exact = torch.stack([product(model, pair) for model in models]).mean(0)
+    U, values, V = np.linalg.svd(exact[0].numpy())
+    np.testing.assert_allclose(product(state.params, pair)[0].numpy(),
+                               U[:, :3] * values[:3] @ V[:3], atol=1e-13)  # fmt: skip
+    stage = made.recipe.stages[-1]
+    for client in range(3):
+        rank = client + 1
+        start = stage.assign({"model": dict(state.params)}, [client])["model"]
+        best = U[:, :rank] * values[:rank] @ V[:rank]
+        np.testing.assert_allclose(product(start, pair)[0].numpy(), best, atol=1e-13)
+
+
+def test_equal_ranks_change_nothing() -> None:
+    for way in ("factors", "exact"):
+        plain, ranked = (
+            ended(built(config(way, adapted(0.0, 3)))),
+            ended(built(with_ranks(way, "3"))),
+        )
+        for name, value in plain.params.items():
+            assert torch.equal(value, ranked.params[name])
+
+
 # What is rejected
 
 REJECTED: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -317,6 +399,21 @@ REJECTED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "one period": (
         "subspace", {"federation": {"subspace-bases": "gradient"}}, "the first period are random",
+    ),
+    "ranks of a client rule": (
+        "factors", {"federation": {"adapter-ranks": "1, 2"}, "local": {"recipe": "scaffold"}},
+        "adapter-ranks = '1, 2' does not allow",
+    ),
+    "ranks and second moments": (
+        "factors", {"federation": {"adapter-ranks": "1, 2"},
+                    "local": {"recipe": "adamw", "lr": 0.01}}, "averages the state 'adamw'",
+    ),
+    "ranks and a server's steps": (
+        "factors", {"federation": {"adapter-ranks": "1, 2"}, "local": {"recipe": "fedavgm"}},
+        "takes its own steps, but .* adapter-ranks",
+    ),
+    "a rank that is too large": (
+        "exact", {"federation": {"adapter-ranks": "1, 4"}}, "contains 4, but .* has rank 2",
     ),
     "LoRA-Muon on X": ("subspace", {"local": {"recipe": "lora-muon"}}, "one matrix between them"),
     "late replies": (
@@ -340,6 +437,18 @@ def test_unsuitable_settings_are_rejected(name: str) -> None:
     with pytest.raises(InputError, match=words) as error:
         built(config(way, **tables))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("ranks", ["0", "1, x", "2,,3", "-1", "1.5"])
+def test_ranks_are_integers(ranks: str) -> None:
+    with pytest.raises(InputError, match=r"is no rank\. Write integers"):
+        config("exact", federation={"adapter-ranks": ranks})
+
+
+@pytest.mark.parametrize("way", ["freeze-a", "subspace"])
+def test_other_means_have_one_rank(way: str) -> None:
+    with pytest.raises(InputError, match="adapter-ranks = '1, 2' has no effect"):
+        config(way, federation={"adapter-ranks": "1, 2"})
 
 
 def test_a_model_without_adapters_or_with_trained_ones_is_rejected() -> None:

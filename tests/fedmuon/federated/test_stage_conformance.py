@@ -305,6 +305,16 @@ STAGES: dict[str, Row] = {
         lambda config: adapters.following(methods.fedmuon(LR), 1, 2, 2), module=wide,
         on_engines={"task": {"name": ADAPTED.replace("fresh", "wide")}},
     ),
+    **{
+        f"clients of different ranks, {way}": Row(
+            {"federation": {"adapters": way, "adapter-ranks": "1, 2"}},
+            lambda case, change=change: case._replace(
+                method=adapters.of_ranks(change(methods.fedmuon(LR)), (2, 1))),
+            lambda config, change=change: adapters.of_ranks(change(methods.fedmuon(LR)), (1, 2)),
+            module=fresh, on_engines={"task": {"name": ADAPTED}},
+        )
+        for way, change in (("factors", lambda method: method), ("exact", adapters.exact))
+    },
     "late replies": late(),
     "late signs": late(
         Channel(compressors.sign, "error"), fedavg, local=FEDAVG,
@@ -410,12 +420,13 @@ def test_messages_have_the_announced_shapes(name: str) -> None:
     clients = [made.client(int(client)) for client in made.plan.participants(0)]
     _, replies, _ = run_round(made, state, clients)
     of_round = state.params, state.states
-    announced = sent_like(made.recipe, *of_round), returned_like(made.recipe, *of_round)
-    plain = sent_like(bare, *of_round), returned_like(bare, *of_round)
-    messages = broadcast(made.recipe, state), *replies
+    before = returned_like(bare, *of_round)
+    messages = [(broadcast(made.recipe, state), sent_like(made.recipe, *of_round),
+                 sent_like(bare, *of_round))]  # fmt: skip
+    messages += [(reply, returned_like(made.recipe, *of_round, reply.client), before)
+                 for reply in replies]  # fmt: skip
     changed = False
-    for message, k in zip(messages, (0, *(1 for _ in replies)), strict=True):
-        (params, states), (params_before, states_before) = announced[k], plain[k]
+    for message, (params, states), (params_before, states_before) in messages:
         assert shapes(message.trees) == shapes({"model": params, **states})
         changed |= shapes(message.trees) != shapes({"model": params_before, **states_before})
     assert changed == STAGES[name].shapes

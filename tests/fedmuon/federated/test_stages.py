@@ -268,6 +268,49 @@ def sum_of_last_axes(update: Any) -> Any:
     return update.flatten(1).norm(dim=1).view(-1, 1, 1)
 
 
+def by_client(self: Any, message: Any, client: int) -> Any:
+    return {**message, **({"odd": {"n": torch.ones(1)}} if client % 2 else {})}
+
+
+def odd_reply(self: Any, reply: Any, received: Any, memory: Any) -> Any:
+    return reply.with_trees(by_client(self, reply.trees, reply.client))
+
+
+def without_odd(self: Any, replies: Any, received: Any, server: Any) -> Any:
+    def plain(trees: Any) -> Any:
+        return {name: tree for name, tree in trees.items() if name != "odd"}
+
+    return [reply.with_trees(plain(reply.trees)) for reply in replies], {}
+
+
+def test_a_stage_assigns_models_to_clients() -> None:
+    """Client 0 starts from another model, and the results of `assign` are checked."""
+
+    def assign(self: Any, trees: Any, clients: Any) -> Any:
+        lower = torch.tensor([0.5 if client == 0 else 1.0 for client in clients])
+        lower = lower.repeat_interleave(len(trees["model"]["weight"]) // len(clients))
+        return {**trees, "model": {n: v * lower[:, None, None] for n, v in trees["model"].items()}}
+
+    def result(stage: Any) -> Any:
+        named = small(TABLES, federation={"stage": "given"}).with_objects(UserObjects(stage=stage))
+        experiment = build_experiment(resolve(named))
+        start = begin(experiment.recipe, experiment.task, 0)
+        shift = {name: value + 1 for name, value in start.params.items()}
+        return simulate(experiment, replace(start, params=shift)).params["weight"]
+
+    assert not torch.equal(result(made(assign=assign)()), result(Stage()))
+    wrong = made(assign=lambda self, trees, clients: {"model": {}})
+    with pytest.raises(InputError, match=r"`assign` returns no tensor 'model\.weight'"):
+        result(wrong())
+
+
+def test_replies_may_depend_on_the_client() -> None:
+    stage = made(reply=odd_reply, read=without_odd, returned_by=by_client)
+    with_stage(stage())
+    with pytest.raises(InputError, match="but `returned_like` announces no such tensor"):
+        with_stage(made(reply=odd_reply, read=without_odd)())
+
+
 SOUND = [
     storing(lambda client, memory: {"n": torch.ones(1), "b": torch.tensor(True)}),
     counting(lambda server: {"count": {"n": server.states["count"]["n"] + 1}}),
