@@ -35,9 +35,11 @@ from fedmuon.core.errors import InputError, rounded_up
 from fedmuon.core.files import AFRESH, Record, finite, read_bytes
 from fedmuon.federated.build import ResolvedConfig
 from fedmuon.federated.experiment import Experiment, Round
-from fedmuon.federated.traffic import update_like
-from fedmuon.optim.client_privacy import level_of
-from fedmuon.optim.stage import ServerState
+from fedmuon.federated.traffic import joint
+from fedmuon.optim.chain import States
+from fedmuon.optim.client_privacy import ClientPrivacy, level_of
+from fedmuon.optim.recipe import Recipe
+from fedmuon.optim.stage import ServerState, Trees
 from fedmuon.privacy.accounting.composition import (
     LEAST_NOISE,
     Answer,
@@ -362,6 +364,16 @@ def require_accountable(
     require_counted(mechanism, rates, experiment.plan.steps, blocks, delta, tensors)
     if mechanism.quantile is not None:  # the private count must leave some noise for the sums
         mechanism.quantile.of_sums(mechanism.noise, blocks)
+
+
+def update_like(recipe: Recipe, params: Params, states: States) -> Trees:
+    """Return tensors like those of a client's update that privacy of clients clips."""
+    trees = joint(recipe, params, states)
+    for stage in recipe.stages:
+        if isinstance(stage, ClientPrivacy):
+            break
+        trees = stage.returned_like(trees)
+    return trees
 
 
 def _spent_at_most(unit: PerExample | PerClient, blocks: int, delta: float, cut: float) -> float:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from fedmuon.optim.chain import States
-from fedmuon.optim.client_privacy import ClientPrivacy
 from fedmuon.optim.recipe import Recipe, first_state
 from fedmuon.optim.stage import MODEL, Reply, ServerState, Trees, split_model
 from fedmuon.tasks.base import Params, split_statistics
@@ -18,16 +17,6 @@ def joint(recipe: Recipe, params: Params, states: States) -> Trees:
         for name in recipe.returned
     }
     return {MODEL: params, **returned}
-
-
-def update_like(recipe: Recipe, params: Params, states: States) -> Trees:
-    """Return tensors like those of a client's update that privacy of clients clips."""
-    trees = joint(recipe, params, states)
-    for stage in recipe.stages:
-        if isinstance(stage, ClientPrivacy):
-            break
-        trees = stage.returned_like(trees)
-    return trees
 
 
 def sent_like(recipe: Recipe, params: Params, states: States) -> tuple[Params, States]:

@@ -8,9 +8,9 @@ from fedmuon.config.user_objects import user_objects
 from fedmuon.core.demands import setting
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.partition import are_uneven
+from fedmuon.federated.accountant import update_like
 from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.rounds import begin
-from fedmuon.federated.traffic import update_like
 from fedmuon.optim.adapters import find_pairs
 from fedmuon.optim.client_privacy import level_of
 from fedmuon.optim.recipe import shared_part
