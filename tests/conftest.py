@@ -59,6 +59,7 @@ GROUPS = {
     "deployments": (
         "tests/experiments/engines/test_deployment.py",
         "tests/fedmuon/federated/test_stage_conformance.py::test_super_link_equals_inline",
+        "tests/fedmuon/tasks/test_causal_lm_engines.py::test_ray_and_a_super_link_equal_inline",
     ),
     "clusters": (
         "tests/fedmuon/federated/test_engines_agree.py",
@@ -85,6 +86,7 @@ GROUPS = {
         "tests/fedmuon/core/test_locks.py::test_two_private_runs_release_each_round_once",
         "tests/fedmuon/runs/test_run.py::test_no_room_on_the_disk_leaves_nothing_half_written",
         "tests/fedmuon/runs/test_run.py::test_resume_after_kill_9",
+        "tests/fedmuon/tasks/test_causal_lm_engines.py::test_resume_after_kill_9",
         "tests/experiments/suites/test_sweep.py::test_a_killed_sweep",
     ),
     "archives": ("tests/architecture/test_packaging.py",),

@@ -188,7 +188,7 @@ def plain_attention(
     if groups > 1:
         key, value = (part.repeat_interleave(groups, 1) for part in (key, value))
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = query @ key.mT * scaling + attention_mask
+    scores = (scaling * query) @ key.mT + attention_mask
     precision = torch.promote_types(scores.dtype, torch.float32)  # more than bfloat16
     weights = scores.softmax(-1, dtype=precision).to(value.dtype)
     return (weights @ value).transpose(1, 2), None
