@@ -30,11 +30,11 @@ from torch import Tensor
 
 from fedmuon.config.incompatible import LEAST_DELTA, in_one_process, one_client
 from fedmuon.config.load import Config, dump
-from fedmuon.config.schema import reads
 from fedmuon.core.errors import InputError, rounded_up
 from fedmuon.core.files import AFRESH, Record, finite, read_bytes
 from fedmuon.federated.build import ResolvedConfig
 from fedmuon.federated.experiment import Experiment, Round
+from fedmuon.federated.language_model import is_pretrained
 from fedmuon.federated.traffic import joint
 from fedmuon.optim.chain import States
 from fedmuon.optim.client_privacy import ClientPrivacy, level_of
@@ -598,7 +598,7 @@ class RunAccountant:
             BEYOND.format(target) if 0 < target < answer.upper else "",
             "" if unit.released.on_grid else LOW_BITS,
             *unit.notes(),
-            PRETRAINED if reads(config, "task.weights") and config.task.weights else "",
+            PRETRAINED if is_pretrained(config) else "",
             loose(delta, protected(config, unit.sizes, mechanism)),
             DIAGNOSTICS,
         ]

@@ -1,8 +1,9 @@
-"""What a config says about the frozen weights of a pretrained language model."""
+"""What a config says about the weights of a pretrained language model."""
 
 import torch
 
 from fedmuon.config.load import Config
+from fedmuon.config.schema import reads
 from fedmuon.config.user_objects import user_objects
 from fedmuon.core.choices import DOCUMENTS
 from fedmuon.core.errors import InputError
@@ -41,3 +42,9 @@ def tokenizer_of(config: Config) -> str:
             )
         return passed.base
     return config.task.weights if config.task.name == "causal-lm" else ""
+
+
+def is_pretrained(config: Config) -> bool:
+    """Return whether a run starts from weights that were trained on other data."""
+    named = reads(config, "task.weights") and bool(config.task.weights)
+    return named or isinstance(user_objects(config).task, BroughtAdapters)
