@@ -70,7 +70,7 @@ def test_heads_that_lie_next_to_each_other_and_heads_of_another_size(capsys: Any
     """GPT-NeoX stores q, k and v of one head together. T5 can have heads of any size."""
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, T5Config, T5EncoderModel
 
-    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
              "num_attention_heads": 4, "vocab_size": 40}  # fmt: skip
     neox = GPTNeoXForCausalLM(GPTNeoXConfig(**sizes))
     name = "gpt_neox.layers.0.attention.query_key_value.weight"

@@ -289,7 +289,8 @@ def test_one_process_with_fully_shard_takes_the_same_steps() -> None:
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
 
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # type: ignore[attr-defined]  # not in __all__, but documented
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         model = fully_shard(language_model())
         optimizer = muon_with_aux(model)
