@@ -71,9 +71,12 @@ def _names(task: Task) -> list[str]:
 
 def _factors(config: Config, recipe: Recipe, start: Params, pairs: tuple[Pair, ...]) -> Recipe:
     _require_mean(config, recipe)
-    shares = recipe.aggregate.shares
-    stages = () if shares is None else (FactorError(shares),)
-    return replace(recipe, stages=(*stages, *recipe.stages))
+    if recipe.aggregate.shares is None:
+        raise InputError(
+            f"{setting(config, RANKS)} needs a weighted mean, because rows that few clients use "
+            "have the median 0. Set [federation] aggregate = 'mean' or 'by-samples'."
+        )
+    return replace(recipe, stages=(FactorError(recipe.aggregate.shares), *recipe.stages))
 
 
 def _with_ranks(config: Config, recipe: Recipe, start: Params, pairs: tuple[Pair, ...]) -> Recipe:

@@ -1,4 +1,4 @@
-"""Adapters whose rank depends on the client (as in HetLoRA, arXiv:2401.06432).
+"""Adapters whose rank depends on the client, as in HetLoRA (arXiv:2401.06432).
 
 The server has factors A [R, n] and B [m, R]. Client i has rank r_i <= R: it starts from the first
 r_i rows of A and columns of B, and returns them. The other rows and columns are 0 on the client.

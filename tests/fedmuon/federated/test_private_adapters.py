@@ -69,9 +69,10 @@ def test_a_private_run_equals_the_loop_over_examples(way: str, recipe: str, rule
 def test_clipping_counts_the_trained_variables_alone() -> None:
     """With norms over both factors, the sums would differ."""
     module = adapted(0.5, 2)
-    for way, tables in (("freeze-a", {}), ("subspace", SPACE)):
-        made = built(with_module(config(way, **tables), fresh()))
-        problem, mechanism = problem_of(config(way, **tables)), made.recipe.mechanism
+    for way in ("freeze-a", "subspace"):
+        table = config(way, **WAYS[way][0])
+        made, problem = built(table), problem_of(table)
+        mechanism = made.recipe.mechanism
         assert mechanism is not None and mechanism.space is not None
         trained = {name: value.detach()[None].double() for name, value in module.named_parameters()
                    if value.requires_grad}  # fmt: skip

@@ -255,18 +255,18 @@ def test_a_private_step_keeps_its_claim() -> None:
 class HalfNoise(Mechanism):
     """Draws half the noise that it is asked for."""
 
-    def releases(self, task, batches, draws, step=0):
+    def releases(self, task, batches, draws, step=0, round=0):
         quiet = Mechanism(self.clipping, self.noise / 2, self.lot, self.repeatable)
-        return quiet.releases(task, batches, draws, step)
+        return quiet.releases(task, batches, draws, step, round)
 
 
 class TwiceTheBound(Mechanism):
     """Clips at 2 C, with noise for C."""
 
-    def releases(self, task, batches, draws, step=0):
+    def releases(self, task, batches, draws, step=0, round=0):
         loose = replace(self.clipping, bound=2 * self.clipping.bound)
         same = Mechanism(loose, self.noise / 2, self.lot, self.repeatable)
-        return same.releases(task, batches, draws, step)
+        return same.releases(task, batches, draws, step, round)
 
 
 class WholeLots(Mechanism):
