@@ -185,7 +185,7 @@ def _listed(names: Iterable[str]) -> str:
 # Key -> the word for its values
 KINDS = {
     "data.name": "source",
-    "federation.adapters": "average of adapters",
+    "federation.adapters": "adapter average",
     "federation.partition": "partition",
     "task.model": "model",
     "local.recipe": "optimizer",
@@ -691,9 +691,9 @@ class Federation(Table):
     subspace_bases: Literal["random", "gradient"] = key(
         "random",
         "Bases U and V of the periods of `subspace`. `random` draws them from the seed. With "
-        "`gradient`, the bases of all periods but the first span the largest directions of the "
-        "clients' mean gradient. In the last round of a period, clients also send two sketches of "
-        "their gradient, and the server sends all factors in every round. The adapters need room "
+        "`gradient`, the bases of all periods but the first come from sketches of the clients' "
+        "mean gradient. In the last round of a period, clients also send these sketches, "
+        "and the server sends all factors in every round. The adapters need room "
         "for one more subspace.",
         read_if=SUBSPACE_ADAPTERS,
     )
