@@ -254,7 +254,9 @@ def test_a_table_is_read_as_lines_with_the_same_keys(model: str, tmp_path: Path)
     ]
     assert sources[0].owner_names == sources[1].owner_names == ("c0", "c1")
     assert np.array_equal(sources[0].inputs, sources[1].inputs)
-    assert sources[0].owner is not None and np.array_equal(sources[0].owner, sources[1].owner)
+    owners = [source.owner for source in sources]
+    assert owners[0] is not None and owners[1] is not None
+    assert np.array_equal(owners[0], owners[1])
 
 
 def test_text_without_prompts_is_predicted(model: str, tmp_path: Path) -> None:
