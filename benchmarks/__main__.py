@@ -5,8 +5,8 @@
 
 The page shows every ratio with its aim, both times, and the machine. Compare only ratios of the
 same run. The page is printed at the end, and written as page.txt and page.html. Until then, stderr
-shows the progress. If a part fails, its row states the reason. `python -m benchmarks.plan` is not
-included; run it separately.
+shows the progress. If a part fails, its row states the reason. `python -m benchmarks.plan` and
+`python -m benchmarks.language_models` are not included; run them separately.
 
 `--before` runs each part in turn in the source tree of an earlier commit and in this tree, and
 prints our seconds in both. A ratio below 1 means that the part has become slower.

@@ -72,7 +72,8 @@ def peft_model(rank: int) -> Any:
     logging.disable_progress_bar()
     place = stored_model("smollm2")
     model = AutoModelForCausalLM.from_pretrained(**place.arguments, dtype=torch.float32)
-    model.is_quantized = False  # its weights were dequantized, which the Trainer does not see
+    # The weights were dequantized, which the Trainer does not see.
+    object.__setattr__(model, "is_quantized", False)
     settings = peft.LoraConfig(
         r=rank, lora_alpha=2 * rank, target_modules="all-linear",
         task_type="CAUSAL_LM",

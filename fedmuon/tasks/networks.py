@@ -103,6 +103,7 @@ class NetworkTask:
     convolves: bool = field(init=False)
     channels_last: bool = field(init=False)  # memory order of convolution weights during a call
     statistics: tuple[str, ...] = field(init=False)  # names of running statistics
+    shares_parameters: bool = field(init=False)  # whether a parameter has several names
     axes: tuple[int, ...] = field(init=False)  # axis of the samples in the input of each dropout
     stack_limit: int = field(init=False)  # number of parameters up to which a batch is faster
     chunks: Chunks = field(init=False)
@@ -130,6 +131,8 @@ class NetworkTask:
             "saved": saved,
             "axes": trial.axes,
             "statistics": tuple(statistics_of(self.module)),
+            # The search for shared parameters takes time in each call of a model with many layers.
+            "shares_parameters": _shares_parameters(self.module),
             "products": sum(param.numel() for param in self.module.parameters()) + 64 * saved,
             "convolves": any(isinstance(layer, _ConvNd) for layer in self.module.modules()),
             # With channels as the last axis in memory, oneDNN convolves and torch pools faster. A
@@ -392,7 +395,9 @@ class NetworkTask:
         rows = inputs.reshape(-1, *self.shape)
         rows = rows.long() if self.whole else rows
         with self.masks(keys):
-            return functional_call(self.own_module(), params, (rows,))
+            return functional_call(
+                self.own_module(), params, (rows,), tie_weights=self.shares_parameters
+            )
 
     def total(
         self, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor, keys: Tensor
@@ -432,6 +437,13 @@ class NetworkTask:
         if right.ndim > 1:
             right = mean_of(right.to(self.dtype), targets)
         return loss, {"accuracy": right}
+
+
+def _shares_parameters(module: nn.Module) -> bool:
+    names, different = (
+        sum(1 for _ in module.named_parameters(remove_duplicate=again)) for again in (False, True)
+    )
+    return names > different
 
 
 @contextmanager

@@ -49,6 +49,7 @@ def config_of(model: Path, texts: Path, way: str, rounds: int = 3, **engine: str
     lr = 0.02 if WAYS[way] == "lora-muon" else 0.1
     return tiny(
         model, texts,
+        data={"train": 101, "test": 25},  # a SuperLink needs numbers that fit the texts
         federation={
             "adapters": way, "rounds": rounds, "clients": CLIENTS, "per-round": 2,
             **({"subspace-rounds": 2} if way == "subspace" else {}),
