@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fedmuon.config.typed import Tables
     from fedmuon.core.errors import InputError
     from fedmuon.core.trial import in_trial
+    from fedmuon.data.corpora import text_data
     from fedmuon.experiments.accounts import (
         AuditResult,
         NoiseResult,
@@ -100,6 +101,7 @@ _PLACES = {
     "Tables": "config.typed",
     "Task": "tasks.user_task",
     "in_trial": "core.trial",
+    "text_data": "data.corpora",
     **dict.fromkeys(("audit", "audit_run", "epsilon", "sigma"), "experiments.accounts"),
     **dict.fromkeys(
         (
@@ -215,6 +217,7 @@ __all__ = [
     "stages",
     "suite",
     "sweep",
+    "text_data",
     "unlearn",
 ]
 

@@ -1,4 +1,4 @@
-"""Documents that clients own: books of a bible, files of fortunes, your text files, JSONL and CSV.
+"""Documents that clients own: books of a bible, fortunes, text files, JSONL, CSV, or your rows.
 
 Each client's documents become a sequence of tokens, which is cut into windows of T + 1 tokens. The
 model predicts each token of a window except the first. A token that the model reads but does not
@@ -10,7 +10,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -169,18 +169,88 @@ def jsonl(
             "[data] name = 'jsonl' needs the tokens of a pretrained model. Set [task] name = "
             "'causal-lm'."
         )
+    lines = _lines(path, [key for key in (prompt, response, client) if key])
+    return _dialogues("jsonl", lines, tokens, context, (prompt, response, client), str(path))
+
+
+def text_data(
+    rows: Iterable[Mapping[str, Any]],
+    weights: str,
+    context: int = 64,
+    prompt: str = "prompt",
+    response: str = "response",
+    client: str = "client",
+) -> Source:
+    """Return prompts and responses of clients as data for the task causal-lm.
+
+    Pass the result to `fedmuon.run` as `data`. The last fifth of each client's rows is held out.
+
+    Args:
+        rows: The rows, such as a `datasets.Dataset`, or a list of dicts.
+        weights: The pretrained model whose tokens and chat template are used: the value of `[task]
+            weights`.
+        context: The context length T. Each window has T + 1 tokens.
+        prompt: The key of the prompt in a row. If empty, the model learns to predict all text.
+        response: The key of the response.
+        client: The key of the client that owns the row. If empty, one client owns all rows.
+
+    Returns:
+        The windows of tokens, with the clients that own them.
+
+    Raises:
+        InputError: If a row has no such text, or the model has no tokenizer.
+
+    Example:
+        >>> import fedmuon
+        >>> rows = [{"prompt": "2 + 2?", "response": "4", "client": "a"}]
+        >>> data = fedmuon.text_data(rows, "smollm2", client="owner")
+        Traceback (most recent call last):
+            ...
+        fedmuon.core.errors.InputError: row 0 has no 'owner': add it, or pass prompt, ...
+    """
+    keys = [key for key in (prompt, response, client) if key]
+    lines = []
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise InputError(
+                f"row {number} is a {type(row).__name__}, but each row must be a mapping from keys "
+                "to texts, as in a datasets.Dataset"
+            )
+        for key in keys:
+            if row.get(key) in (None, ""):
+                raise InputError(
+                    f"row {number} has no {key!r}: add it, or pass prompt, response and client "
+                    f"with the names of the keys. This row has the keys {listed(row)}."
+                )
+        lines.append(row)
+    if not lines:
+        raise InputError("rows is empty. Pass at least one row with a text.")
+    tokens, place = model_tokens(weights), "the rows that you passed"
+    return _dialogues("text_data", lines, tokens, context, (prompt, response, client), place)
+
+
+def _dialogues(
+    name: str,
+    lines: Sequence[Mapping[str, Any]],
+    tokens: ModelTokens,
+    context: int,
+    keys: tuple[str, str, str],
+    place: str,
+) -> Source:
+    """Return windows of prompts, which are only read, and responses, which are predicted."""
+    prompt, response, client = keys
     owned: dict[str, list[list[int]]] = {}
-    for line in _lines(path, [key for key in (prompt, response, client) if key]):
+    for line in lines:
         question = tokens.question(str(line[prompt])) if prompt else []
         read = [-1 - token for token in question]
         written = tokens.encode(str(line[response]))
         end = [] if tokens.end is None else [tokens.end]
         owned.setdefault(str(line[client]) if client else "", []).append([*read, *written, *end])
     parts = []
-    for name, dialogues in owned.items():
+    for owner, dialogues in owned.items():
         cut = len(dialogues) - len(dialogues) // HELD_OUT
-        parts.append(Owned(name, _joined(dialogues[:cut]), _joined(dialogues[cut:])))
-    return packed("jsonl", parts, context, tokens.vocabulary, str(path))
+        parts.append(Owned(owner, _joined(dialogues[:cut]), _joined(dialogues[cut:])))
+    return packed(name, parts, context, tokens.vocabulary, place)
 
 
 def _lines(path: Path, keys: Iterable[str]) -> list[dict[str, Any]]:

@@ -6,14 +6,16 @@ import shutil
 import struct
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from language_models import VOCABULARY, save_model, save_texts, save_tokenizer
 
+import fedmuon
 from fedmuon.core.errors import InputError
 from fedmuon.data import corpora
-from fedmuon.data.corpora import Owned, bible_text, expanded, packed
+from fedmuon.data.corpora import Owned, bible_text, expanded, packed, text_data
 from fedmuon.data.pretrained import model_tokens
 from fedmuon.data.readers import available, read, read_mapped
 
@@ -207,6 +209,30 @@ def test_prompts_are_read_and_responses_predicted(model: str, tmp_path: Path) ->
     renamed = read("jsonl", folder=str(path), context=6, tokenizer=model, prompt="q", response="a",
                    client="")  # fmt: skip
     assert renamed.owner_names == ("",) and renamed.classes == 1
+
+
+def test_rows_in_python_are_read_as_lines(model: str, tmp_path: Path) -> None:
+    turns = [{"prompt": f"q{k}?", "response": f"a{k}!", "client": k % 2} for k in range(10)]
+    (path := tmp_path / "chat.jsonl").write_text(lines(*turns))
+    from_file = read("jsonl", folder=str(path), context=6, tokenizer=model)
+    rows = text_data(iter(turns), model, context=6)
+    assert np.array_equal(rows.inputs, from_file.inputs)
+    assert rows.owner_names == from_file.owner_names
+    task = {"name": "causal-lm", "weights": model, "lora-rank": 2}
+    federation = {"partition": "column", "rounds": 1, "per-round": 2}
+    result = fedmuon.run({"task": task, "federation": federation,
+                          "local": {"recipe": "local-adamw", "lr": 0.01}}, data=rows,
+                         out=tmp_path / "run")  # fmt: skip
+    assert result.summary["test_loss"] < result.summary["untrained"]["test_loss"]
+
+
+@pytest.mark.parametrize("rows, said", [
+    ([], "rows is empty"), (["q"], "row 0 is a str"),
+    ([{"prompt": "q"}], "row 0 has no 'response'"),
+])  # fmt: skip
+def test_rows_without_texts_are_rejected(model: str, rows: list[Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        text_data(rows, model)
 
 
 def test_prompts_use_the_chat_template(tmp_path: Path) -> None:
