@@ -121,9 +121,10 @@ class NetworkTask:
         saved = max(1, trial.saved if self.activations is None else self.activations)
         # The factor 3 leaves space for temporary tensors.
         limit = MEMORY.get(device, 1 << 32) // (3 * entry * saved)
-        # Products with few samples are slow, so activations may take the space of frozen weights.
+        # Each product reads all frozen weights, so products with few samples are slow. The
+        # activations may therefore take twice the space of frozen weights.
         frozen = {value.data_ptr(): value.nbytes for value in self.module.buffers()}
-        limit = max(limit, sum(frozen.values()) // (entry * saved))
+        limit = max(limit, 2 * sum(frozen.values()) // (entry * saved))
         called = [self.loss, self.targets, *(self.metrics or {}).values()]
         thread_safe = device == "cpu" and copyable(self.module) and all(map(stateless, called))
         modules = PerThread(partial(deepcopy, self.module)) if thread_safe else lambda: self.module
