@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from fedmuon.core.files import Record
 from fedmuon.data.unseen import UNSEEN, VALIDATION
 from fedmuon.federated.experiment import Round
+from fedmuon.federated.rounds import begin
 from fedmuon.federated.text_losses import client_losses, left_out_samples
 from fedmuon.optim.stage import ServerState
 from fedmuon.runs.directory import NO_FILES
@@ -30,8 +31,15 @@ class UnseenClients(Observer):
         return self.last
 
     def end(self, state: ServerState) -> tuple[Record, Mapping[str, bytes]]:
-        """Return the losses of the final model."""
-        return self.last or self._measured(state), NO_FILES
+        """Return the losses of the final model, and the loss of the untrained model."""
+        experiment, seed = self.run.experiment, self.run.config.federation.seed
+        before = self._measured(begin(experiment.recipe, experiment.task, seed))
+        losses = {
+            f"{prefix}_loss_before": before[f"{prefix}_loss"]
+            for prefix in PREFIXES.values()
+            if f"{prefix}_loss" in before
+        }
+        return (self.last or self._measured(state)) | losses, NO_FILES
 
     def _measured(self, state: ServerState) -> Record:
         fields: Record = {}

@@ -17,11 +17,13 @@ from torch.nn.functional import cross_entropy
 from fedmuon.config.load import parse
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.pretrained import model_tokens
+from fedmuon.data.unseen import UNSEEN
 from fedmuon.experiments.inspect.page import of_run
 from fedmuon.experiments.inspect.status import run_status
 from fedmuon.experiments.run import execute
+from fedmuon.federated.build import build_task, resolve
 from fedmuon.federated.continuations import PROMPTS
-from fedmuon.federated.text_losses import client_losses
+from fedmuon.federated.text_losses import client_losses, left_out_samples
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.causal_lm import causal_lm, merged
 from fedmuon.tasks.generation import continued
@@ -148,6 +150,12 @@ def test_a_run_writes_losses_and_texts(tmp_path: Path, monkeypatch: pytest.Monke
     assert summary["unseen_loss"] == pytest.approx(np.mean(unseen))
     assert summary["unseen_loss_worst_decile"] == pytest.approx(max(unseen))
     assert summary["validation_clients_loss"] > 0
+    task = build_task(resolve(config), (13,), 6, END + 1)
+    part = left_out_samples(resolve(config), task, UNSEEN)
+    assert part is not None
+    first = client_losses(task, task.initial(generator(0, Draw.INITIAL)), *part[:2])
+    assert summary["unseen_loss_before"] == pytest.approx(first.loss, rel=1e-6)
+    assert summary["unseen_loss_before"] != summary["unseen_loss"]
     records = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").open()]
     assert records[-1]["unseen_loss"] == summary["unseen_loss"] != records[0]["unseen_loss"]
     texts = json.loads((tmp_path / "run" / "continuations.json").read_text())
