@@ -42,7 +42,7 @@ def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "books.toml").write_text(tomli_w.dumps(config))
     typed = [line for block in blocks("sh") for line in block.splitlines()]
     assert [shlex.split(line)[:2] for line in typed] == [
-        ["fedmuon", "plan"], ["fedmuon", "run"], ["fedmuon", "report"],
+        ["fedmuon", "run"], ["fedmuon", "report"],
     ]  # fmt: skip
     for line in typed:
         command(*shlex.split(line)[1:])
