@@ -40,10 +40,32 @@ def with_adapters(config: Config, recipe: Recipe, task: Task) -> Recipe:
         return _measured(config, recipe, task)
     start = _start(task)
     pairs = require_pairs(start, setting(config, RANKS if ranks else KEY))
-    pairs = tuple(p for p in pairs if not recipe.is_personal(p.a) and not recipe.is_personal(p.b))
+    pairs = _shared(config, recipe, pairs)
     _require_fitting(config, recipe, start, pairs)
     recipe = WAYS[way](config, recipe, start, pairs)
     return _with_ranks(config, recipe, start, pairs) if ranks else recipe
+
+
+def _shared(config: Config, recipe: Recipe, pairs: tuple[Pair, ...]) -> tuple[Pair, ...]:
+    """Return the adapters that do not stay with the clients.
+
+    Raise an error if a client would share only one factor of an adapter, or no adapter at all.
+    """
+    value = setting(config, _key(config))
+    for pair in pairs:
+        if recipe.is_personal(pair.a) != recipe.is_personal(pair.b):
+            stays, other = (pair.a, pair.b) if recipe.is_personal(pair.a) else (pair.b, pair.a)
+            raise InputError(
+                f"{value} needs both factors of an adapter, but {stays} is personal, and {other} "
+                "is not. Make both factors personal, or neither."
+            )
+    shared = tuple(pair for pair in pairs if not recipe.is_personal(pair.a))
+    if not shared:
+        raise InputError(
+            f"{value} has no effect, because all adapters are personal. Make fewer adapters "
+            "personal, or leave this key out."
+        )
+    return shared
 
 
 def _start(task: Task) -> Params:

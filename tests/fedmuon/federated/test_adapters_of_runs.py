@@ -440,6 +440,29 @@ def test_unsuitable_settings_are_rejected(name: str) -> None:
     assert "\n" not in str(error.value)
 
 
+PERSONAL_WAYS: dict[str, dict[str, Any]] = {
+    "freeze-a": {}, "exact": {}, "subspace": {"subspace-rounds": 2},
+    "factors": {"adapter-ranks": "1, 2"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", PERSONAL_WAYS)
+def test_personal_factors_come_in_pairs(way: str) -> None:
+    """With one personal factor, A would be trained with `freeze-a`, and ranks would be ignored."""
+
+    def with_personal(pattern: str) -> Experiment:
+        local = {"recipe": "fedper", "personal": pattern}
+        return built(config(way, federation=PERSONAL_WAYS[way], local=local))
+
+    for pattern, other in (("*lora_A*", "0.lora_B.weight"), ("2.lora_B*", "2.lora_A.weight")):
+        with pytest.raises(InputError, match=rf"both factors .* {other} is not\. Make both"):
+            with_personal(pattern)
+    with pytest.raises(InputError, match="no effect, because all adapters are personal"):
+        with_personal("*lora*")
+    after = ended(with_personal("0.*")).params  # the control
+    assert bool(after["2.lora_B.weight"].any())
+
+
 @pytest.mark.parametrize("ranks", ["0", "1, x", "2,,3", "-1", "1.5"])
 def test_ranks_are_integers(ranks: str) -> None:
     with pytest.raises(InputError, match=r"is no rank\. Write integers"):
