@@ -63,11 +63,13 @@ LEAST = 10  # minimum number of canaries
 # Maximum number of rehearsed canaries, and maximum number of normal variates for the rehearsal.
 REHEARSALS, NUMBERS = 10_000, 2**23
 SEES = ("releases", "model")
+ENTRIES = "its canaries are entries of all parameters"
 BY_ONE_RUN: Demand[Config] = Demand(
     lambda subject: "an audit by one run",
     {
         Trait.OTHER_PROCESSES: "it must see the releases",
         Trait.SENDS_VARIABLES: "its canaries are entries of parameters",
+        Trait.TRAINS_VARIABLES: ENTRIES,
     },
 )
 KNOWN_LAW: Demand[Mechanism] = Demand(  # of the releases of a mechanism
@@ -75,7 +77,7 @@ KNOWN_LAW: Demand[Mechanism] = Demand(  # of the releases of a mechanism
     {
         Trait.FIXED_ORDER: "it supports only Poisson lots",
         Trait.ADAPTS_CLIPPING: "it supports only a fixed clipping bound",
-        Trait.TRAINS_VARIABLES: "its canaries are entries of all parameters",
+        Trait.TRAINS_VARIABLES: ENTRIES,
     },
 )
 OF_EXAMPLES: Demand[Config] = Demand(

@@ -100,6 +100,11 @@ FACTS: tuple[Fact[Config], ...] = (
         "Set adapters = 'factors'",
     ),
     Fact(
+        Trait.TRAINS_VARIABLES,
+        combines_adapters_by("freeze-a"),
+        "Set adapters = 'factors'",
+    ),
+    Fact(
         Trait.VARIES_RANKS,
         gives_ranks,
         "Leave adapter-ranks out",

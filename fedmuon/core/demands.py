@@ -83,7 +83,7 @@ class Trait(StrEnum):
     ADAPTS_CLIPPING = "changes the clipping bound, and so the scale of the noise, during the run"
     CORRELATES_NOISE = "correlates the noise of several steps"
     FLOATING_POINT_NOISE = "computes with floating-point numbers"
-    TRAINS_VARIABLES = "clips the gradients of a part of the parameters, or of other variables"
+    TRAINS_VARIABLES = "trains only a part of the parameters, or other variables"
     FIXED_ORDER = "cuts lots from an order of the samples"
     # Models
     UNTIED_HEAD = "needs a decoder that predicts tokens"

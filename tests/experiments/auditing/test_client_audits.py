@@ -51,7 +51,7 @@ ONCE = {"federation": {"clients": 80, "per-round": 80, "rounds": 1}, "local": {"
 
 def given(privacy: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     """SMALL with other keys."""
-    mixed = {name: {**table, **changes.get(name, {})} for name, table in SMALL.items()}
+    mixed = {name: {**SMALL.get(name, {}), **changes.get(name, {})} for name in SMALL | changes}
     return mixed | {"privacy": {**SMALL["privacy"], **(privacy or {})}}
 
 
@@ -216,6 +216,8 @@ def test_an_audit_by_removing_one_client(quiet: int, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(("changes", "more", "said"), [
     ({}, {"count": 41}, "at most 40, because canaries replace clients"),
     ({"privacy": {"noise": 0.0}}, {}, "Set \\[privacy\\] noise above 0"),
+    ({"federation": {"adapters": "freeze-a"}, "task": {"name": "network", "model": "linear"}}, {},
+     "a part of the parameters.* canaries are entries of all parameters"),
 ])  # fmt: skip
 def test_what_cannot_be_audited_is_refused(
     changes: dict[str, Any], more: dict[str, Any], said: str, tmp_path: Path
