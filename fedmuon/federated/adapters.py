@@ -24,6 +24,7 @@ from fedmuon.tasks.base import Params, Task, split_statistics
 KEY, BASES = "federation.adapters", "federation.subspace-bases"
 RANKS = "federation.adapter-ranks"
 PRIVATE = "Choose recipe = 'dp-sgd' or 'dp-muon', or set adapters = 'freeze-a'"
+FIXED_BOUND = "Set [privacy] quantile = 0, or adapters = 'freeze-a'"
 SIMPLER = "Choose another recipe, such as fedavg, local-muon, fedmuon or local-adamw"
 
 
@@ -191,8 +192,15 @@ def _require_fitting(
         if odd and names and config.federation.adapters != "freeze-a":
             raise InputError(
                 f"{named} averages the state {state!r}, which contains {odd[0]!r}, but {value} can "
-                f"only reset states like momenta. {PRIVATE if recipe.mechanism else SIMPLER}."
+                f"only reset states like momenta. {_fix(recipe)}."
             )
+
+
+def _fix(recipe: Recipe) -> str:
+    """Return how to avoid averages of states other than momenta."""
+    if recipe.mechanism is None:
+        return SIMPLER
+    return PRIVATE if recipe.mechanism.quantile is None else FIXED_BOUND
 
 
 def _require_mean(config: Config, recipe: Recipe) -> None:

@@ -13,6 +13,7 @@ from fedmuon.config.methods import average_of
 from fedmuon.config.user_objects import user_objects
 from fedmuon.core.choices import named as names_with
 from fedmuon.core.demands import Fact, Trait, setting
+from fedmuon.optim.aggregator import equal_shares
 from fedmuon.optim.chain import PERSONAL
 from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.stage import Stage
@@ -100,8 +101,10 @@ def _custom_stage(built: BuiltRecipe) -> str:
 
 
 def _may_weight_by_size(built: BuiltRecipe) -> bool:
-    averages = built.recipe.aggregate.averages
-    return not averages and built.config.federation.aggregate not in UNWEIGHTED
+    aggregate = built.recipe.aggregate
+    if aggregate.averages or aggregate.shares is equal_shares:  # also of products of adapters
+        return False
+    return built.config.federation.aggregate not in UNWEIGHTED
 
 
 FACTS: tuple[Fact[BuiltRecipe], ...] = (

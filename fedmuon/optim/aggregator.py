@@ -170,7 +170,9 @@ def mean() -> Aggregator:
                 total[name].add_(value, alpha=1 / count)
         return total
 
-    def shares(replies: Sequence[Any]) -> list[float]:
-        return [1 / len(replies)] * len(replies)
+    return Aggregator(apply, stacked=True, averages=True, shares=equal_shares)
 
-    return Aggregator(apply, stacked=True, averages=True, shares=shares)
+
+def equal_shares(replies: Sequence[Any]) -> list[float]:
+    """Return the weight 1/K of each of K replies."""
+    return [1 / len(replies)] * len(replies)

@@ -20,6 +20,7 @@ from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.run import execute
 from fedmuon.federated.rounds import begin
+from fedmuon.optim.stage import Reply
 
 N, LR, LOT, BOUND, NOISE, MEMORY = 5, 0.3, 6.0, 0.05, 0.7, 0.9
 ROUNDS, STEPS = 4, 2
@@ -146,6 +147,26 @@ def test_other_private_recipes(recipe: str, way: str) -> None:
         return
     after = ended(built(table)).params
     assert all(bool(value.isfinite().all()) for value in after.values())
+
+
+def test_an_error_about_an_adapted_bound_names_its_key() -> None:
+    """The recipe is not the reason."""
+    for way in ("exact", "subspace"):
+        table = config(way, "dp-muon", **WAYS[way][0], privacy={"quantile": 0.5})
+        with pytest.raises(InputError, match=r"'log-bound', .* Set \[privacy\] quantile = 0"):
+            built(table)
+    built(config("freeze-a", "dp-muon", privacy={"quantile": 0.5}))
+
+
+def test_add_remove_accepts_the_plain_mean_of_products() -> None:
+    """Its weights do not depend on the numbers of samples, which this adjacency hides."""
+    privacy = {"adjacency": "add-remove", "population": 90}
+    replies = [Reply(k, {}, {}, torch.zeros(1), samples) for k, samples in enumerate((5, 50))]
+    made = built(config("exact", "dp-muon", privacy=privacy))
+    assert made.recipe.aggregate.shares is not None
+    assert [*made.recipe.aggregate.shares(replies)] == [0.5, 0.5]
+    with pytest.raises(InputError, match="may weight clients by their number of samples"):
+        config("exact", "dp-muon", privacy=privacy, federation={"aggregate": "by-samples"})
 
 
 def test_a_private_run_can_be_repeated_and_resumed(tmp_path: Path) -> None:
