@@ -64,8 +64,8 @@ def exact_mean(mean: Aggregator) -> Aggregator:
 
     Where a singular value is 0, a row of A that is 0, too, could never be trained. This row is a
     right singular vector instead, with the root mean square length of the clients' rows, as at the
-    start of LoRA. States of the same factors, such as momenta, become 0, because they belong to
-    the former factors.
+    start of LoRA. Rows of 0, which a client of lower rank does not use, do not count. States of the
+    same factors, such as momenta, become 0, because they belong to the former factors.
 
     Args:
         mean: A weighted mean.
@@ -83,8 +83,8 @@ def exact_mean(mean: Aggregator) -> Aggregator:
         for pair in pairs:
             a, b = factors_of(combined, pair)
             left, right = stacked_mean(models, weights, pair)
-            size = torch.stack([factors_of(model, pair)[0] for model in models]).square().mean(0)
-            a, b, norms = refactored(left, right, a.shape[1], size.sum(2).mean(1).sqrt())
+            rows = torch.stack([factors_of(model, pair)[0] for model in models])
+            a, b, norms = refactored(left, right, a.shape[1], _typical_length(rows))
             combined[pair.a] = a.reshape(combined[pair.a].shape)
             combined[pair.b] = b.reshape(combined[pair.b].shape)
             parts.append(norms)
@@ -137,6 +137,12 @@ def refactored(
     )
     discarded = torch.linalg.vector_norm(values[:, rank:], dim=1)
     return a, b, (discarded, torch.linalg.vector_norm(values, dim=1))
+
+
+def _typical_length(rows: Tensor) -> Tensor:
+    """Return the root mean square length [S] of those rows [K, S, r, n] that are not 0."""
+    squares = rows.square().sum(3)
+    return (squares.sum((0, 2)) / (squares > 0).sum((0, 2)).clamp(min=1)).sqrt()
 
 
 def _zero(params: Params) -> Tensor:

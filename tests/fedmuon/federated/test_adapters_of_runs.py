@@ -30,7 +30,7 @@ from fedmuon.optim.adapter_means import exact_mean, refactored
 from fedmuon.optim.adapters import find_pairs, product
 from fedmuon.optim.aggregator import mean
 from fedmuon.optim.aggregators import by_samples, median
-from fedmuon.optim.stage import ServerState, Stage
+from fedmuon.optim.stage import Reply, ServerState, Stage
 from fedmuon.runs.checkpoints import restored
 from fedmuon.runs.directory import RunDirectory
 from fedmuon.tasks.decoder import Form, decoder, gpt2_law
@@ -365,6 +365,24 @@ def test_products_of_clients_of_different_ranks_are_averaged_exactly() -> None:
         start = stage.assign({"model": dict(state.params)}, [client])["model"]
         best = U[:, :rank] * values[:rank] @ V[:rank]
         np.testing.assert_allclose(product(start, pair)[0].numpy(), best, atol=1e-13)
+
+
+def test_rows_that_no_client_uses_keep_the_length_of_other_rows() -> None:
+    """Two clients of rank 1 leave the second row without a singular value, as B = 0 does."""
+    pair = find_pairs(["lora_A", "lora_B"])[0]
+
+    def after(used: int) -> torch.Tensor:
+        a, b = torch.zeros(1, 2, 7, dtype=torch.float64), torch.zeros(1, 4, 2, dtype=torch.float64)
+        a[:, :used, 0], b[:, 0, 0] = 0.5, 1.0
+        reply = Reply(0, {pair.a: a, pair.b: b}, {}, torch.zeros(1))
+        combined, _ = exact_mean(mean()).combine(
+            [reply, reply], {"discarded": torch.zeros(1).double()}
+        )
+        return combined[pair.a][0].norm(dim=1)
+
+    for used in (1, 2):
+        assert float(after(used)[1]) == pytest.approx(0.5)
+        assert float(after(used)[0]) == pytest.approx(0.5**0.5)
 
 
 def test_equal_ranks_change_nothing() -> None:
