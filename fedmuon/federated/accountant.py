@@ -30,6 +30,7 @@ from torch import Tensor
 
 from fedmuon.config.incompatible import LEAST_DELTA, in_one_process, one_client
 from fedmuon.config.load import Config, dump
+from fedmuon.config.schema import reads
 from fedmuon.core.errors import InputError, rounded_up
 from fedmuon.core.files import AFRESH, Record, finite, read_bytes
 from fedmuon.federated.build import ResolvedConfig
@@ -81,6 +82,11 @@ BEYOND = (
 PRETRAINED = (
     "The guarantee assumes that the pretrained weights are public. Epsilon does not cover a text "
     "on which they were trained, even if a client has the same text."
+)
+WINDOWS = (
+    "An example is a window that predicts at most {} tokens, and epsilon protects one window. A "
+    "longer text is several examples, and a change of its length moves all later windows of the "
+    "client. To protect all text of a client, set [privacy] level = 'client'."
 )
 DIAGNOSTICS = (
     "Losses and accuracies are measured on the data without noise and are not part of the "
@@ -207,15 +213,18 @@ class PerExample:
         return settings | spent
 
     def notes(self) -> list[str]:
-        """Return a note if some clients have fewer samples than a lot."""
+        """Return notes on windows of text, and on clients with fewer samples than a lot."""
+        context = self.config.data.context if reads(self.config, "data.context") else 0
+        of_text = [WINDOWS.format(context)] if context else []
         few = int((self.sizes < self.released.lot).sum())
         if not few or self.released.public_rate:
-            return []
+            return of_text
         have = "has" if few == 1 else "have"
         return [
+            *of_text,
             f"{few} of {len(self.sizes)} clients {have} fewer samples than lot = "
             f"{self.released.lot:g}. A client with too few samples uses all its samples in each "
-            f"lot, but the sum is still divided by lot = {self.released.lot:g}."
+            f"lot, but the sum is still divided by lot = {self.released.lot:g}.",
         ]
 
 

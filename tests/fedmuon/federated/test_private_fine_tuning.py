@@ -121,6 +121,15 @@ def test_a_run_says_what_it_assumes(tables: dict[str, Any], tmp_path: Path) -> N
     assert "does not cover a text on which they were trained" in note
 
 
+def test_a_run_says_that_an_example_is_a_window(tables: dict[str, Any], tmp_path: Path) -> None:
+    """Windows are cut from the joined text of a client, so a line is no example."""
+    note = execute(by_example(tables, "subspace"), tmp_path / "run")["privacy"]["note"]
+    assert "a window that predicts at most 12 tokens, and epsilon protects one window." in note
+    below = {"local": {"recipe": "fedavg", "batch": 4}, "privacy": {"level": "client"}}
+    note = execute(parse(merged(tables, below)), tmp_path / "other")["privacy"]["note"]
+    assert "window" not in note  # the control
+
+
 def test_a_run_notes_that_adapters_are_clipped_separately(tables: dict[str, Any]) -> None:
     for clipping in ("block", "flat"):
         config = resolve(by_example(tables, "subspace", clipping=clipping))
