@@ -12,7 +12,7 @@ from fedmuon.core.demands import setting
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.optim.adapter_means import FactorError, exact_mean
-from fedmuon.optim.adapter_ranks import AdapterRanks
+from fedmuon.optim.adapter_ranks import AdapterRanks, with_ranks
 from fedmuon.optim.adapters import Pair, find_pairs, require_pairs
 from fedmuon.optim.frozen_factors import with_frozen
 from fedmuon.optim.gradient_bases import FollowingSubspaces, with_following_subspaces
@@ -111,7 +111,12 @@ def _with_ranks(config: Config, recipe: Recipe, start: Params, pairs: tuple[Pair
                 f"{setting(config, RANKS)} contains {max(ranks)}, but the adapter of {pair.layer} "
                 f"has rank {rank}. Use ranks of at most {rank}, or raise the rank of the adapters."
             )
-    return replace(recipe, stages=(*recipe.stages, AdapterRanks(pairs, ranks)))
+    if len(ranks) > (clients := config.federation.clients):
+        raise InputError(
+            f"{setting(config, RANKS)} contains {len(ranks)} ranks, but there are only {clients} "
+            f"clients, so some ranks have no effect. Use at most {clients} ranks."
+        )
+    return with_ranks(recipe, AdapterRanks(pairs, ranks))
 
 
 def _frozen(config: Config, recipe: Recipe, start: Params, pairs: tuple[Pair, ...]) -> Recipe:

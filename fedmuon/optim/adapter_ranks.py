@@ -2,8 +2,9 @@
 
 The server has factors A [R, n] and B [m, R]. Client i has rank r_i <= R: it starts from the first
 r_i rows of A and columns of B, and returns them. The other rows and columns are 0 on the client.
-They stay 0, because their gradients are 0: dL/dB = G A^T and dL/dA = B^T G. The server fills
-replies with zeros. So the mean of the products is that of the clients' models.
+Their gradients are 0, too: dL/dB = G A^T and dL/dA = B^T G. An orthogonalizer could still fill
+them, as U V^T of a singular value decomposition does, so a last link sets their steps to 0. The
+server fills replies with zeros. So the mean of the products is that of the clients' models.
 
 With the mean of the products (`adapter_means.exact_mean`), the server's factors are those of a
 singular value decomposition, in descending order. What client i uses is then the best
@@ -11,16 +12,17 @@ approximation of rank r_i.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fedmuon.core.demands import Trait
 from fedmuon.optim.adapters import Pair
-from fedmuon.optim.chain import States
+from fedmuon.optim.chain import Chain, Context, Link, State, States
 from fedmuon.optim.encoding_stage import EncodingStage
-from fedmuon.optim.stage import Broadcast, Reply, ServerState, Trees
+from fedmuon.optim.recipe import Recipe
+from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, Trees
 from fedmuon.tasks.base import Params
 
 Change = Callable[[Tensor, int], Tensor]  # (a factor, the axis of its rank) -> the changed factor
@@ -107,6 +109,17 @@ class AdapterRanks(EncodingStage):
             return {name: change(x, axes[name]) if name in axes else x for name, x in tree.items()}
 
         return {name: changed(tree) for name, tree in trees.items()}
+
+
+def with_ranks(recipe: Recipe, ranks: AdapterRanks) -> Recipe:
+    """Return the recipe, whose clients train only the rows and columns of their rank."""
+
+    def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
+        return ranks.assign({MODEL: direction}, context.clients)[MODEL], state
+
+    cut = Link("ranks", lambda params: {}, update, knows_client=True)
+    chain = Chain((*recipe.chain.links, cut))
+    return replace(recipe, chain=chain, stages=(*recipe.stages, ranks))
 
 
 def _with_zeros(value: Tensor, axis: int, size: int) -> Tensor:

@@ -306,11 +306,23 @@ def with_ranks(way: str, ranks: str, rank: int = 3, **tables: Any) -> Config:
     return config(way, adapted(0.0, rank), federation=federation, **tables)
 
 
-@pytest.mark.parametrize("recipe", ["fedavg", "fedmuon", "local-adamw", "fedprox", "lora-muon"])
+def filling(stack: torch.Tensor, lam: float = 0.1) -> torch.Tensor:
+    """An orthogonalizer that returns rows of norm 1 also for rows of 0."""
+    u, _, v = torch.linalg.svd(stack, full_matrices=False)
+    return u @ v
+
+
+@pytest.mark.parametrize("recipe", ["fedavg", "fedmuon", "local-adamw", "fedprox", "lora-muon",
+                                    "fedmuon, filling"])  # fmt: skip
 @pytest.mark.parametrize("way", ["factors", "exact"])
 def test_unused_rows_of_a_client_stay_0(way: str, recipe: str) -> None:
     """The models before the replies are cut, from momenta that are not 0 in all rows."""
-    made = built(with_ranks(way, "1, 2", local={"recipe": recipe, "lr": 0.01}))
+    recipe, _, own = recipe.partition(", ")
+    tables: dict[str, Any] = {"local": {"recipe": recipe, "lr": 0.01}}
+    if own:
+        tables["local"]["route"] = "all-matrices"
+        tables["orthogonalizer"] = {"name": f"{__name__}:filling"}
+    made = built(with_ranks(way, "1, 2", **tables))
     state = begin(made.recipe, made.task, made.plan.seed)
     cut = made.recipe.stages[-1]
 
@@ -433,6 +445,9 @@ REJECTED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "a rank that is too large": (
         "exact", {"federation": {"adapter-ranks": "1, 4"}}, "contains 4, but .* has rank 2",
+    ),
+    "more ranks than clients": (
+        "exact", {"federation": {"adapter-ranks": "1, 2, 1, 2, 1, 2"}}, "only 5 clients",
     ),
     "LoRA-Muon on X": ("subspace", {"local": {"recipe": "lora-muon"}}, "one matrix between them"),
     "late replies": (
