@@ -8,7 +8,8 @@ server fills replies with zeros. So the mean of the products is that of the clie
 
 With the mean of the products (`adapter_means.exact_mean`), the server's factors are those of a
 singular value decomposition, in descending order. What client i uses is then the best
-approximation of rank r_i.
+approximation of rank r_i. A direction that clients of a share q use is multiplied by q in each
+round, before the effect of training. With the mean of factors, it is multiplied by q^2.
 """
 
 from collections.abc import Callable, Sequence

@@ -379,6 +379,21 @@ def test_products_of_clients_of_different_ranks_are_averaged_exactly() -> None:
         np.testing.assert_allclose(product(start, pair)[0].numpy(), best, atol=1e-13)
 
 
+@pytest.mark.parametrize(("way", "factor"), [("exact", 0.5), ("factors", 0.25)])
+def test_directions_that_half_of_the_clients_use_shrink(way: str, factor: float) -> None:
+    """By the share of these clients, or by its square."""
+    made = built(with_ranks(way, "1, 3", local={"recipe": "fedavg", "lr": 1e-12}))
+    state = begin(made.recipe, made.task, made.plan.seed)
+    pair, rng = find_pairs(state.params)[0], np.random.default_rng(0)
+    b = torch.from_numpy(rng.standard_normal(state.params[pair.b].shape))
+    a, b, _ = refactored(b, state.params[pair.a], 3, torch.ones(1).double())
+    state = replace(state, params={**state.params, pair.a: a, pair.b: b})
+    after, _, _ = run_round(made, state, [made.client(client) for client in range(4)])
+    before, now = (torch.linalg.svdvals(product(x.params, pair)[0])[:3] for x in (state, after))
+    torch.testing.assert_close(now / before, torch.tensor([1.0, factor, factor]).double(),
+                               rtol=1e-9, atol=0)  # fmt: skip
+
+
 def test_rows_that_no_client_uses_keep_the_length_of_other_rows() -> None:
     """Two clients of rank 1 leave the second row without a singular value, as B = 0 does."""
     pair = find_pairs(["lora_A", "lora_B"])[0]
