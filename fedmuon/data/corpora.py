@@ -239,6 +239,11 @@ def _dialogues(
 ) -> Source:
     """Return windows of prompts, which are only read, and responses, which are predicted."""
     prompt, response, client = keys
+    if not response:
+        raise InputError(
+            "[data.options] response is empty, but the model learns to predict the responses. Set "
+            "response to the key of the text to predict."
+        )
     owned: dict[str, list[list[int]]] = {}
     for line in lines:
         question = tokens.question(str(line[prompt])) if prompt else []
@@ -270,21 +275,39 @@ def _lines(path: Path, keys: Iterable[str]) -> list[dict[str, Any]]:
                     f"line {number} of {path} has no {key!r}: add it, or set [data.options] to "
                     f"the keys of the file. This line has the keys {listed(line)}."
                 )
+            _require_text(line[key], f"{key!r} in line {number} of {path}")
     if not lines:
         content = "a line of column names, and rows" if is_table else "one JSON object in each line"
         raise InputError(f"{path} is empty: write {content}")
     return list(lines.values())
 
 
+def _require_text(value: object, named: str) -> None:
+    """Raise an error if a value is a list or an object, or contains half of a character."""
+    if isinstance(value, list | dict):
+        raise InputError(
+            f"{named} is not text, but a {'list' if isinstance(value, list) else 'JSON object'}: "
+            "write one text"
+        )
+    try:
+        str(value).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{named} contains {error.object[error.start]!a}, which is half of a character: write "
+            "the whole character, or remove it"
+        ) from None
+
+
 def _json_lines(path: Path, text: str) -> dict[int, dict[str, Any]]:
     """Return the object of each line, by line number."""
     lines = {}
-    for number, content in enumerate(text.splitlines(), 1):
+    # Texts may contain other line separators, such as U+2028, at which `splitlines` would cut.
+    for number, content in enumerate(text.split("\n"), 1):
         if not content.strip():
             continue
         try:
             line = json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):
             line = None
         if not isinstance(line, dict):
             raise InputError(
@@ -300,6 +323,7 @@ def _table_lines(path: Path, text: str) -> dict[int, dict[str, Any]]:
     rows, lines = csv.DictReader(io.StringIO(text, newline=""), strict=True), {}
     while True:
         start = rows.line_num + 1
+        longest = csv.field_size_limit(len(text))  # a text may be longer than csv's own limit
         try:
             row = next(rows)
             if None in row:
@@ -311,6 +335,8 @@ def _table_lines(path: Path, text: str) -> dict[int, dict[str, Any]]:
                 f"line {max(2, start)} of {path} is not a row of a CSV file ({error}). Put text "
                 'that contains commas or quotes in quotes, and write " in such a text as "".'
             ) from None
+        finally:
+            csv.field_size_limit(longest)
         lines[rows.line_num] = row
 
 

@@ -50,11 +50,16 @@ def stored_model(weights: str) -> StoredModel:
     if weights == SMOLLM2:
         return _in_package()
     path = Path(weights).expanduser()
-    if path.is_file() and path.suffix == ".gguf":
+    if path.is_file() and path.suffix.lower() == ".gguf":
         return StoredModel(path.parent, path.name)
     if path.is_dir():
         files = sorted(path.glob("*.gguf"))
         if files and not (path / "config.json").is_file():
+            if len(files) > 1:
+                raise InputError(
+                    f"the folder [task] weights = '{weights}' contains {len(files)} GGUF files. "
+                    f"Set weights to one of them, such as '{files[0]}'."
+                )
             return StoredModel(path, files[0].name)
         return StoredModel(path)
     if is_path(weights):
@@ -132,6 +137,11 @@ def readable(weights: str, part: str) -> Iterator[None]:
             if part == "tokenizer"
             else "Use a folder with config.json and .safetensors files, or a GGUF file."
         )
+        if weights.lower().endswith(".gguf"):
+            advice = (
+                "If the file is incomplete, download it again. If it is complete, use another "
+                "model, or a folder with config.json, tokenizer.json and .safetensors files."
+            )
         if "is not a valid GGMLQuantizationType" in str(error):
             advice = (
                 "It contains a GGUF type that cannot be dequantized. Use a file of type F16, "
@@ -172,7 +182,14 @@ class ModelTokens:
         if not self.pieces.chat_template:
             return self.encode(prompt)
         chat = [{"role": "user", "content": prompt}]
-        text = self.pieces.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        try:
+            text = self.pieces.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        except Exception as error:  # a template is a program, which fails in any way
+            raise InputError(
+                "the chat template of the model's tokenizer cannot write a prompt "
+                f"({_line(error)}). Correct the template, or remove it from tokenizer_config.json "
+                "or chat_template.jinja. Then prompts are read without a template."
+            ) from error
         return self.encode(text)
 
 

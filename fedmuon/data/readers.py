@@ -404,6 +404,11 @@ def read(name: str, **options: Any) -> Source:
             raise InputError(
                 f"the source {name} has no option '{option}': leave it out (valid options: {takes})"
             )
+        if parameters[option].annotation is str and not isinstance(options[option], str):
+            raise InputError(
+                f"[data.options] {option} = {options[option]!r} is not valid for name = '{name}': "
+                "set a text, in quotes"
+            )
     return READERS[name](**options)
 
 

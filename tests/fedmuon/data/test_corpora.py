@@ -249,6 +249,14 @@ def test_prompts_use_the_chat_template(tmp_path: Path) -> None:
         ("{", "line 1 of .* is not a JSON object"),
         (lines({"prompt": "a", "response": "b"}), "has no 'client'.* keys prompt, response"),
         (lines({"prompt": "a", "response": "", "client": 1}), "has no 'response'"),
+        (
+            lines({"prompt": ["a"], "response": "b", "client": 1}),
+            "'prompt' in line 1 .* but a list",
+        ),
+        (lines({"prompt": "a", "response": {"b": 1}, "client": 1}), "but a JSON object"),
+        (lines({"prompt": "a", "response": "\ud800", "client": 1}), "ud800', which is half"),
+        (lines({"prompt": "a", "response": "b", "client": "\ud800"}), "'client' in line 1 .* half"),
+        ("[" * 100_000, "line 1 of .* is not a JSON object"),
     ],
 )
 def test_lines_that_do_not_fit_are_rejected(
@@ -262,6 +270,45 @@ def test_lines_that_do_not_fit_are_rejected(
         read("jsonl", folder=str(tmp_path), tokenizer=model)
     with pytest.raises(InputError, match=r"Set \[task\] name = 'causal-lm'"):
         read("jsonl", folder=str(path))
+
+
+def test_texts_may_contain_any_line_separator(model: str, tmp_path: Path) -> None:
+    turns = [{"prompt": "a\u2028\x85b\u2029", "response": f"c\u2028{k}\x85", "client": "a"}
+             for k in range(10)]  # fmt: skip
+    sources = []
+    for ascii_only in (True, False):
+        path = tmp_path / f"{ascii_only}.jsonl"
+        content = [json.dumps(turn, ensure_ascii=ascii_only) for turn in turns]
+        path.write_bytes("\r\n".join(content).encode())
+        sources.append(read("jsonl", folder=str(path), context=6, tokenizer=model))
+    assert np.array_equal(sources[0].inputs, sources[1].inputs)
+
+
+def test_a_table_may_contain_long_texts(model: str, tmp_path: Path) -> None:
+    limit, path = csv.field_size_limit(), tmp_path / "chat.csv"
+    path.write_text(f"prompt,response,client\na,{'b' * (limit + 1)},c\n")
+    source = read("jsonl", folder=str(path), context=6, tokenizer=model)
+    assert int((source.inputs[:, 1:] >= 0).sum()) > limit - 6
+    assert csv.field_size_limit() == limit
+
+
+def test_options_must_be_texts_and_name_a_response(model: str, tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    path.write_text(lines({"prompt": "a", "response": "b", "client": "c"}))
+    for value in (3, True, ["prompt"]):
+        with pytest.raises(InputError, match=r"prompt = .* is not valid .* set a text"):
+            read("jsonl", folder=str(path), tokenizer=model, prompt=value)
+    with pytest.raises(InputError, match=r"response is empty, but .* Set response to the key"):
+        read("jsonl", folder=str(path), tokenizer=model, response="")
+
+
+@pytest.mark.parametrize("template", ["{% raise %}", "{{ messages[0].odd.odder }}"])
+def test_a_damaged_chat_template_is_rejected(template: str, tmp_path: Path) -> None:
+    folder = str(save_tokenizer(save_model(tmp_path / "llama"), template))
+    with pytest.raises(
+        InputError, match=r"the chat template .* cannot write a prompt .* remove it"
+    ):
+        model_tokens(folder).question("Why?")
 
 
 def test_a_table_is_read_as_lines_with_the_same_keys(model: str, tmp_path: Path) -> None:
