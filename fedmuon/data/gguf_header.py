@@ -31,10 +31,13 @@ def gguf_entries(path: Path) -> int:
         version, tensors, entries = struct.unpack("<IQQ", _read(file, 20))
         if version not in VERSIONS:
             raise ValueError(f"its GGUF version {version} is unknown")
-        for _ in range(entries):
-            _skip_text(file)
-            _skip_value(file, _number(file, 4))
-        return sum(_tensor_size(file) for _ in range(tensors))
+        try:
+            for _ in range(entries):
+                _skip_text(file)
+                _skip_value(file, _number(file, 4))
+            return sum(_tensor_size(file) for _ in range(tensors))
+        except (OSError, OverflowError, RecursionError):  # lengths beyond all files, nested lists
+            raise ValueError("its header is damaged") from None
 
 
 def _tensor_size(file: BinaryIO) -> int:

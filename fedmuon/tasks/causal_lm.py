@@ -267,14 +267,14 @@ def add_adapters(model: Any, rank: int, scale: float, layers: str, dtype: torch.
                 f"{listed(linear, SHOWN)}."
             )
         chosen |= matching
+    narrow = min(chosen, key=lambda name: min(sizes_of(chosen[name])), default="")
+    if narrow and rank > (smallest := min(sizes_of(chosen[narrow]))):
+        shape = tuple(chosen[narrow].get_buffer("weight").shape)
+        raise InputError(
+            f"[task] lora-rank = {rank} exceeds the size of the layer {narrow}, whose matrix has "
+            f"the shape {shape}. Set lora-rank = {smallest} or less."
+        )
     for name, layer in chosen.items():
-        smallest = min(sizes_of(layer))
-        if rank > smallest:
-            raise InputError(
-                f"[task] lora-rank = {rank} exceeds the size of the layer {name}, whose matrix has "
-                f"the shape {tuple(layer.get_buffer('weight').shape)}. Set lora-rank = {smallest} "
-                "or less."
-            )
         parent, _, key = name.rpartition(".")
         setattr(model.get_submodule(parent), key, Adapted(layer, rank, scale, dtype))
 

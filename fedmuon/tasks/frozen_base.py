@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import math
+import os
 import shutil
 import tempfile
 from collections.abc import Container, Iterator, Mapping
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -106,32 +107,73 @@ def _prepared(weights: str, place: StoredModel, dtype: torch.dtype) -> Path:
     """Return the folder in the cache with the weights of a model. Write it if it does not exist."""
     precision = str(dtype).removeprefix("torch.")
     folder = cache_folder() / f"language-model-{_version(place)}-{precision}"
-    if folder.exists():
+    if _is_complete(folder):
         return folder
     model = _read(weights, place, dtype)
     tensors, same = different_tensors(model)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(dir=folder.parent))
+    aside = Path(tempfile.mkdtemp(dir=folder.parent))
+    draft = aside / "draft"
+    draft.mkdir()
     try:
         save_file(tensors, draft / WEIGHTS, {"same": json.dumps(same)})
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config  # the stored weights are dequantized
         model.config.save_pretrained(draft)
         (draft / DIGEST).write_text(_digest(tensors), encoding="ascii")
+        if not _is_complete(folder) and os.path.lexists(folder):
+            folder.rename(aside / "damaged")
         with contextlib.suppress(OSError):  # another process may have written the folder first
             draft.rename(folder)
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
     return folder
 
 
+def _is_complete(folder: Path) -> bool:
+    """Return whether a folder of the cache has all of its files, and the weights to their end.
+
+    A power failure or a tool that deletes old files can leave an incomplete folder.
+    """
+    try:
+        with safe_open(folder / WEIGHTS, "pt") as file:  # compares the header with the file's size
+            described = "same" in (file.metadata() or {})
+        described &= isinstance(json.loads(read_text(folder / "config.json")), dict)
+        return described and bool(read_text(folder / DIGEST).strip())
+    except (OSError, ValueError, SafetensorError):
+        return False
+
+
 def _read(weights: str, place: StoredModel, dtype: torch.dtype) -> Any:
-    """Read a model with transformers. Only safetensors and GGUF files are read, never pickles."""
+    """Read a model with transformers. Only safetensors and GGUF files are read, never pickles.
+
+    Raises:
+        InputError: If the model cannot be read, or its files do not contain all of its weights.
+    """
     # The progress bar of GGUF files cannot be switched off, so the text is dropped.
     dropped = contextlib.redirect_stderr(io.StringIO())
     with _quiet() as library, readable(weights, "model"), dropped:
-        return library.AutoModelForCausalLM.from_pretrained(
-            **place.arguments, dtype=dtype, attn_implementation=ATTENTION, use_safetensors=True
+        model, report = library.AutoModelForCausalLM.from_pretrained(
+            **place.arguments, dtype=dtype, attn_implementation=ATTENTION, use_safetensors=True,
+            output_loading_info=True, ignore_mismatched_sizes=True,
+        )  # fmt: skip
+    _require_all_weights(weights, report)
+    return model
+
+
+def _require_all_weights(weights: str, report: Mapping[str, Any]) -> None:
+    """Raise an error if transformers drew weights at random, because the files lack them."""
+    odd = [
+        f"{name} has the shape {tuple(stored)} instead of {tuple(expected)}"
+        for name, stored, expected in sorted(report["mismatched_keys"])
+    ]
+    odd += [f"{name} is missing" for name in sorted(report["missing_keys"])]
+    if odd:
+        others = f", and {len(odd) - 1} other weights do not fit" if len(odd) > 1 else ""
+        raise InputError(
+            f"the files of [task] weights = '{weights}' do not contain all weights of a causal "
+            f"language model with this config ({odd[0]}{others}). Use the complete files of a "
+            "causal language model, such as a Llama or GPT-2 model."
         )
 
 

@@ -4,6 +4,7 @@ gradients, clipped sums; runs, messages, engines; what does not fit."""
 import json
 import math
 import shutil
+import struct
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -471,8 +472,9 @@ def test_a_sequence_that_is_too_long_is_rejected(folder: Path) -> None:
 def test_a_pattern_that_matches_nothing_names_the_layers(llama: Path) -> None:
     with pytest.raises(InputError, match=r"'query' matches no linear layer .* down_proj, .*q_proj"):
         task_for(llama, layers="q_proj,query")
-    with pytest.raises(InputError, match=r"lora-rank = 9 exceeds .*k_proj.* Set lora-rank = 8"):
-        task_for(llama, rank=9)
+    for rank in (9, 17):  # 17 exceeds other layers, too; the advice must suit all layers
+        with pytest.raises(InputError, match=rf"lora-rank = {rank} .*k_proj.* Set lora-rank = 8"):
+            task_for(llama, rank=rank)
     model = frozen_model(str(llama), torch.float64, CPU)
     add_adapters(model, 16, 1.0, "*.o_proj", torch.float64)
 
@@ -511,6 +513,51 @@ def test_paths_that_are_no_models_are_rejected(llama: Path, tmp_path: Path) -> N
     (tmp_path / "damaged" / "config.json").write_text("{")
     with pytest.raises(InputError, match="cannot be read"):
         frozen_model(str(tmp_path / "damaged"), torch.float32, CPU)
+
+
+def test_files_without_all_weights_are_rejected(llama: Path, tmp_path: Path) -> None:
+    """The library transformers draws weights that are missing at random."""
+    name, place = "model.layers.0.mlp.up_proj.weight", tmp_path / "odd"
+    shutil.copytree(llama, place)
+    weights = load_file(place / "model.safetensors")
+    cut = {**weights, name: weights[name][:5]}
+    save_file(cut, place / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=rf"{name} has the shape \(5, 16\) instead of \(24, 16\)"):
+        frozen_model(str(place), torch.float32, CPU)
+    others = {key: value for key, value in weights.items() if "layers.0.mlp" not in key}
+    save_file(others, place / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"down_proj.weight is missing, and 2 other weights"):
+        frozen_model(str(place), torch.float32, CPU)
+    save_file(weights, place / "model.safetensors", {"format": "pt"})
+    frozen_model(str(place), torch.float32, CPU)
+
+
+@pytest.mark.parametrize("lost", ["model.safetensors", "config.json", "digest"])
+@pytest.mark.parametrize("size", [None, 0, 7])
+def test_an_incomplete_folder_of_the_cache_is_written_again(
+    lost: str, size: int | None, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDMUON_CACHE", str(tmp_path))
+    digest = base_digest(str(llama), torch.float32)
+    (folder,) = tmp_path.iterdir()
+    whole = {file.name: file.read_bytes() for file in folder.iterdir()}
+    (folder / lost).unlink()
+    if size is not None and (lost, size) != ("digest", 7):
+        (folder / lost).write_bytes(whole[lost][:size])
+    frozen_model(str(llama), torch.float32, CPU)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == whole
+    assert base_digest(str(llama), torch.float32) == digest and [*tmp_path.iterdir()] == [folder]
+
+
+def test_one_of_several_gguf_files_must_be_named(tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).touch()
+    with pytest.raises(InputError, match=r"contains 2 GGUF files\. Set weights .* '.*a\.gguf'"):
+        stored_model(str(tmp_path))
+    assert stored_model(str(tmp_path / "b.gguf")).gguf == "b.gguf"
+    (tmp_path / "a.gguf").rename(tmp_path / "A.GGUF")
+    assert stored_model(str(tmp_path / "A.GGUF")).gguf == "A.GGUF"
+    assert stored_model(str(tmp_path)).gguf == "b.gguf"
 
 
 def test_weights_that_do_not_fit_into_memory_are_not_loaded(
@@ -581,9 +628,13 @@ def test_a_gguf_header_has_the_sizes_of_the_package_gguf(tmp_path: Path) -> None
     tensors = gguf.GGUFReader(file).tensors
     expected = sum(int(np.prod(tensor.shape)) for tensor in tensors)
     assert gguf_entries(file) == stored_entries(str(file)) == expected > 0
-    for content in (b"GGUX", file.read_bytes()[:100], b"GGUF" + (9).to_bytes(20, "little")):
+    start = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
+    for content in (
+        b"GGUX", file.read_bytes()[:100], b"GGUF" + (9).to_bytes(20, "little"),
+        start + struct.pack("<Q", 1 << 62), start + bytes(8) + struct.pack("<IIQ", 9, 9, 1) * 5000,
+    ):  # fmt: skip
         (tmp_path / "odd.gguf").write_bytes(content)
-        with pytest.raises(ValueError, match=r"it is not|it ends|version 9"):
+        with pytest.raises(ValueError, match=r"it is not|it ends|version 9|header is damaged"):
             gguf_entries(tmp_path / "odd.gguf")
 
 
