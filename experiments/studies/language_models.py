@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from fedmuon.analysis.report import style
-from fedmuon.analysis.report.findings import Findings, Rows, Titled, number, spread
+from fedmuon.analysis.report.findings import Findings, Rows, Titled, number
 from fedmuon.analysis.report.tables import Columns, read_table, where
 from fedmuon.analysis.report.verdicts import (
     HOLDS,
@@ -31,6 +31,7 @@ from fedmuon.analysis.report.verdicts import (
     Rule,
     by_seed,
     free_of_seeds,
+    mean_of,
     mean_with_interval,
     unknown,
 )
@@ -253,7 +254,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Tuned]:
         first, last = (
             tables_of({key: values[at] for key, values in method.grid.items()}) for at in (0, -1)
         )
-        config = cell(tables, first, {"federation": {"seed": settings.seeds[0]}})
+        config = resolve(cell(tables, first, {"federation": {"seed": settings.seeds[0]}}))
         for values in (first, last):  # one of them may be a default, which is never rejected
             contents.require_read(f"[methods.{label!r}]", merged(method.base, values), [config])
         if not config.data.unseen_clients or not config.data.validation_clients:
@@ -279,6 +280,10 @@ STANDS_ON = "\n".join((
     "are not used in the comparison. Other settings have one value each and were not tuned.",
     "Intervals are Student's 95% intervals over seeds, for differences paired by seed. With the "
     "same seed, two methods share the initial adapters and the sampled clients.",
+    "Each comparison has its own 95% interval. The intervals are not corrected for the number of "
+    "comparisons, so one of twenty is expected to miss the true difference.",
+    "Methods are compared after equally many rounds. LoRA-Muon also sends momenta, so it sends "
+    "twice as many bytes as AdamW and Muon.",
     "Bytes are the sizes of the arrays in messages, of all clients and in both directions. "
     "Simulated seconds follow from the sizes of messages, local steps, speeds and bandwidths. No "
     "real device was timed.",
@@ -367,7 +372,7 @@ def sentence_about_muon(rows: Columns, pairs: Sequence[tuple[str, str]]) -> str:
             end = "" if word != "compared with" else " is inconclusive"
             words.append(f"'{better}' {word} '{than}'{end}")
         if words:
-            sentences.append(f"On {texts}, {'; '.join(words)}.")
+            sentences.append(f"On {texts}, after equally many rounds: {'; '.join(words)}.")
     return " ".join(sentences)
 
 
@@ -394,12 +399,19 @@ def numbers(rows: Columns, tuning: Columns, curves: Columns) -> Rows:
             if not diverged:
                 measures = ("unseen_loss", "unseen_loss_worst_decile", "unseen_perplexity",
                             "own_loss")  # fmt: skip
-                ends = [spread(runs[measure]) for measure in measures]
+                ends = [with_interval(runs[measure]) for measure in measures]
             sent = (runs["bytes_up"] + runs["bytes_down"]).mean() / 1e6
             steps = f"{runs['step_sizes'][0]}{' (end of grid)' * bool(runs['edge'][0])}"
             seconds = number(float(runs["simulated_seconds"].mean()), 3)
             lines.append((f"  {name}", steps, *ends, number(float(sent), 3), seconds))
     return lines
+
+
+def with_interval(values: np.ndarray) -> str:
+    """Return the mean with half the length of its 95% interval, such as `3.505 ± 0.055`."""
+    mean = mean_of(values)
+    half = f" ± {number(mean.high - mean.value, 2)}" if len(values) > 1 else ""
+    return f"{number(mean.value, 4)}{half}"
 
 
 def differences(rows: Columns, pairs: Sequence[tuple[str, str]]) -> Titled:
@@ -445,7 +457,7 @@ def by_cost(rows: Columns, tuning: Columns, curves: Columns, narrow: bool = Fals
     curves = {**curves, "sent": curves["bytes_up"] + curves["bytes_down"]}
     texts, methods = distinct(curves, "texts"), distinct(curves, "method")
     places = list(itertools.product(texts, COSTS))
-    figure, panels = style.canvas(len(places), narrow, 2.3, len(COSTS))
+    figure, panels = style.canvas(len(places), narrow, 1.8, len(COSTS))
     looks = (*style.SERIES, (style.BLACK, "X"), (style.GREY, "*"))
     for axes, (name, cost) in zip(panels, places, strict=True):
         label, unit = COSTS[cost]

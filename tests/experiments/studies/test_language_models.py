@@ -120,7 +120,9 @@ def rows(fall: float = 0.1, spread: float = 0.001, edge: str = "") -> Columns:
 )
 def test_the_sentence_follows_from_the_losses(found: Columns, verdict: str, word: str) -> None:
     assert language_models.lower(found, "t", *PAIR).verdict == verdict
-    assert language_models.sentence_about_muon(found, [PAIR]) == f"On t, {word}"
+    assert language_models.sentence_about_muon(found, [PAIR]) == (
+        f"On t, after equally many rounds: {word}"
+    )
 
 
 def test_only_comparisons_of_muon_with_another_optimizer_are_in_the_sentence() -> None:
