@@ -41,10 +41,21 @@ def with_adapters(config: Config, recipe: Recipe, task: Task) -> Recipe:
         return _measured(config, recipe, task)
     start = _start(task)
     pairs = require_pairs(start, setting(config, RANKS if ranks else KEY))
+    _require_linear_layers(config, start)
     pairs = _shared(config, recipe, pairs)
     _require_fitting(config, recipe, start, pairs)
     recipe = WAYS[way](config, recipe, start, pairs)
     return _with_ranks(config, recipe, start, pairs) if ranks else recipe
+
+
+def _require_linear_layers(config: Config, start: Params) -> None:
+    """Raise an error if an embedding has an adapter of PEFT, in which A starts at 0 and not B."""
+    if odd := next((name for name in start if "lora_embedding_" in name), ""):
+        raise InputError(
+            f"{setting(config, _key(config))} needs adapters of linear layers, but {odd} belongs "
+            "to an embedding. Leave the embedding out of target_modules, or set [federation] "
+            "adapters = 'factors' without adapter-ranks."
+        )
 
 
 def _shared(config: Config, recipe: Recipe, pairs: tuple[Pair, ...]) -> tuple[Pair, ...]:

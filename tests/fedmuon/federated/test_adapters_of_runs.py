@@ -488,6 +488,16 @@ def test_unsuitable_settings_are_rejected(name: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("way", WAYS[1:])
+def test_adapters_of_embeddings_are_no_pairs(way: str) -> None:
+    """PEFT starts them with A = 0. A product of which A is fixed could never be trained."""
+    module = fresh()
+    module[0].lora_embedding_A = nn.ParameterDict({"default": nn.Parameter(torch.zeros(2, 7))})
+    with pytest.raises(InputError, match=r"0\.lora_embedding_A\.default belongs to an embedding"):
+        built(config(way, module))
+    built(config("factors", module))
+
+
 PERSONAL_WAYS: dict[str, dict[str, Any]] = {
     "freeze-a": {}, "exact": {}, "subspace": {"subspace-rounds": 2},
     "factors": {"adapter-ranks": "1, 2"},
