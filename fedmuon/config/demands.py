@@ -126,10 +126,15 @@ ADAPTER_RANKS = Demand(
     },
     instead="leave adapter-ranks out",
 )
+AVERAGE = Demand(
+    where("output.average", bool),
+    {Trait.CHANGES_BASES: "the average of factors then belongs to no average of models"},
+    instead="set average = 0",
+)
 OF_ANY_RUN = (
     *(CENTRED_DATA, FEATURES, MATRIX_TASK, HEAVY_TAILED, LABELLED_TEXT),
     *(COMPRESSION, EF21, SERVER_STEPS, POLARGRAD, BIAS_CORRECTED, FEDBUFF),
-    *(MEAN_OF_PRODUCTS, ADAPTER_RANKS),
+    *(MEAN_OF_PRODUCTS, ADAPTER_RANKS, AVERAGE),
 )
 
 # Demands of privacy per example

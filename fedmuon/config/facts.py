@@ -41,6 +41,11 @@ def combines_adapters_by(*ways: str) -> Named:
 gives_ranks = where(  # the function `named` about [federation] adapter-ranks
     "federation.adapter-ranks", bool, lambda config: reads(config, "federation.adapter-ranks")
 )
+follows_gradients = where(  # the function `named` about [federation] subspace-bases
+    "federation.subspace-bases",
+    "gradient".__eq__,
+    lambda config: reads(config, "federation.subspace-bases"),
+)
 
 
 def server_keeps_muon(config: Config) -> bool:
@@ -111,12 +116,18 @@ FACTS: tuple[Fact[Config], ...] = (
     ),
     Fact(
         Trait.SKETCHES_GRADIENTS,
-        where(
-            "federation.subspace-bases",
-            "gradient".__eq__,
-            lambda config: reads(config, "federation.subspace-bases"),
-        ),
+        follows_gradients,
         "Set subspace-bases = 'random'",
+    ),
+    Fact(
+        Trait.CHANGES_BASES,
+        follows_gradients,
+        "Set subspace-bases = 'random'",
+    ),
+    Fact(
+        Trait.CHANGES_BASES,
+        combines_adapters_by("exact"),
+        "Set adapters = 'factors'",
     ),
     Fact(
         Trait.NO_WEIGHTED_MEAN,

@@ -56,6 +56,7 @@ class Trait(StrEnum):
     ENCODES_STATES = "sends states in an encoded form, such as low-rank factors"
     SENDS_VARIABLES = "sends other variables instead of the factors of adapters"
     VARIES_RANKS = "gives clients adapters of different ranks"
+    CHANGES_BASES = "changes the bases of adapters between rounds"
     SKETCHES_GRADIENTS = "sends sketches of gradients in addition to models"
     SUM_OF_ALL_CLIENTS = "adds the last updates of all clients in every round"
     CUSTOM_STAGE = "changes messages by your own code"

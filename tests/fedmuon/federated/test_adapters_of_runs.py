@@ -474,6 +474,13 @@ REJECTED: dict[str, tuple[str, dict[str, Any], str]] = {
     "encoded twice": (
         "subspace", {"local": {"recipe": "fedmuon-svd", "rank": 1}}, "encoded only once",
     ),
+    "average of rotating factors": (
+        "exact", {"output": {"average": 0.5}}, "average of factors then belongs to no",
+    ),
+    "average of models with other bases": (
+        "subspace", {"federation": FOLLOWS, "output": {"average": 0.5}},
+        "changes the bases of adapters between rounds",
+    ),
     "client privacy": (
         "exact", {"privacy": {"level": "client", "noise": 1.0}}, "does not take the plain mean",
     ),
