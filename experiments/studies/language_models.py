@@ -38,7 +38,7 @@ from fedmuon.analysis.report.verdicts import (
 from fedmuon.config.load import Config
 from fedmuon.config.schema import Count, Natural
 from fedmuon.core.errors import InputError, NonFinite
-from fedmuon.core.tables import Table
+from fedmuon.core.tables import Scalar, Table
 from fedmuon.data.unseen import UNSEEN, VALIDATION
 from fedmuon.experiments.inspect.continuations import in_one_line
 from fedmuon.experiments.studies.federated_comparison import (
@@ -54,7 +54,7 @@ from fedmuon.experiments.studies.federated_comparison import (
 )
 from fedmuon.experiments.studies.study import Study, assemble, distinct, heading
 from fedmuon.experiments.suites import contents
-from fedmuon.experiments.suites.contents import Nested, SuiteRequest, cell, merged
+from fedmuon.experiments.suites.contents import SuiteRequest, cell, merged
 from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.client_data import build_data
 from fedmuon.federated.continuations import continuations
@@ -65,7 +65,9 @@ from fedmuon.runs.directory import Record
 from fedmuon.runs.observers.replies import sent_bytes
 from fedmuon.tasks.base import Params
 
-SETTLED = {"federation.seed": "seeds"}
+SETTLED = {"federation.seed": "seeds", "output.evaluate-every": "every"}
+WithOptions = dict[str, dict[str, Scalar | dict[str, Scalar]]]  # such as `base.data.options`
+LEFT_OUT = ("unseen-clients", "validation-clients")
 MUON = "Muon"  # in the names of methods that take Muon steps
 PRETRAINED = "pretrained"
 
@@ -73,7 +75,7 @@ PRETRAINED = "pretrained"
 class Texts(Table):
     """A data set: config tables that extend those in `base`."""
 
-    base: Nested
+    base: WithOptions
 
 
 class Pair(Table):
@@ -95,7 +97,7 @@ class Settings(Table):
     tuning_seeds: Annotated[list[Natural], Field(min_length=1)]
     extend: Annotated[int, Field(ge=0, le=20)]
     every: Count  # number of rounds between two evaluations
-    base: Nested
+    base: WithOptions
     texts: Annotated[dict[str, Texts], Field(min_length=1)]
     methods: Annotated[dict[str, Method], Field(min_length=2)]
     claims: list[Pair]
@@ -109,7 +111,7 @@ class Tuned:
     size: int
     head: Mapping[str, Any]  # the data set and the method
     config: Config  # the config with the first step size and seed of the cell
-    tables: Nested
+    tables: WithOptions
     settings: Settings
 
     def compute(self) -> Record:
@@ -240,6 +242,14 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Tuned]:
                     f"Use one of {', '.join(settings.methods)}."
                 )
     contents.require_free("[base]", settings.base, SETTLED)
+    for name, texts in settings.texts.items():
+        keys = [
+            f"{table}.{key}"
+            for table, entries in texts.base.items()
+            for key in entries
+            if key != "options"  # options of both places are merged
+        ]
+        contents.require_free("--set", request.changes, dict.fromkeys(keys, f"[texts.{name}]"))
     for label, method in settings.methods.items():
         place = f"[methods.{label!r}]"
         contents.require_free("--set", request.changes, set_by(place, method))
@@ -257,6 +267,8 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Tuned]:
         config = resolve(cell(tables, first, {"federation": {"seed": settings.seeds[0]}}))
         for values in (first, last):  # one of them may be a default, which is never rejected
             contents.require_read(f"[methods.{label!r}]", merged(method.base, values), [config])
+        clients = {key: value for key, value in tables["data"].items() if key in LEFT_OUT}
+        contents.require_read("[base]", {"data": clients}, [config])
         if not config.data.unseen_clients or not config.data.validation_clients:
             raise InputError(
                 "[base.data] unseen-clients or validation-clients is 0, but unseen clients measure "

@@ -60,9 +60,12 @@ class SuiteRequest:
         words += [] if self.seed is None else ["--seed", str(self.seed)]
         words += [] if self.seeds is None else ["--seeds", str(self.seeds)]
         for table, keys in self.changes.items():
-            for key, value in keys.items():
-                spelled = str(value).lower() if isinstance(value, bool) else value
-                words += ["--set", f"{table}.{key}={spelled}"]
+            for key, entry in keys.items():
+                options = entry if isinstance(entry, Mapping) else {"": entry}
+                for option, value in options.items():
+                    spelled = str(value).lower() if isinstance(value, bool) else value
+                    name = f"{table}.{key}.{option}".rstrip(".")
+                    words += ["--set", f"{name}={spelled}"]
         return shlex.join(words)
 
 

@@ -89,7 +89,8 @@ def require_pairs(names: Iterable[str], setting: str, pattern: str = "*") -> tup
     raise InputError(
         f"{setting} needs low-rank adapters, but no trained parameter of the model is a factor "
         f"such as X.lora_A.weight with X.lora_B.weight. The layers are {listed or 'unnamed'}. Add "
-        "adapters to the model, for example with [task] model = 'gpt' and lora-rank = 8."
+        "adapters to the model: in a config with [task] lora-rank = 8, in Python with the package "
+        "peft."
     )
 
 

@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedmuon.core.errors import Guard, InputError
 from fedmuon.optim.adapters import Pair, factors_of, find_pairs, require_pairs
@@ -34,6 +34,10 @@ from fedmuon.tasks.base import Params
 
 __all__ = ["LoRAMuon"]
 
+UNNAMED = (
+    "LoRAMuon needs the names of parameters. Pass pairs (name, parameter), such as "
+    "model.named_parameters()."
+)
 FLOOR = 1e-6  # float32 rounds the eigenvalues of A A^T to about 1e-7 times the largest one
 
 
@@ -183,8 +187,13 @@ class LoRAMuon(PortableOptimizer):
         ns_coefficients: Coefficients = (3.4445, -4.7750, 2.0315),
         eps: float = 1e-7,
     ) -> None:
+        if isinstance(params, nn.Module):
+            raise InputError(UNNAMED)
         with Guard("params", params):
-            named = dict(params)
+            entries = list(params)
+        if not all(isinstance(e, tuple) and len(e) == 2 and isinstance(e[0], str) for e in entries):
+            raise InputError(UNNAMED)
+        named = dict(entries)
         pairs = require_pairs(named, "LoRAMuon")
         factors = [name for pair in pairs for name in (pair.a, pair.b)]
         others = [
@@ -218,10 +227,7 @@ class LoRAMuon(PortableOptimizer):
         for param in group["params"]:
             require_matrix(param)
         if "param_names" not in group:
-            raise InputError(
-                "LoRAMuon needs the names of parameters. Pass pairs (name, parameter), such as "
-                "model.named_parameters()."
-            )
+            raise InputError(UNNAMED)
 
     def _update(self) -> None:
         for group in self.param_groups:

@@ -160,6 +160,11 @@ def routing_table(
                 f"{which} is one string, but it must be a list of patterns. Use "
                 f"{which}=[{patterns!r}]."
             )
+        if not isinstance(patterns, Sequence) or not all(isinstance(p, str) for p in patterns):
+            raise InputError(
+                f"{which} is {shown(patterns)}, but it must be a list of name patterns, such as "
+                f'{which}=["*.weight"].'
+            )
     require_matrices(model)
     trainable = [
         (name, layer, param)

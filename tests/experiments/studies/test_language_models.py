@@ -95,6 +95,21 @@ def test_settings_that_have_no_effect_are_rejected(tmp_path: Path) -> None:
     then = {"AdamW, factors": {"then": {"local.weight-decay": [0.1, 0.2]}}}
     with pytest.raises(InputError, match="then has no effect"):
         suite(tmp_path, methods=then)
+    with pytest.raises(InputError, match=r"output\.evaluate-every has no effect.* set by every"):
+        suite(tmp_path, base={"output": {"evaluate-every": 5}})
+    with pytest.raises(InputError, match=r"unseen-clients = .* no effect.* partition = 'iid'"):
+        suite(tmp_path, base={"federation": {"partition": "iid"}})
+    with pytest.raises(InputError, match=r"--set data\.name has no effect.* set by \[texts\."):
+        find("language-models", None, "small", {"data": {"name": "fortunes"}})
+
+
+def test_options_of_the_data_can_be_changed() -> None:
+    changes: Any = {"data": {"options": {"windows": 2, "clients": "R*, J*, 1*, 2*"}}}
+    work = find("language-models", None, "small", changes)
+    for cell in work.cells:
+        assert dict(cell.config.data.options) == changes["data"]["options"]  # type: ignore
+    again = "--set data.options.windows=2 --set 'data.options.clients=R*, J*, 1*, 2*'"
+    assert again in work.request.again
 
 
 def rows(fall: float = 0.1, spread: float = 0.001, edge: str = "") -> Columns:

@@ -113,6 +113,9 @@ def test_training_with_the_groups_lowers_the_loss_and_errors_say_what_to_do() ->
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.7 * losses[0]
+    for patterns in ([3], None, 3):
+        with pytest.raises(InputError, match=r"to_aux is .* must be a list of name patterns"):
+            groups(nn.Linear(2, 2), to_aux=patterns, show=False)  # type: ignore
     with pytest.raises(InputError, match="No parameter name matches"):
         groups(model, to_aux=["nothing.*"])
     with pytest.raises(InputError, match="Muon would update nothing"):

@@ -1,6 +1,6 @@
 """LoRA-Muon: the link and the torch optimizer against a loop in NumPy, and their invariance."""
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -177,6 +177,9 @@ def test_unsuitable_parameters_and_options_are_rejected() -> None:
     layer = nn.ParameterDict({"lora_A": torch.ones(1, 3), "lora_B": torch.zeros(2, 1)})
     with pytest.raises(InputError, match=r"LoRAMuon needs low-rank adapters.*The layers are 0"):
         LoRAMuon(nn.Sequential(nn.Linear(2, 2)).named_parameters())
+    for unnamed in (layer.parameters(), [{"params": [*layer.parameters()]}], layer, "ab", [3]):
+        with pytest.raises(InputError, match=r"names of parameters.* model\.named_parameters\(\)"):
+            LoRAMuon(cast(Any, unnamed))
     with pytest.raises(InputError, match="the parameter head is trained, but it is no factor"):
         LoRAMuon([*layer.named_parameters(), ("head", nn.Parameter(torch.ones(1)))])
     with pytest.raises(InputError, match=r"floor is 1\.5, but it must be at least 0 and below 1"):
