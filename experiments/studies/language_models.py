@@ -110,9 +110,16 @@ class Tuned:
     name: str
     size: int
     head: Mapping[str, Any]  # the data set and the method
-    config: Config  # the config with the first step size and seed of the cell
     tables: WithOptions
     settings: Settings
+
+    @property
+    def config(self) -> Config:
+        """The resolved config with the first step size and seed of the cell. It reads the data."""
+        grid = self.settings.methods[self.head["method"]].grid
+        first = tables_of({key: values[0] for key, values in grid.items()})
+        seed: Nested = {"federation": {"seed": self.settings.seeds[0]}}
+        return resolve(cell(self.tables, first, seed))
 
     def compute(self) -> Record:
         """Choose the step size, and train with the comparison seeds. Return five tables."""
@@ -264,7 +271,8 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Tuned]:
         first, last = (
             tables_of({key: values[at] for key, values in method.grid.items()}) for at in (0, -1)
         )
-        config = resolve(cell(tables, first, {"federation": {"seed": settings.seeds[0]}}))
+        # Not resolved: this would read the data, which not every machine has.
+        config = cell(tables, first, {"federation": {"seed": settings.seeds[0]}})
         for values in (first, last):  # one of them may be a default, which is never rejected
             contents.require_read(f"[methods.{label!r}]", merged(method.base, values), [config])
         clients = {key: value for key, value in tables["data"].items() if key in LEFT_OUT}
@@ -277,7 +285,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Tuned]:
         size = trials_of(method) * len(settings.tuning_seeds) + len(settings.seeds)
         head = {"texts": name, "method": label}
         slug = contents.slug(f"{name}-{label}")
-        cells_of_suite.append(Tuned(slug, size, head, config, tables, settings))
+        cells_of_suite.append(Tuned(slug, size, head, tables, settings))
     return cells_of_suite
 
 
