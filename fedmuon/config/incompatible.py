@@ -32,14 +32,16 @@ Config = Any  # `fedmuon.config.load.Config`, which imports this module
 def problems(config: Config) -> Iterator[str]:
     """Yield an error for each combination of values that makes a config invalid."""
     data, federation = config.data, config.federation
-    if federation.per_round > federation.clients:
+    # With a column of clients, their number is known when the data is read, and checked then.
+    counted = federation.partition != "column" or "clients" in federation.model_fields_set
+    if counted and federation.per_round > federation.clients:
         yield (
             f"[federation] per-round = {federation.per_round} exceeds clients = "
             f"{federation.clients}, but only existing clients can take part in a round. Lower "
             "per-round or raise clients."
         )
     dealt = not (is_own(federation.partition) or is_own(data.name))  # sizes are known in advance
-    if dealt and federation.clients * data.minimum > data.train:
+    if counted and dealt and federation.clients * data.minimum > data.train:
         yield (
             f"[data] train = {data.train} is too small, because each of {federation.clients} "
             f"clients needs minimum = {data.minimum} samples. Raise train, or lower minimum or "

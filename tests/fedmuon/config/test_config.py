@@ -249,6 +249,16 @@ def test_refusals_name_the_key_and_the_mend(override: str, words: str) -> None:
     assert words in str(refusal.value) and "\n" not in str(refusal.value)
 
 
+def test_the_number_of_clients_in_a_column_is_unknown_before_the_data_is_read() -> None:
+    column = ["federation.partition=column", "data.name=csv", "data.folder=table.csv"]
+    sizes = ["federation.per-round=30", "data.minimum=40", "data.train=700"]
+    config = load(None, [*column, *sizes])
+    assert config.federation.per_round == 30 > config.federation.clients
+    for clients, words in ((29, "per-round = 30 exceeds clients = 29"), (30, "is too small")):
+        with pytest.raises(InputError, match=words):
+            load(None, [*column, *sizes, f"federation.clients={clients}"])
+
+
 def test_a_file_that_is_no_toml(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     file.write_text("[local\n")

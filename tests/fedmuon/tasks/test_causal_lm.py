@@ -515,6 +515,15 @@ def test_paths_that_are_no_models_are_rejected(llama: Path, tmp_path: Path) -> N
         frozen_model(str(tmp_path / "damaged"), torch.float32, CPU)
 
 
+def test_the_clients_of_texts_limit_a_round(llama: Path, texts: Path) -> None:
+    """And not the default number of clients, which is 20."""
+    sizes: dict[str, dict] = {"data": {"train": 60}, "federation": {"per-round": 3}}
+    assert resolve(tiny(llama, texts, **sizes)).federation.clients == 3
+    sizes["federation"]["per-round"] = 4
+    with pytest.raises(InputError, match="per-round = 4 exceeds clients = 3"):
+        resolve(tiny(llama, texts, **sizes))
+
+
 def test_files_without_all_weights_are_rejected(llama: Path, tmp_path: Path) -> None:
     """The library transformers draws weights that are missing at random."""
     name, place = "model.layers.0.mlp.up_proj.weight", tmp_path / "odd"
