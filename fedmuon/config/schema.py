@@ -249,7 +249,9 @@ OUR_NETWORKS = ReadIf(
     "task.name", "network".__eq__, "built-in networks", "set [task] name = 'network'"
 )
 DECODER_TASK = OUR_NETWORKS, ReadIf("task.model", ("gpt",))
-LANGUAGE_MODEL = ReadIf("task.name", ("causal-lm",), "pretrained language models")
+LANGUAGE_MODEL = ReadIf(  # a function, because custom tasks, such as a `PeftModel`, read none
+    "task.name", "causal-lm".__eq__, "pretrained language models", "set [task] name = 'causal-lm'"
+)
 PRETRAINED_TASK = (
     NETWORK_TASK,
     replace(
@@ -1796,6 +1798,9 @@ NEEDS: dict[str, dict[str, tuple[ReadIf, ...]]] = {
 # The keys that have an effect in a config, and the error for a key without effect
 
 
+OF_OWN_TASK = ("width", "depth", "heads", "weights")  # keys of [task] that a custom task may take
+
+
 def reads(config: Config, name: str) -> bool:
     """Return whether the key `table.key` has an effect in this config."""
     return _unmet(config, name) is None
@@ -1804,8 +1809,8 @@ def reads(config: Config, name: str) -> bool:
 def _unmet(config: Config, name: str) -> ReadIf | None:
     """Return the first condition of a key that the config does not meet, or None."""
     table, _, key = name.partition(".")
-    if table == "task" and key != "model" and is_own(config.task.name):
-        return None  # a custom task may use any of these keys
+    if table == "task" and key in OF_OWN_TASK and is_own(config.task.name):
+        return None  # the custom task must have a parameter with this name, as is checked later
     return next((need for need in NEEDS[table][key] if not need.met(config)), None)
 
 

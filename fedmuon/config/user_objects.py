@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from fedmuon.config.method import by_parameter, parameter
 from fedmuon.config.methods import METHODS, function_of
-from fedmuon.config.schema import is_default
+from fedmuon.config.schema import OF_OWN_TASK, is_default
 from fedmuon.core.choices import GIVEN, is_own
 from fedmuon.core.errors import Guard, InputError
 from fedmuon.core.registry import (
@@ -53,7 +53,7 @@ NAMED = {
 OFFERED = {
     "data": ("folder", "context", "tokenizer", "dimension", "classes"),
     "partition": ("alpha",),
-    "task": ("width", "depth", "heads", "weights"),
+    "task": OF_OWN_TASK,
     "recipe": (
         "lr", "momentum", "momentum-form", "weight-decay", "alignment", "server-momentum", "route",
         "qkv", "aux", "aux-lr", "adjust",

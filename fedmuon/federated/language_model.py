@@ -7,6 +7,7 @@ from fedmuon.config.schema import reads
 from fedmuon.config.user_objects import user_objects
 from fedmuon.core.choices import DOCUMENTS
 from fedmuon.core.errors import InputError
+from fedmuon.data.pretrained import model_tokens
 from fedmuon.federated.size_limits import require_room_for_weights
 from fedmuon.tasks.frozen_base import stored_entries
 from fedmuon.tasks.peft_model import BroughtAdapters
@@ -40,8 +41,20 @@ def tokenizer_of(config: Config) -> str:
                 "passed was not loaded from a folder or a name, so its tokenizer is unknown. Set "
                 "base_model_name_or_path in its config to the folder of the tokenizer."
             )
+        if config.data.name in DOCUMENTS:
+            _require_tokenizer(passed.base)
         return passed.base
     return config.task.weights if config.task.name == "causal-lm" else ""
+
+
+def _require_tokenizer(base: str) -> None:
+    try:
+        model_tokens(base)
+    except InputError as error:
+        raise InputError(
+            f"the PeftModel that you passed has base_model_name_or_path = '{base}' in its config, "
+            "but no tokenizer can be read there. Set it to the folder of the tokenizer."
+        ) from error
 
 
 def is_pretrained(config: Config) -> bool:

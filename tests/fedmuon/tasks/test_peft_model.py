@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import fedmuon
+from fedmuon.config.load import parse
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.pretrained import model_tokens
@@ -218,6 +219,23 @@ def settings(texts: Path, **tables: dict) -> dict[str, dict]:
         "output": {"checkpoint-every": 1},
     }
     return {name: base.get(name, {}) | tables.get(name, {}) for name in {*base, *tables}}
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"checkpointing": True}, {"base-dtype": "bfloat16"}, {"lora-layers": "q_proj"},
+     {"lora-alpha": 3.0}, {"label-smoothing": 0.1}],
+)  # fmt: skip
+def test_keys_of_models_by_name_are_rejected(setting: dict[str, Any]) -> None:
+    (name,) = setting
+    with pytest.raises(InputError, match=rf"\[task\] {name} = .* has no effect"):
+        parse({"task": {"name": "given", **setting}})
+
+
+def test_a_passed_model_without_tokenizer_names_its_config(texts: Path, tmp_path: Path) -> None:
+    model = peft_model(save_model(tmp_path / "bare"))
+    with pytest.raises(InputError, match=r"base_model_name_or_path = .*bare'.* no tokenizer"):
+        fedmuon.run(settings(texts), task=model)
 
 
 def test_a_run_trains_the_adapters(llama: Path, texts: Path, tmp_path: Path) -> None:
