@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,7 +41,7 @@ from fedmuon.runs.provenance import commit, machine, peak, versions
 
 AFFORD, MOST = 3.0, 100  # seconds for trial rounds, and their maximum number
 LOOK = 1.0  # seconds for trial evaluations
-PROBES, PART = 3, 1024  # number of first, small rounds; rows of the first evaluation
+PROBES, GROWTH = 3, 8  # number of first, small rounds; growth of the rows of a trial evaluation
 PATIENCE = 30.0  # seconds within which workers should have started
 SURPRISE = 1.3  # repeat a trial round that takes more than this multiple of the expected seconds
 LEDGER_AFFORD, LEDGER_MOST = 0.5, 50  # seconds and rounds for a trial ledger
@@ -239,12 +240,16 @@ def evaluation(run: Run, state: ServerState) -> float:
         part = shards.inputs[:rows], shards.labels[:rows], shares[:rows].to(shards.labels.device)
         risk(task, state.params, *part)
 
-    rows = min(train, PART)
-    estimate = min(seconds(lambda: look(rows)) for _ in range(2)) * (train + held_out) / rows
+    rows = 1
+    look(rows)  # the first call may load more code
+    # A sample of a language model takes longer than thousands of samples of a small network.
+    while (taken := seconds(partial(look, rows))) < LOOK / 10 and rows < train:
+        rows = min(train, GROWTH * rows)
+    estimate = taken * (train + held_out) / rows
     if estimate <= LOOK:
         return statistics.median(seconds(lambda: evaluate(run, state)) for _ in range(3))
     rows = max(rows, min(train, int((train + held_out) * LOOK / estimate)))
-    return seconds(lambda: look(rows)) * (train + held_out) / rows
+    return seconds(partial(look, rows)) * (train + held_out) / rows
 
 
 # Writing the run folder. The trial writes the initial model to a temporary folder, because the

@@ -118,7 +118,7 @@ class Tuned:
         """The resolved config with the first step size and seed of the cell. It reads the data."""
         grid = self.settings.methods[self.head["method"]].grid
         first = tables_of({key: values[0] for key, values in grid.items()})
-        seed: Nested = {"federation": {"seed": self.settings.seeds[0]}}
+        seed: WithOptions = {"federation": {"seed": self.settings.seeds[0]}}
         return resolve(cell(self.tables, first, seed))
 
     def compute(self) -> Record:
