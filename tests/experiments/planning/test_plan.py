@@ -156,7 +156,8 @@ def record_of(others: float, engine: str = "ray") -> dict[str, Any]:
     sent = {"down": 132e3, "up": 63e3, "a client down": 63e3, "a client up": 63e3}
     return {
         "engine": engine, "workers": 2, "rounds": 50, "participants": 5, "tried": 5,
-        "seconds": seconds, "memory": {"driver": 4e8, "worker": 3e8}, "bytes": sent,
+        "seconds": seconds, "memory": {"driver": 4e8, "worker": 3e8, "model": {}},
+        "bytes": sent,
         "others": others,
     }  # fmt: skip
 
