@@ -6,6 +6,7 @@ the file once, so a further process needs almost no memory for the weights.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import io
 import json
@@ -29,6 +30,7 @@ from fedmuon.data.pretrained import StoredModel, readable, stored_model, transfo
 
 VERSION = 1  # of the stored files; increase it when their content changes
 WEIGHTS, DIGEST = "model.safetensors", "digest"
+DRAFT = "unfinished-language-model-"
 ATTENTION = "fedmuon"  # the name of `plain_attention` in transformers
 
 UNSUPPORTED = ("softcap", "s_aux", "sinks", "position_bias", "block_indices", "indices")
@@ -112,10 +114,13 @@ def _prepared(weights: str, place: StoredModel, dtype: torch.dtype) -> Path:
     model = _read(weights, place, dtype)
     tensors, same = different_tensors(model)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(dir=folder.parent))
-    draft = aside / "draft"
-    draft.mkdir()
+    _remove_drafts(folder.parent)
+    aside = Path(tempfile.mkdtemp(prefix=DRAFT, dir=folder.parent))
+    handle = os.open(aside, os.O_RDONLY)
     try:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # until this process closes the file or ends
+        draft = aside / "draft"
+        draft.mkdir()
         save_file(tensors, draft / WEIGHTS, {"same": json.dumps(same)})
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config  # the stored weights are dequantized
@@ -127,7 +132,20 @@ def _prepared(weights: str, place: StoredModel, dtype: torch.dtype) -> Path:
             draft.rename(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+        os.close(handle)
     return folder
+
+
+def _remove_drafts(place: Path) -> None:
+    """Remove the unfinished folders of processes that were killed. Their locks are free."""
+    for draft in place.glob(f"{DRAFT}*"):
+        with contextlib.suppress(OSError):  # a running process has the lock, or removed the folder
+            handle = os.open(draft, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(draft, ignore_errors=True)
+            finally:
+                os.close(handle)
 
 
 def _is_complete(folder: Path) -> bool:

@@ -1,8 +1,10 @@
 """Adapters of pretrained models against transformers' own model with merged weights: outputs,
 gradients, clipped sums; runs, messages, engines; what does not fit."""
 
+import fcntl
 import json
 import math
+import os
 import shutil
 import struct
 from dataclasses import replace
@@ -556,6 +558,22 @@ def test_an_incomplete_folder_of_the_cache_is_written_again(
     frozen_model(str(llama), torch.float32, CPU)
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == whole
     assert base_digest(str(llama), torch.float32) == digest and [*tmp_path.iterdir()] == [folder]
+
+
+def test_unfinished_folders_of_killed_processes_are_removed(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDMUON_CACHE", str(tmp_path))
+    for name in ("killed", "running"):
+        (tmp_path / f"{frozen_base.DRAFT}{name}" / "draft").mkdir(parents=True)
+    running = os.open(tmp_path / f"{frozen_base.DRAFT}running", os.O_RDONLY)
+    try:
+        fcntl.flock(running, fcntl.LOCK_EX)
+        frozen_model(str(llama), torch.float32, CPU)
+    finally:
+        os.close(running)
+    left = sorted(folder.name for folder in tmp_path.iterdir())
+    assert left[0].startswith("language-model-") and left[1:] == [f"{frozen_base.DRAFT}running"]
 
 
 def test_one_of_several_gguf_files_must_be_named(tmp_path: Path) -> None:
