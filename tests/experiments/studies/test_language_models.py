@@ -107,7 +107,7 @@ def test_options_of_the_data_can_be_changed() -> None:
     changes: Any = {"data": {"options": {"windows": 2, "clients": "R*, J*, 1*, 2*"}}}
     work = find("language-models", None, "small", changes)
     for cell in work.cells:
-        assert dict(cell.config.data.options) == changes["data"]["options"]  # type: ignore
+        assert cell.tables["data"]["options"] == changes["data"]["options"]  # type: ignore
     again = "--set data.options.windows=2 --set 'data.options.clients=R*, J*, 1*, 2*'"
     assert again in work.request.again
 
