@@ -85,8 +85,8 @@ class Ordered(Table):
     than: str
 
 
-class Settings(Table):
-    """The keys that the suite's TOML file may contain.
+class TunedMethods(Table):
+    """The keys of a suite that compares methods, each at its own best step size.
 
     Runs with `tuning-seeds` choose the step sizes, and runs with `seeds` compare the methods. The
     two lists must have no seed in common. `extend` is the maximum number of values that may be
@@ -97,10 +97,15 @@ class Settings(Table):
     tuning_seeds: Annotated[list[Natural], Field(min_length=1)]
     extend: Annotated[int, Field(ge=0, le=20)]
     every: Count  # number of rounds between two evaluations
+    methods: Annotated[dict[str, Method], Field(min_length=2)]
+
+
+class Settings(TunedMethods):
+    """The keys that the suite's TOML file may contain."""
+
     alphas: Annotated[list[Positive], Field(min_length=1)]
     base: Nested
     models: Annotated[dict[str, Model], Field(min_length=1)]
-    methods: Annotated[dict[str, Method], Field(min_length=2)]
     claims: list[Ordered]
 
 

@@ -36,15 +36,14 @@ from fedmuon.analysis.report.verdicts import (
     unknown,
 )
 from fedmuon.config.load import Config
-from fedmuon.config.schema import Count, Natural
 from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.core.tables import Scalar, Table
 from fedmuon.data.unseen import UNSEEN, VALIDATION
 from fedmuon.experiments.inspect.continuations import in_one_line
 from fedmuon.experiments.studies.federated_comparison import (
-    Method,
     Point,
     Steps,
+    TunedMethods,
     in_words,
     inside_grid,
     search,
@@ -85,21 +84,11 @@ class Pair(Table):
     than: str
 
 
-class Settings(Table):
-    """The keys that the suite's TOML file may contain.
+class Settings(TunedMethods):
+    """The keys that the suite's TOML file may contain."""
 
-    Runs with `tuning-seeds` choose the step sizes, and runs with `seeds` compare the methods. The
-    two lists must have no seed in common. `extend` is the maximum number of values that may be
-    added to a grid.
-    """
-
-    seeds: Annotated[list[Natural], Field(min_length=1)]
-    tuning_seeds: Annotated[list[Natural], Field(min_length=1)]
-    extend: Annotated[int, Field(ge=0, le=20)]
-    every: Count  # number of rounds between two evaluations
     base: WithOptions
     texts: Annotated[dict[str, Texts], Field(min_length=1)]
-    methods: Annotated[dict[str, Method], Field(min_length=2)]
     claims: list[Pair]
 
 
