@@ -54,8 +54,7 @@ OWN_MODEL = (
 )
 WEIGHTS = (
     "The run starts from the weights in {}, and fedmuon does not see which samples trained them. "
-    "If samples of this run did, no limit holds. Use weights that other data trained, or leave "
-    "[task] weights out."
+    "If samples of this run did, no limit holds. Use weights that other data trained."
 )
 FRESH = "The initial model does not depend on samples."
 ALONE = (
