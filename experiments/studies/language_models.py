@@ -308,7 +308,15 @@ def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
     rows = read_table(folder / "rows.csv")
     sentence = sentence_about_muon(rows, pairs)
     tables = [differences(rows, pairs), written(read_table(folder / "samples.csv"))]
-    return replace(section, caution=sentence, more=[*section.more, *tables])
+    stands_on = f"{section.stands_on}\n{tokens_per_client(read_table(folder / 'texts.csv'))}"
+    return replace(section, caution=sentence, stands_on=stands_on, more=[*section.more, *tables])
+
+
+def tokens_per_client(texts: Columns) -> str:
+    """Return a sentence about the number of tokens that measure an unseen client."""
+    least, most = (int(end(texts["tokens"])) for end in (np.min, np.max))
+    tokens = f"{least} to {most}" if least < most else f"{least}"
+    return f"The loss of each unseen client is measured on {tokens} tokens."
 
 
 def claims(
