@@ -170,7 +170,7 @@ def main() -> None:
 
 
 def _serve(pipe: Connection, cpus: float) -> None:
-    """Compute cells until the parent closes the pipe."""
+    """Compute cells until the parent closes the pipe, which may happen at any moment."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # The parent reports what was saved. A signal can come at any moment, even at the end of
     # `interruptible`, so its exception is caught outside.
@@ -178,9 +178,13 @@ def _serve(pipe: Connection, cpus: float) -> None:
         while True:
             try:
                 content = pipe.recv_bytes()
-            except EOFError:
+            except (EOFError, OSError):
                 return
-            pipe.send_bytes(pickle.dumps(_tried(content, cpus)))
+            answer = pickle.dumps(_tried(content, cpus))
+            try:
+                pipe.send_bytes(answer)
+            except OSError:  # another cell failed, so the parent has ended
+                return
 
 
 def _tried(content: bytes, cpus: float) -> tuple[Record | None, Exception | None]:

@@ -112,7 +112,7 @@ IN_README = typed(block for page, block in blocks("sh") if page.name == "README.
 
 def layer(command: str) -> list[pytest.MarkDecorator]:
     long = any(words in command for words in LONG) and command not in IN_README
-    return [pytest.mark.slow] * long
+    return [pytest.mark.slow, pytest.mark.timeout(900)] if long else []
 
 
 @pytest.mark.usefixtures("undrawn")
