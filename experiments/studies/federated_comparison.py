@@ -262,16 +262,20 @@ def set_by(place: str, one: Model | Method) -> dict[str, str]:
     return keys | (dict.fromkeys(one.grid | one.then, place) if isinstance(one, Method) else {})
 
 
+def require_methods(pairs: Sequence[tuple[str, str]], methods: Mapping[str, Method]) -> None:
+    """Raise an error if a claim names a method that the suite does not have."""
+    for name in itertools.chain(*pairs):
+        if name not in methods:
+            raise InputError(
+                f"[[claims]] contains the name {name!r}, but this suite has no such method. Use "
+                f"one of {', '.join(methods)}."
+            )
+
+
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
     """Return a cell for each model, alpha and method."""
     contents.require_other_seeds(settings.seeds, settings.tuning_seeds, "the step sizes")
-    for claim in settings.claims:
-        for name in (claim.better, claim.than):
-            if name not in settings.methods:
-                raise InputError(
-                    f"[[claims]] contains the name {name!r}, but this suite has no such method. "
-                    f"Use one of {', '.join(settings.methods)}."
-                )
+    require_methods([(one.better, one.than) for one in settings.claims], settings.methods)
     contents.require_free("[base]", settings.base, SETTLED)
     for label, method in settings.methods.items():
         contents.require_free("--set", request.changes, set_by(f"[methods.{label!r}]", method))

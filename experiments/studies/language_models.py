@@ -46,6 +46,7 @@ from fedmuon.experiments.studies.federated_comparison import (
     TunedMethods,
     in_words,
     inside_grid,
+    require_methods,
     search,
     set_by,
     tables_of,
@@ -188,8 +189,8 @@ class Tuned:
             note = str(error)
         held_out = experiment.shards.held_out
         # The label of a window of text is its client.
-        own = client_losses(task, params, held_out, held_out.labels.cpu().numpy())
-        end = {**curve[-1], **own.fields("own")}
+        training = client_losses(task, params, held_out, held_out.labels.cpu().numpy())
+        end = {**curve[-1], **training.fields("own")}
         texts = [
             {"client": part.names[client], "tokens": int(tokens), "loss": float(loss)}
             for client, tokens, loss in zip(
@@ -230,13 +231,7 @@ class ComparedRun:
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Tuned]:
     """Return a cell for each data set and method."""
     contents.require_other_seeds(settings.seeds, settings.tuning_seeds, "the step sizes")
-    for claim in settings.claims:
-        for name in (claim.better, claim.than):
-            if name not in settings.methods:
-                raise InputError(
-                    f"[[claims]] contains the name {name!r}, but this suite has no such method. "
-                    f"Use one of {', '.join(settings.methods)}."
-                )
+    require_methods([(one.better, one.than) for one in settings.claims], settings.methods)
     contents.require_free("[base]", settings.base, SETTLED)
     for name, texts in settings.texts.items():
         keys = [
@@ -368,9 +363,9 @@ def improves(rows: Columns, texts: str) -> Claim:
 
 
 def sentence_about_muon(rows: Columns, pairs: Sequence[tuple[str, str]]) -> str:
-    """Return what the results say about Muon in one sentence per data set: it follows from claims.
+    """Return a sentence per data set that says how methods with Muon steps compare with others.
 
-    Only claims that compare a method with Muon steps with one without count.
+    The verdicts are those of the claims.
     """
     sentences = []
     for texts in distinct(rows, "texts"):

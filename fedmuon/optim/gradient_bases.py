@@ -54,7 +54,7 @@ class FollowingSubspaces(Subspaces):
         """Return whether clients return sketches: another period begins in the next round."""
         return self.begins(round + 1)
 
-    def begun(self, params: Params, sketch: Params, round: int) -> Params:
+    def with_new_bases(self, params: Params, sketch: Params, round: int) -> Params:
         """Return the model at the start of a period: with its bases, and with X = 0.
 
         Args:
@@ -129,7 +129,7 @@ class FollowingAdapters(EncodingStage):
         if not self.spaces.begins(server.round):
             return message
         sketch = server.states[SKETCH]
-        model = self.spaces.begun(message[MODEL], sketch, server.round)
+        model = self.spaces.with_new_bases(message[MODEL], sketch, server.round)
         return {**reset_states(message, self.spaces), MODEL: model}
 
     def reply(self, reply: Reply, received: Broadcast, memory: States) -> Reply:

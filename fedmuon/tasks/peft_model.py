@@ -179,7 +179,7 @@ def peft_task(
     base = model.get_base_model()
     require_fitting_windows(base.config, shape, vocabulary, NAMED)
     use_plain_attention(base)
-    base_dtype = next((kept for kept in brought.dtypes.values() if kept in HALF), dtype)
+    base_dtype = next((half for half in brought.dtypes.values() if half in HALF), dtype)
     network = CausalLM(model, dtype, base_dtype, base.forward)
     for name, layer in network.named_modules():
         if f".{DROPOUT}." in f".{name}.":
