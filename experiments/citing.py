@@ -38,7 +38,9 @@ CITED: dict[str, Mapping[str, tuple[str, ...]]] = {
     "compression.uplink": cited("compression.uplink"),
     "compression.downlink": cited("compression.downlink"),
     "compression.feedback": {"error": ("ef-signsgd",), "ef21": ("ef21",)},
-    "devices.mode": {"fedbuff": ("fedbuff",)},
+    "devices.mode": {
+        "fedbuff": ("fedbuff",), "threshold": ("ringmaster-lmo",), "fedasync": ("fedasync",),
+    },
     "privacy.level": {"client": ("dp-fedavg",)},
     "privacy.trust": {"distributed": ("distributed-gaussian", "secure-aggregation")},
     "privacy.clipping": {

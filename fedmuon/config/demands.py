@@ -18,7 +18,7 @@ from fedmuon.config.facts import (
     method_with,
 )
 from fedmuon.config.methods import PRIVATE
-from fedmuon.config.schema import OrthogonalizerTable
+from fedmuon.config.schema import ASYNCHRONOUS, OrthogonalizerTable
 from fedmuon.core.choices import is_own
 from fedmuon.core.demands import Demand, Trait, setting, where
 
@@ -101,14 +101,18 @@ EF21 = Demand(
     {Trait.NOT_PLAIN_MEAN: "ef21 adds up the plain mean of all clients' updates"},
     instead="set feedback = 'error'",
 )
-FEDBUFF = Demand(
-    where("devices.mode", "fedbuff".__eq__),
+LATE_REPLIES = Demand(
+    where("devices.mode", ASYNCHRONOUS.__contains__),
     {
-        Trait.RETURNS_DIRECTIONS: "it adds up changes of models",
         Trait.SERVER_STATE: "weighted updates could make this value negative or fractional",
         Trait.SUM_OF_ALL_CLIENTS: "late replies then could not have a smaller weight",
     },
     instead="set mode = 'deadline'",
+)
+WEIGHTED_CHANGES = Demand(
+    where("devices.mode", ("fedbuff", "fedasync").__contains__),
+    {Trait.RETURNS_DIRECTIONS: "it adds up changes of models"},
+    instead="set mode = 'threshold'",
 )
 MEAN_OF_PRODUCTS = Demand(
     combines_adapters_by("exact", "subspace"),
@@ -133,7 +137,7 @@ AVERAGE = Demand(
 )
 OF_ANY_RUN = (
     *(CENTRED_DATA, FEATURES, MATRIX_TASK, HEAVY_TAILED, LABELLED_TEXT),
-    *(COMPRESSION, EF21, SERVER_STEPS, POLARGRAD, BIAS_CORRECTED, FEDBUFF),
+    *(COMPRESSION, EF21, SERVER_STEPS, POLARGRAD, BIAS_CORRECTED, LATE_REPLIES, WEIGHTED_CHANGES),
     *(MEAN_OF_PRODUCTS, ADAPTER_RANKS, AVERAGE),
 )
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedmuon.config.methods import ORTHOGONALIZED, PRIVATE, has
-from fedmuon.config.schema import reads
+from fedmuon.config.schema import ASYNCHRONOUS, reads
 from fedmuon.core.choices import is_own, with_fact
 from fedmuon.core.demands import Fact, Trait, where
 
@@ -300,11 +300,11 @@ FACTS: tuple[Fact[Config], ...] = (
     ),
     Fact(
         Trait.SELECTS_CLIENTS,
-        where("devices.mode", ("deadline", "fedbuff").__contains__),
+        where("devices.mode", ("deadline", *ASYNCHRONOUS).__contains__),
         ALL_TAKE_PART,
     ),
     Fact(Trait.PUBLISHES_TIMES, where("devices.mode", "none".__ne__), "Set mode = 'none'"),
-    Fact(Trait.LATE_REPLIES, where("devices.mode", "fedbuff".__eq__), "Set mode = 'none'"),
+    Fact(Trait.LATE_REPLIES, where("devices.mode", ASYNCHRONOUS.__contains__), "Set mode = 'none'"),
     Fact(
         Trait.COMPRESSES_REPLIES, where("compression.uplink", "none".__ne__), "Set uplink = 'none'"
     ),

@@ -131,6 +131,12 @@ def _device_problems(config: Config) -> Iterator[str]:
             f"{federation.per_round}, but only {federation.per_round} clients train at a time. "
             "Lower buffer, or raise per-round."
         )
+    if table.mode == "threshold" and 0 < table.threshold < 1:
+        yield (
+            f"[devices] threshold = {table.threshold:g} discards every reply, because a reply that "
+            "is not late has the staleness 0 and needs a threshold of at least 1. Set threshold to "
+            "1 or more, or to 0, which means per-round."
+        )
 
 
 def _text_problems(config: Config) -> Iterator[str]:

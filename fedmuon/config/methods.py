@@ -117,6 +117,22 @@ ROWS = (
         facts=("orthogonalizes", "server orthogonalizes", "client states"),
     ),
     Method(
+        "ringmaster",
+        "clients send gradients; the server takes Muon's step (arXiv:2605.18174)",
+        make="fedmuon.optim.recipes:ringmaster",
+        keys=("lr", "momentum", "weight-decay", "adjust", "aux", "aux-lr"),
+        cites=("ringmaster-lmo",),
+        facts=("orthogonalizes", "server orthogonalizes"),
+    ),
+    Method(
+        "ringmaster-free",
+        "ringmaster with a growing momentum and a falling step size (arXiv:2605.18174)",
+        make="fedmuon.optim.recipes:ringmaster_free",
+        keys=("lr", "adjust", "aux", "aux-lr"),
+        cites=("ringmaster-lmo",),
+        facts=("orthogonalizes", "server orthogonalizes"),
+    ),
+    Method(
         "muloco",
         "local Muon; the server takes Nesterov steps (arXiv:2505.23725)",
         make="fedmuon.optim.recipes:muloco",

@@ -422,7 +422,10 @@ SECRET_NOISE = ReadIf(
 CLOCK = ReadIf(
     "devices.mode", "none".__ne__, "runs with a virtual clock", "set mode = 'synchronous'"
 )
-FEDBUFF = CLOCK, ReadIf("devices.mode", ("fedbuff",))
+ASYNCHRONOUS = "fedbuff", "threshold", "fedasync"  # modes in which clients train older models
+BUFFERED = CLOCK, ReadIf("devices.mode", ("fedbuff", "threshold"))
+THRESHOLD = CLOCK, ReadIf("devices.mode", ("threshold",))
+FEDASYNC = CLOCK, ReadIf("devices.mode", ("fedasync",))
 DEADLINE = CLOCK, ReadIf("devices.mode", ("deadline",))
 HARDWARE_TRACE = (
     CLOCK,
@@ -1477,13 +1480,16 @@ class Devices(Table):
     engine.
     """
 
-    mode: Literal["none", "synchronous", "deadline", "fedbuff"] = key(
+    mode: Literal["none", "synchronous", "deadline", "fedbuff", "threshold", "fedasync"] = key(
         "none",
         "How simulated time affects training. With `none`, there is no clock. With "
         "`synchronous`, a round waits for all clients. With `deadline`, a round ends after "
         "`per-round` replies or `deadline` seconds. With `fedbuff`, `per-round` clients always "
         "train, and the server updates the model after every `buffer` replies. Some clients "
-        "then train an older model (Nguyen et al. 2022).",
+        "then train an older model (Nguyen et al. 2022). `threshold` is like `fedbuff`, but late "
+        "replies keep their full weight, and the server discards a reply that is `threshold` or "
+        "more updates late (Ringmaster, arXiv:2605.18174). With `fedasync`, every reply pulls the "
+        "model towards the client's model (Xie et al. 2019).",
     )
     select: Annotated[int, Field(ge=0, le=CLIENTS)] = key(
         0,
@@ -1499,9 +1505,35 @@ class Devices(Table):
     )
     buffer: Annotated[int, Field(ge=0, le=CLIENTS)] = key(
         0,
-        "B, the number of replies after which the server updates the model. 0 means `per-round`.",
+        "B, the number of replies after which the server updates the model. 0 means `per-round` "
+        "with `fedbuff`, and 1 with `threshold`.",
         values="0 to `per-round`",
-        read_if=FEDBUFF,
+        read_if=BUFFERED,
+    )
+    threshold: Amount = key(
+        0.0,
+        "R, the number of updates from which a reply is too late: the server discards it, and the "
+        "client begins again with the newest model. 0 means `per-round`, at which clients of equal "
+        "speed lose no reply.",
+        values="0, or 1 or more",
+        read_if=THRESHOLD,
+    )
+    threshold_growth: Annotated[float, Field(ge=0, le=1)] = key(
+        0.0,
+        "The power g with which the threshold grows: update k = 1, 2, ... uses the threshold "
+        "R·k^g, rounded up. Set 0.5 for `ringmaster-free`.",
+        read_if=THRESHOLD,
+    )
+    mixing: Annotated[float, Field(gt=0, le=1)] = key(
+        0.6,
+        "a, the weight of a client's model in the next model, if the reply is not late.",
+        read_if=FEDASYNC,
+    )
+    staleness_power: Amount = key(
+        0.5,
+        "The power p with which late replies lose weight: a reply that is τ updates late has the "
+        "weight a·(1 + τ)^(-p).",
+        read_if=FEDASYNC,
     )
     latency: Amount = key(
         0.1, "Simulated delay of each client in each round, in seconds.", read_if=CLOCK
@@ -1817,14 +1849,14 @@ def _unmet(config: Config, name: str) -> ReadIf | None:
 def biased_participation(config: Config) -> bool:
     """Return whether the settings of `[devices]` make the sampling of clients not uniform.
 
-    Availability, dropout, and the modes `deadline` and `fedbuff` can make it not uniform.
+    Availability, dropout, `deadline` and the asynchronous modes can make it not uniform.
     """
     table = config.devices
     selects = table.mode != "none" and (table.availability != "always" or table.dropout > 0)
     late = table.mode == "deadline" and (
         table.deadline > 0 or table.select not in (0, config.federation.per_round)
     )
-    return selects or late or table.mode == "fedbuff"
+    return selects or late or table.mode in ASYNCHRONOUS
 
 
 def is_default(name: str, value: Any) -> bool:

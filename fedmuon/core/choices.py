@@ -14,7 +14,7 @@ Arithmetic = Literal["auto", "continuous", "grid"]
 # Reserved names in a round's record and in a run's summary; custom metrics need other names.
 OF_A_ROUND = (
     "round", "participants", "client_loss", "faults", "dropped", "bytes_down", "bytes_up",
-    "train_seconds", "seconds", "simulated_seconds", "staleness", "adapter_error",
+    "train_seconds", "seconds", "simulated_seconds", "staleness", "discarded", "adapter_error",
     "adapter_discarded",
 )  # fmt: skip
 OF_A_RUN = (
@@ -354,6 +354,11 @@ CHOICES: dict[str, tuple[Choice, ...]] = {
                 "floor": ("0.0", "final lr, as a share of the initial lr"),
                 "warm": ("0", "number of initial rounds in which lr rises before the cosine"),
             },
+        ),
+        Choice(
+            "power",
+            "lr falls as a power of the number of the round",
+            options={"power": ("0.5", "p: round r = 1, 2, ... multiplies lr by r^(-p)")},
         ),
         Choice(
             "step",

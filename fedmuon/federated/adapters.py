@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fedmuon.config.load import Config
 from fedmuon.config.methods import has
-from fedmuon.config.schema import reads
+from fedmuon.config.schema import ASYNCHRONOUS, reads
 from fedmuon.config.user_objects import user_objects
 from fedmuon.core.demands import setting
 from fedmuon.core.errors import InputError
@@ -91,7 +91,7 @@ def _measured(config: Config, recipe: Recipe, task: Task) -> Recipe:
     replies of FedBuff start from several models. Without weights, there is no mean to compare with.
     """
     shares = recipe.aggregate.shares
-    silent = config.privacy.level == "client" or config.devices.mode == "fedbuff"
+    silent = config.privacy.level == "client" or config.devices.mode in ASYNCHRONOUS
     if silent or shares is None or recipe.direction or not find_pairs(_names(task)):
         return recipe
     return replace(recipe, stages=(FactorError(shares), *recipe.stages))

@@ -27,7 +27,7 @@ from fedmuon.data.neighbours import Neighbours
 from fedmuon.data.source import Source
 from fedmuon.federated.build_recipe import build_recipe
 from fedmuon.federated.client_data import build_data, deal, read_source, with_user_sizes
-from fedmuon.federated.clock import Timetable, timetable
+from fedmuon.federated.clock import Timetable
 from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.language_model import base_dtype_of
 from fedmuon.federated.plan import RandomnessPlan
@@ -38,6 +38,7 @@ from fedmuon.federated.size_limits import (
     require_room_for_model,
     require_room_for_parameters,
 )
+from fedmuon.federated.timetables import timetable
 from fedmuon.federated.traffic import payload_bytes, returned_like, sent_like
 from fedmuon.federated.trial_recipe import require_memoryless
 from fedmuon.optim.chain import Number, States

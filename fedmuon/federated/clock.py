@@ -1,12 +1,11 @@
 """The virtual clock: simulate when devices are available, how long they take, and who replies.
 
 Time is simulated, not measured. The times depend on the config, the sizes of messages and the
-numbers of samples, but not on training results. `timetable` can therefore compute all rounds before
-the first one, and all engines use the same times.
+numbers of samples, but not on training results. All rounds can therefore be computed before the
+first one, and all engines use the same times.
 """
 
 import csv
-import heapq
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,8 +38,14 @@ class Timetable:
             started. Version r is the model after r rounds. The tuple is empty if every client
             starts from the newest model.
         lost: For each round [R], the number of clients that received the model but are not in
-            `selected`. With FedBuff, these clients were lost. Otherwise, they took part in attempts
-            without a reply.
+            `selected`. In the asynchronous modes, these clients were lost, or their replies were
+            discarded. Otherwise, they took part in attempts without a reply.
+        weights: For each client in `answered`, the weight of its reply. The tuple is empty if every
+            client starts from the newest model.
+        mixes: Whether a reply pulls the newest model towards the client's model (FedAsync), instead
+            of adding the change that the client made to the model that it received.
+        discarded: For each round [R], the number of replies that were discarded because they were
+            too late. The tuple is empty if no reply is discarded.
     """
 
     selected: tuple[np.ndarray, ...]
@@ -49,6 +54,9 @@ class Timetable:
     uniform: bool
     versions: tuple[np.ndarray, ...] = ()
     lost: tuple[int, ...] = ()
+    weights: tuple[np.ndarray, ...] = ()
+    mixes: bool = False
+    discarded: tuple[int, ...] = ()
 
     def oldest(self, round: int) -> int:
         """Return the oldest model version that a reply in this round or a later round needs."""
@@ -152,33 +160,22 @@ def _wait(spans: np.ndarray, now: float, day: float) -> float:
     return max(0.0, float(spans[place, 0] - now))
 
 
-def timetable(
-    config: Config, steps: np.ndarray, samples: np.ndarray, sizes: tuple[int, int]
-) -> Timetable:
-    """Simulate the rounds of a run with `[devices]`.
-
-    Args:
-        config: The config.
-        steps: Number of local steps of each client [N].
-        samples: Number of samples per step of each client [N].
-        sizes: Bytes of a message to a client, and bytes of a reply.
+def awaited_rounds(config: Config, devices: Devices) -> Timetable:
+    """Simulate rounds that end when clients have replied, or at a deadline.
 
     Raises:
-        InputError: If a trace cannot be used, or if a round gets no reply.
+        InputError: If a round gets no reply.
     """
     table, federation = config.devices, config.federation
-    devices = devices_of(config, steps * samples, sizes)
     count, deadline = federation.per_round, math.inf
     if table.mode == "deadline":
         count, deadline = table.select or count, table.deadline or math.inf
     now, selected, answered, ends, unused = 0.0, [], [], [], [0] * federation.rounds
     if (fastest := float(devices.needed.min())) > deadline:
         raise InputError(
-            f"[devices] deadline = {deadline:g} s is too short for all {len(steps)} clients, "
-            f"because the fastest client needs {fastest:.4g} s. Raise deadline."
+            f"[devices] deadline = {deadline:g} s is too short for all {federation.clients} "
+            f"clients, because the fastest client needs {fastest:.4g} s. Raise deadline."
         )
-    if table.mode == "fedbuff":
-        return buffered(devices, federation.rounds, count, table.buffer or count)
     for round in range(federation.rounds):
         for attempt in range(ATTEMPTS):
             now, clients = devices.choose(now, round, count, attempt)
@@ -199,55 +196,6 @@ def timetable(
         ends.append(now)
     schedule = tuple(selected), tuple(answered), np.array(ends)
     return Timetable(*schedule, not biased_participation(config), lost=tuple(unused))
-
-
-def buffered(devices: Devices, rounds: int, many: int, size: int) -> Timetable:
-    """Simulate FedBuff: `many` clients work at a time, and a round ends after `size` replies.
-
-    A client starts when another client has replied or is lost. Simultaneous replies arrive in the
-    order of the client numbers, and before any client starts. A client does not start again while
-    its reply is in the buffer, because its random draws would repeat.
-    """
-    now, starts, waiting = 0.0, 0, dict[int, int]()  # client -> the round in which it started
-    last_starts = 0  # number of attempts until the last update
-    working: list[tuple[float, int, int, bool]] = []  # end, client, round, and whether it is lost
-    answered, versions, ends, losses = [], [], [], [0]
-    while len(ends) < rounds:
-        if starts - last_starts > 10 * ATTEMPTS * many:
-            raise InputError(
-                f"round {len(ends) + 1} of [devices] mode = 'fedbuff' has received too few "
-                f"replies after {starts - last_starts} attempts to start clients. Raise [devices] "
-                "available, or lower [devices] dropout."
-            )
-        busy = [client for _, client, _, _ in working]
-        start, clients = devices.choose(
-            now, starts, many - len(busy), barred=(*sorted(busy), *sorted(waiting))
-        )
-        if start > now and working:
-            clients = clients[:0]  # no client is available yet, and a reply may come earlier
-        else:
-            now = start
-        for client in map(int, clients):
-            loss, needed = devices.lost_after(client, starts), float(devices.needed[client])
-            end = now + min(needed, loss)
-            heapq.heappush(working, (end, client, len(ends), loss < math.inf))
-        starts += 1
-        if not working:
-            continue
-        now = working[0][0]
-        while working and working[0][0] == now and len(ends) < rounds:
-            _, client, version, is_lost = heapq.heappop(working)
-            losses[-1] += is_lost
-            if not is_lost:
-                waiting[client] = version
-            if len(waiting) == size:
-                answered.append(np.array(sorted(waiting)))
-                versions.append(np.array([waiting[client] for client in sorted(waiting)]))
-                ends.append(now)
-                losses.append(0)
-                waiting, last_starts = {}, starts
-    schedule = tuple(answered), tuple(answered), np.array(ends)
-    return Timetable(*schedule, False, tuple(versions), tuple(losses[:rounds]))
 
 
 def round_of(

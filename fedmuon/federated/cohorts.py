@@ -1,10 +1,11 @@
-"""From which state the clients of a round start: the newest, or with FedBuff older ones."""
+"""From which state the clients of a round start: the newest, or if replies are late, older ones."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.optim.chain import States
+from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState
 from fedmuon.tasks.base import Params, split_statistics
 
@@ -38,16 +39,19 @@ class Synchronous:
 
 @dataclass(frozen=True)
 class Buffered(Synchronous):
-    """FedBuff: clients reply late, and a round uses replies that started from older states.
+    """Clients reply late, and a round uses replies that started from older states.
 
-    A reply is converted to a change of the newest model. This change is 1 / sqrt(1 + staleness)
-    times the difference between the client's reply and the model that the client received. Some
+    A reply is converted to a change of the newest model: the weight in the timetable, times the
+    difference between the client's reply and the model that the client received. If the timetable
+    `mixes`, the difference is that between the client's reply and the newest model (FedAsync). Some
     returned states are already changes, such as the change of SCAFFOLD's control variate. These
-    states are not weighted, because the server's state must match the clients' states.
+    states are not weighted, because the server's state must match the clients' states. Directions,
+    which some recipes return instead of a model, have the weight 1 and stay as they are.
     """
 
     plan: RandomnessPlan
     exact: bool  # whether clients receive exactly the server's tensors
+    directions: bool = False  # whether clients return directions instead of models
 
     def starts(
         self, state: ServerState, clients: Sequence[int]
@@ -65,16 +69,22 @@ class Buffered(Synchronous):
         self, state: ServerState, replies: Sequence[Reply], read: Read, received: Received
     ) -> tuple[list[Reply], States]:
         """Convert the replies of a round to replies that started from the newest state."""
-        moved: list[Reply] = []
+        timetable, moved = self.plan.timetable, list[Reply]()
+        assert timetable is not None
+        answered, weights = timetable.answered[state.round], timetable.weights[state.round]
+        weight_of = dict(zip(answered.tolist(), weights.tolist(), strict=True))
         for start, clients in self.starts(state, [reply.client for reply in replies]):
             numbers = {*clients}
             of_start, _ = read(start, [reply for reply in replies if reply.client in numbers])
-            if start.round == state.round and self.exact:
-                moved += of_start  # these clients received the newest model unchanged
+            newest = start.round == state.round and self.exact
+            if self.directions or (newest and all(weight_of[i] == 1 for i in clients)):
+                moved += of_start  # directions, or models that started from the newest model
             else:
-                weight = (1 + state.round - start.round) ** -0.5
                 message = received(start)
-                moved += [_moved_to(state, message, weight, reply) for reply in of_start]
+                base = _newest_like(message, state) if timetable.mixes else message
+                moved += [
+                    _moved_to(state, base, weight_of[reply.client], reply) for reply in of_start
+                ]
         return sorted(moved, key=lambda reply: reply.client), {}
 
     def remembering(self, before: ServerState, after: ServerState) -> ServerState:
@@ -85,29 +95,34 @@ class Buffered(Synchronous):
         return replace(after, older=tuple(state for state in known if state.round >= oldest))
 
 
-def cohorts_of(plan: RandomnessPlan, exact: bool) -> Synchronous:
+def cohorts_of(plan: RandomnessPlan, recipe: Recipe) -> Synchronous:
     """Return the rule by which the clients of a plan start.
 
     Args:
         plan: The plan of the run.
-        exact: Whether clients receive exactly the server's tensors.
+        recipe: The optimizer.
     """
-    late = plan.timetable is not None and bool(plan.timetable.versions)
-    return Buffered(plan, exact) if late else Synchronous()
+    if plan.timetable is None or not plan.timetable.versions:
+        return Synchronous()
+    return Buffered(plan, all(stage.exact for stage in recipe.stages), recipe.direction)
 
 
-def _moved_to(state: ServerState, received: Broadcast, weight: float, reply: Reply) -> Reply:
-    """Add the weighted change of a reply to the newest model and states."""
+def _newest_like(message: Broadcast, state: ServerState) -> Broadcast:
+    """Return the server's newest model, and its newest values of the states in a message."""
+    states = {name: state.states[name] for name in message.states}
+    return Broadcast(state.round, state.params, states)
+
+
+def _moved_to(state: ServerState, base: Broadcast, weight: float, reply: Reply) -> Reply:
+    """Add the weighted difference between a reply and `base` to the newest model and states."""
 
     def moved(now: Params, then: Params, tree: Params) -> Params:
         return {name: now[name] + weight * (value - then[name]) for name, value in tree.items()}
 
     learned, statistics = split_statistics(reply.params)
-    params = {**moved(state.params, received.params, learned), **statistics}
+    params = {**moved(state.params, base.params, learned), **statistics}
     states = {
-        name: moved(state.states[name], received.states[name], tree)
-        if name in received.states
-        else tree
+        name: moved(state.states[name], base.states[name], tree) if name in base.states else tree
         for name, tree in reply.states.items()
     }
     return reply.with_trees({MODEL: params, **states})

@@ -2,10 +2,11 @@
 
 from fedmuon.config.demands import CLIENT_LEVEL as LEVEL_KEY
 from fedmuon.config.demands import EF21 as EF21_KEY
-from fedmuon.config.demands import FEDBUFF as FEDBUFF_KEY
+from fedmuon.config.demands import LATE_REPLIES as LATE_REPLIES_KEY
 from fedmuon.config.demands import TRUSTED_SERVER as TRUSTED_KEY
+from fedmuon.config.demands import WEIGHTED_CHANGES as WEIGHTED_CHANGES_KEY
 from fedmuon.config.demands import compressing_key
-from fedmuon.config.schema import reads
+from fedmuon.config.schema import ASYNCHRONOUS, reads
 from fedmuon.config.user_objects import user_objects
 from fedmuon.core.demands import Demand, Trait, require_allowed, setting, where
 from fedmuon.core.errors import InputError
@@ -114,14 +115,18 @@ COMPRESSION = Demand(
 EF21 = Demand(
     _ef21, {Trait.NOT_PLAIN_MEAN: EF21_KEY.forbids[Trait.NOT_PLAIN_MEAN]}, instead=EF21_KEY.instead
 )
-FEDBUFF = Demand(
-    of_config(where("devices.mode", "fedbuff".__eq__)),
+LATE_REPLIES = Demand(
+    of_config(where("devices.mode", ASYNCHRONOUS.__contains__)),
     {
         Trait.CUSTOM_STAGE: "it is unknown what your stage does with changes of models",
-        Trait.RETURNS_DIRECTIONS: "it adds up changes of models",
-        Trait.SUM_OF_ALL_CLIENTS: FEDBUFF_KEY.forbids[Trait.SUM_OF_ALL_CLIENTS],
+        Trait.SUM_OF_ALL_CLIENTS: LATE_REPLIES_KEY.forbids[Trait.SUM_OF_ALL_CLIENTS],
     },
     instead="set [devices] mode = 'deadline'",
+)
+WEIGHTED_CHANGES = Demand(
+    of_config(where("devices.mode", ("fedbuff", "fedasync").__contains__)),
+    WEIGHTED_CHANGES_KEY.forbids,
+    instead="set [devices] mode = 'threshold'",
 )
 FINE_TUNING = Demand(
     of_config(where("output.fine-tune", bool, lambda config: reads(config, "output.fine-tune"))),
@@ -139,7 +144,7 @@ BATCH_NORM = Demand(
 )
 DEMANDS = (
     *(PRIVATE, CLIENT_LEVEL, TRUSTED_SERVER, ADD_REMOVE, COUNTED, COUNTED_STATES, DIFFERENT_STEPS),
-    *(COMPRESSION, EF21, FEDBUFF, FINE_TUNING, BATCH_NORM),
+    *(COMPRESSION, EF21, LATE_REPLIES, WEIGHTED_CHANGES, FINE_TUNING, BATCH_NORM),
 )
 
 
@@ -148,11 +153,11 @@ def require_demands(built: BuiltRecipe) -> None:
     require_allowed(built, DEMANDS, FACTS)
     recipe, config = built.recipe, built.config
     moved = {*recipe.returned} & {*recipe.sent} - {"momentum"}
-    if moved and config.devices.mode == "fedbuff":
+    if moved and config.devices.mode in ASYNCHRONOUS:
         raise InputError(
-            "[devices] mode = 'fedbuff' adds weighted changes of states, which can make the "
-            f"state {min(moved)!r} of this recipe invalid. For example, a second moment can "
-            "become negative. Set mode = 'deadline', or let clients return changes of a state "
+            f"[devices] mode = {config.devices.mode!r} adds weighted changes of states, which can "
+            f"make the state {min(moved)!r} of this recipe invalid. For example, a second moment "
+            "can become negative. Set mode = 'deadline', or let clients return changes of a state "
             "that the server does not send."
         )
     if config.privacy.level == "client":

@@ -345,8 +345,7 @@ def _updated(
 
 
 def _cohorts(experiment: Experiment) -> Synchronous:
-    exact = all(stage.exact for stage in experiment.recipe.stages)
-    return cohorts_of(experiment.plan, exact)
+    return cohorts_of(experiment.plan, experiment.recipe)
 
 
 def _groups(

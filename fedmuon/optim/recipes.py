@@ -32,7 +32,6 @@ from fedmuon.config.schema import (
     without_effect,
 )
 from fedmuon.core.choices import with_fact
-from fedmuon.core.device import with_deferred_checks
 from fedmuon.core.errors import InputError
 from fedmuon.core.registry import takes
 from fedmuon.core.tables import validate_values
@@ -43,11 +42,10 @@ from fedmuon.optim.chain import (
     Number,
     State,
     States,
-    forbidden_gradient,
     per_replica,
-    stateless,
     zeros,
 )
+from fedmuon.optim.growing_momentum import falling, growing_momentum
 from fedmuon.optim.links import descend, gradient, only
 from fedmuon.optim.lora_muon import require_decay, split_descent, whitened
 from fedmuon.optim.low_rank import EncodedStates, low_rank
@@ -63,6 +61,7 @@ from fedmuon.optim.server_rules import (
     adaptive_step,
     remember_direction,
     replace_by_mean,
+    server_chain,
     server_step,
 )
 from fedmuon.optim.user_recipe import as_recipe, centralized
@@ -76,7 +75,7 @@ __all__ = ["Chain", "Link", "Recipe", "adamw", "as_recipe", "diloco", "ditto", "
            "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedmuon", "fedmuon_aligned",
            "fedmuon_corrected", "fedmuon_svd", "fednova", "fedper", "fedprox", "fedyogi",
            "local_adamw", "local_muon", "lora_muon", "muloco", "muon", "normalized_sgd",
-           "scaffold", "sgd"]  # fmt: skip
+           "ringmaster", "ringmaster_free", "scaffold", "sgd"]  # fmt: skip
 
 Arguments = ParamSpec("Arguments")
 Answered = Sequence[tuple[float, int]]  # each reply's weight in the mean, and its local steps
@@ -1096,28 +1095,146 @@ def ef21_muon(
     ) -> tuple[Params, States]:
         return states["direction"], states
 
-    def no_draws(*_: Any, **__: Any) -> Any:
-        raise InputError(
-            "in ef21-muon, the server orthogonalizes and cannot draw random numbers, but this "
-            "orthogonalizer needs random numbers. Choose an orthogonalizer without random draws, "
-            "such as newton-schulz."
-        )
-
-    def server(old: Params, mean: Params, states: States, factor: float) -> tuple[Params, States]:
-        chain = Chain((stateless("mean", lambda direction, context: mean), *of_server))
-        context = Context(old, forbidden_gradient, [no_draws], factor=factor)
-        params, after = with_deferred_checks(
-            next(iter(old.values())).device,
-            lambda: chain.step(old, chain.init(old, states), context),
-        )
-        return params, {**states, **after}
-
     return Recipe(
         Chain((gradient(), heavy, Link("direction", zeros, stay))),
-        server,
+        server_chain("ef21-muon", of_server),
         kept=tuple(lasting),
         initial=lasting,
         persistent=MOMENTUM,
+        client=client,
+        direction=True,
+    )
+
+
+@_recipe
+def ringmaster(
+    lr: Number = 1.0,
+    momentum: float = 0.9,
+    orthogonalizer: Any = None,
+    *,
+    weight_decay: float = 0.0,
+    adjust: str = "none",
+    routes: Mapping[str, int] | None = None,
+    aux: str = "sgd",
+    aux_lr: float = 0.0,
+) -> Recipe:
+    """Ringmaster LMO: clients send gradients, and the server takes Muon's steps.
+
+    With the mean G of the gradients that have arrived, the server computes
+
+        M <- momentum M + (1 - momentum) G,   X <- X - lr Orth(M).
+
+    The server can update X with each gradient, while other clients still compute theirs: see
+    `[devices] mode = "threshold"`, which discards gradients that are too late. A client returns the
+    mean of the gradients of its E local steps, which are all computed at the received model. The
+    paper uses E = 1.
+
+    State: the server stores M. Guarantee: no stability bound is known. Source: Sadiev et al. 2026
+    (arXiv:2605.18174).
+
+    Args:
+        lr: Step size η of the server, one number or one per replica `[replicas]`.
+        momentum: The momentum coefficient beta of M.
+        orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
+            or a link such as `links.orthogonalize(...)`, by default smoothed polar with λ = 1e-4.
+        weight_decay: Decoupled weight decay, which subtracts lr * weight_decay * X from the model X
+            in each update.
+        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix: "none"
+            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)),
+            "scion" means sqrt(m/n), and "polargrad" means the inner product of M and Orth(M).
+        routes: Mapping from a parameter name to the number of matrices in this parameter, or 0 for
+            the auxiliary step. By default, every parameter is one matrix.
+        aux: The auxiliary step for parameters with 0 matrices: "sgd" adds -aux_lr M, and "adamw"
+            takes an AdamW step.
+        aux_lr: Step size of the auxiliary step, or 0 for the default: 0.05 for "sgd" and 0.001 for
+            "adamw".
+
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, or an argument has no effect on this optimizer.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> recipes.ringmaster(lr=0.02).kept
+        ('momentum',)
+    """
+    steps = _muon_links(lr, momentum, orthogonalizer, "ema", weight_decay, adjust, routes, aux,
+                        aux_lr)  # fmt: skip
+    return _of_gradients("ringmaster", steps)
+
+
+@_recipe
+def ringmaster_free(
+    lr: Number = 1.0,
+    orthogonalizer: Any = None,
+    *,
+    adjust: str = "none",
+    routes: Mapping[str, int] | None = None,
+    aux: str = "sgd",
+    aux_lr: float = 0.0,
+) -> Recipe:
+    """Ringmaster LMO without constants of the problem.
+
+    Update k = 1, 2, ... of the server has a growing momentum and a falling step size:
+
+        M <- (1 - a) M + a G with a = k^(-1/2),   X <- X - lr k^(-3/4) Orth(M).
+
+    No smoothness and no variance is needed to choose the powers, also with late gradients below a
+    threshold of the order k^(1/2): `[devices] mode = "threshold"` with `threshold-growth = 0.5`.
+    See `ringmaster` for the messages.
+
+    State: the server stores M and k. Guarantee: no stability bound is known. Source: Sadiev et al.
+    2026 (arXiv:2605.18174).
+
+    Args:
+        lr: Step size of the first update, one number or one per replica `[replicas]`.
+        orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
+            or a link such as `links.orthogonalize(...)`, by default smoothed polar with λ = 1e-4.
+        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix: "none"
+            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)),
+            "scion" means sqrt(m/n), and "polargrad" means the inner product of M and Orth(M).
+        routes: Mapping from a parameter name to the number of matrices in this parameter, or 0 for
+            the auxiliary step. By default, every parameter is one matrix.
+        aux: The auxiliary step for parameters with 0 matrices: "sgd" adds -aux_lr M, and "adamw"
+            takes an AdamW step.
+        aux_lr: Step size of the auxiliary step, or 0 for the default: 0.05 for "sgd" and 0.001 for
+            "adamw". It falls like `lr`.
+
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, or an argument has no effect on this optimizer.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> recipes.ringmaster_free(lr=1.0).kept
+        ('momentum', 'falling')
+    """
+    *others, descent = _muon_links(lr, growing_momentum(0.5), orthogonalizer, "ema", 0.0, adjust,
+                                   routes, aux, aux_lr)  # fmt: skip
+    return _of_gradients("ringmaster-free", (*others, falling(0.75), descent))
+
+
+def _of_gradients(method: str, steps: Sequence[Link]) -> Recipe:
+    """Return a recipe whose clients send mean gradients, and whose server takes these steps."""
+    lasting = {step.name: step.init for step in steps if step.lasting}
+
+    def stay(direction: Params, state: State, context: Context) -> tuple[Params, State]:
+        return zeros(direction), {name: state[name] + value for name, value in direction.items()}
+
+    def client(
+        received: Params, params: Params, states: States, steps: int
+    ) -> tuple[Params, States]:
+        return {name: value / max(1, steps) for name, value in states["sum"].items()}, states
+
+    return Recipe(
+        Chain((gradient(), Link("sum", zeros, stay))),
+        server_chain(method, steps),
+        kept=tuple(lasting),
+        initial=lasting,
         client=client,
         direction=True,
     )
@@ -1588,7 +1705,7 @@ def aux_rate(local: Local) -> float:
 
 def _muon_links(
     lr: Number,
-    momentum: float,
+    momentum: float | Link,
     orthogonalizer: Any,
     momentum_form: str,
     weight_decay: float,
@@ -1599,9 +1716,9 @@ def _muon_links(
 ) -> tuple[Link, ...]:
     """Return the links that orthogonalize the momentum and subtract the step from the model.
 
-    `orthogonalizer` may also be a link. Parameters that are not orthogonalized take a step along M
-    or an AdamW step. Federated recipes do not send the moments of AdamW, so these moments start
-    again in every round.
+    `orthogonalizer` and `momentum` may also be links. Parameters that are not orthogonalized take a
+    step along M or an AdamW step. Federated recipes do not send the moments of AdamW, so these
+    moments start again in every round.
     """
     if type(orthogonalizer) is Link:  # isinstance may run the object's own code, which may raise
         orthogonal = orthogonalizer
@@ -1612,7 +1729,7 @@ def _muon_links(
     else:
         apply = map_of_value(as_orthogonalizer(orthogonalizer))
         orthogonal = links.map_matrices(apply, adjust, True, routes)
-    heavy = links.momentum(momentum, momentum_form)
+    heavy = momentum if isinstance(momentum, Link) else links.momentum(momentum, momentum_form)
     others = _others(routes, aux, aux_lr)
     descent = descend(lr, others, weight_decay)
     if not others:

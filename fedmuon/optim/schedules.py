@@ -10,7 +10,7 @@ from collections.abc import Callable
 from fedmuon.core.errors import InputError
 from fedmuon.core.registry import Registry
 
-__all__ = ["cosine", "heavy_tailed", "step", "warm_up"]
+__all__ = ["cosine", "heavy_tailed", "power", "step", "warm_up"]
 
 Schedule = Callable[[int], float]
 SCHEDULES: Registry[Schedule] = Registry()
@@ -103,6 +103,30 @@ def warm_up(warm: int = 5) -> Schedule:
     if warm < 0:
         raise InputError(f"[local.options] warm = {warm} is not valid. Use 0 rounds or more.")
     return lambda round: min(1.0, (round + 1) / (warm + 1))
+
+
+@SCHEDULES.add("power")
+def power(power: float = 0.5) -> Schedule:
+    """Return a schedule whose factor in round r = 0, 1, ... is (r + 1)^(-power).
+
+    Args:
+        power: The power, such as 0.5 for SGD.
+
+    Returns:
+        Function from a round (0, 1, ...) to the factor of the step size.
+
+    Raises:
+        InputError: If `power` is negative.
+
+    Example:
+        >>> from fedmuon import schedules
+        >>> factor = schedules.power(0.5)
+        >>> [round(factor(r), 3) for r in range(4)]
+        [1.0, 0.707, 0.577, 0.5]
+    """
+    if power < 0:
+        raise InputError(f"[local.options] power = {power:g} is not valid. Use 0 or more.")
+    return lambda round: (round + 1) ** -power
 
 
 def heavy_tailed(steps: int, tail_index: float | None = None) -> tuple[float, float]:

@@ -1,8 +1,21 @@
 """Rules of the server, which compute the next model from the old model and the clients' mean."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from fedmuon.optim.chain import Number, States, per_replica, zeros
+from fedmuon.core.device import with_deferred_checks
+from fedmuon.core.errors import InputError
+from fedmuon.optim.chain import (
+    Chain,
+    Context,
+    Link,
+    Number,
+    States,
+    forbidden_gradient,
+    per_replica,
+    stateless,
+    zeros,
+)
 from fedmuon.optim.recipe import ServerRule
 from fedmuon.tasks.base import Params
 
@@ -54,6 +67,35 @@ def server_step(lr: float, memory: float, nesterov: bool = False) -> ServerRule:
         step = ahead if nesterov else velocity
         after = {name: old[name] + lr * step[name] for name in old}
         return after, {**states, "momentum": velocity}
+
+    return rule
+
+
+def server_chain(method: str, links: Sequence[Link]) -> ServerRule:
+    """Return a server rule that takes one step of a chain, for clients that return directions.
+
+    The mean of the clients' directions takes the place of a gradient.
+
+    Args:
+        method: Name of the method, for errors.
+        links: The links, which continue with the server's states of the same names.
+    """
+
+    def no_draws(*_: Any, **__: Any) -> Any:
+        raise InputError(
+            f"in {method}, the server orthogonalizes and cannot draw random numbers, but this "
+            "orthogonalizer needs random numbers. Choose an orthogonalizer without random draws, "
+            "such as newton-schulz."
+        )
+
+    def rule(old: Params, mean: Params, states: States, factor: float) -> tuple[Params, States]:
+        chain = Chain((stateless("mean", lambda direction, context: mean), *links))
+        context = Context(old, forbidden_gradient, [no_draws], factor=factor)
+        params, after = with_deferred_checks(
+            next(iter(old.values())).device,
+            lambda: chain.step(old, chain.init(old, states), context),
+        )
+        return params, {**states, **after}
 
     return rule
 

@@ -79,10 +79,22 @@ def problem_of(config: Config) -> Problem:
         factors=[plan.factor_at(number) for number in range(plan.rounds)],
         by_samples=config.federation.aggregate == "by-samples",
         versions=versions,
+        **late_weights(config),
     )
     if "1.running_mean" not in start:
         return problem
     return replace(problem, statistics=partial(gradients.batch_statistics, share=SHARE))
+
+
+def late_weights(config: Config) -> dict[str, Any]:
+    """How late replies count, by the mode of the devices."""
+    table = config.devices
+    if table.mode == "threshold":
+        return {"weight": lambda late: 1.0}
+    if table.mode != "fedasync":
+        return {}
+    share, power = table.mixing, table.staleness_power
+    return {"weight": lambda late: share / (1 + late) ** power, "mixes": True}
 
 
 def image(config: Config, M: np.ndarray, round: int, client: int, step: int) -> np.ndarray:

@@ -391,6 +391,45 @@ def ef21_muon(
     return Method(client, server, directional=True)
 
 
+def ringmaster(
+    lr: float,
+    orthogonalizer: Callable[[np.ndarray], np.ndarray],
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    free: bool = False,
+) -> Method:
+    """Clients return mean gradients at the received model; the server has the only momentum."""
+
+    def client(visit: Visit, received: Trees, own: Trees) -> Trees:
+        gradients = [visit.gradient(received[MODEL], k) for k in range(visit.steps)]
+        return {MODEL: each(lambda *parts: sum(parts) / visit.steps, *gradients)}
+
+    def first(model: Tree) -> Trees:
+        if not free:
+            return {"momentum": zeros(model)}
+        named = {f"momentum {name}": value for name, value in zeros(model).items()}
+        return {"momentum": {"steps": np.zeros(()), **named}, "falling": {"steps": np.zeros(())}}
+
+    def server(server: Trees, means: Trees, answered: Answered) -> Trees:
+        kept, G, rate, beta = server["momentum"], means[MODEL], lr * answered.factor, momentum
+        if free:
+            steps = kept["steps"] + 1
+            beta, rate = 1 - float(steps) ** -0.5, rate * float(steps) ** -0.75
+            kept = {name: kept[f"momentum {name}"] for name in G}
+        M = each(lambda m, g: beta * m + (1 - beta) * g, kept, G)
+        X = each(lambda X, m: X - rate * (orthogonalizer(m) + weight_decay * X), server[MODEL], M)
+        if not free:
+            return {MODEL: X, "momentum": M}
+        named = {f"momentum {name}": value for name, value in M.items()}
+        return {MODEL: X, "momentum": {"steps": steps, **named}, "falling": {"steps": steps}}
+
+    return Method(client, server, first, directional=True)
+
+
+def ringmaster_free(lr: float, orthogonalizer: Callable[[np.ndarray], np.ndarray]) -> Method:
+    return ringmaster(lr, orthogonalizer, free=True)
+
+
 def muloco(
     lr: float,
     momentum: float = 0.9,

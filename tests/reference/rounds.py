@@ -36,8 +36,10 @@ class Problem:
         epochs: If not 0, each client takes as many steps as these passes need.
         factors: The step-size factor of each round.
         by_samples: Whether a client's weight in the mean is its number of samples.
-        versions: With FedBuff, the replies of each round as pairs (client, round in which the
-            client received its model).
+        versions: If replies are late, the replies of each round as pairs (client, round in which
+            the client received its model).
+        weight: The weight of a reply that is so many rounds late.
+        mixes: Whether a reply pulls the newest model towards the client's model.
     """
 
     start: Tree
@@ -53,6 +55,8 @@ class Problem:
     factors: Sequence[float] = ()
     by_samples: bool = False
     versions: Sequence[Sequence[tuple[int, int]]] = ()
+    weight: Callable[[int], float] = lambda late: 1 / math.sqrt(1 + late)
+    mixes: bool = False
     statistics: Callable[[Tree, np.ndarray], Tree] = lambda model, inputs: {}
 
     def cohort(self, round: int) -> list[tuple[int, int]]:
@@ -222,9 +226,10 @@ def run(
             if channel.feedback == "ef21":
                 share = len(cohort) / clients
                 reply = estimated(reply, base, estimates_before, estimates, share, clients)
-            if problem.versions:
-                weight = 1 / math.sqrt(1 + number - version)
-                reply = late(reply, server, received, weight)
+            if problem.versions and not method.directional:
+                weight = problem.weight(number - version)
+                newest = {tree: server[tree] for tree in received}
+                reply = late(reply, server, newest if problem.mixes else received, weight)
             replies.append(reply)
             steps.append(visit.steps)
             sizes.append(len(problem.samples[client][1]) if problem.by_samples else 1)
@@ -360,7 +365,7 @@ def estimated(
 
 
 def late(reply: Trees, server: Trees, received: Trees, weight: float) -> Trees:
-    """FedBuff: the weighted change of the reply, added to the newest trees.
+    """The weighted difference between the reply and `received`, added to the newest trees.
 
     States that clients did not receive are changes already. They are not weighted.
     """

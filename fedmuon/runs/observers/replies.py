@@ -23,6 +23,8 @@ class Replies(Observer):
             fields["client_loss"] = float(finished.loss[0])
         if finished.faults:
             fields["faults"] = [dataclasses.asdict(fault) for fault in finished.faults]
+        if self.clock is not None and self.clock.discarded:
+            fields["discarded"] = self.clock.discarded[finished.state.round - 1]
         if dropped := sorted(set(record["participants"]) - set(finished.answered.tolist())):
             fields["dropped"] = dropped
         return fields | sent_bytes(self.clock, finished)
@@ -31,10 +33,16 @@ class Replies(Observer):
 def sent_bytes(clock: Timetable | None, finished: Round) -> Record:
     """Return `bytes_down` and `bytes_up` of a round.
 
-    Clients that were lost also received the model.
+    Clients that were lost also received the model. Replies that came too late were sent, too.
     """
     each = finished.bytes_down // max(1, len(finished.participants))
+    each_up = finished.bytes_up // max(1, len(finished.answered))
     receivers, number = len(finished.participants), finished.state.round - 1
+    too_late = 0
     if clock is not None:
         receivers = len(clock.selected[number]) + (clock.lost[number] if clock.lost else 0)
-    return {"bytes_down": each * receivers, "bytes_up": finished.bytes_up}
+        too_late = clock.discarded[number] if clock.discarded else 0
+    return {
+        "bytes_down": each * receivers,
+        "bytes_up": finished.bytes_up + each_up * too_late,
+    }

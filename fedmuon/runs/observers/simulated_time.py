@@ -11,7 +11,7 @@ from fedmuon.runs.observers.observer import Observer
 
 
 class SimulatedTime(Observer):
-    """Records the selected clients, the simulated seconds, and with FedBuff the staleness."""
+    """Records the selected clients, the simulated seconds, and the staleness of late replies."""
 
     def __init__(self, clock: Timetable) -> None:
         self.clock = clock

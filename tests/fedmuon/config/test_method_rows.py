@@ -49,17 +49,38 @@ from fedmuon.runs.callbacks import CALLBACKS
 # The methods of before, in the order of their list. Later methods are only in the table.
 THEN = (
     *("fedavg", "fedavgm", "local-muon", "fedmuon", "fedmuon-aligned", "fedmuon-corrected"),
-    *("fedmuon-svd", "ef21-muon", "muloco", "fedprox", "fedper", "ditto", "fednova", "scaffold"),
+    *(
+        "fedmuon-svd",
+        "ef21-muon",
+        "ringmaster",
+        "ringmaster-free",
+        "muloco",
+        "fedprox",
+        "fedper",
+        "ditto",
+        "fednova",
+        "scaffold",
+    ),
     *("fedadam", "fedyogi", "fedadagrad", "local-adamw", "diloco", "sgd", "normalized-sgd"),
     *("adamw", "muon", "dp-sgd", "dp-adam", "dp-muon", "dp-muonbc", "disk-sgd", "disk-adam"),
     *("disk-muon", "disk-muonbc"),
 )
+FREE = ("ringmaster", "ringmaster-free")
 SERVER = ("fedadam", "fedyogi", "fedadagrad")
 PLAIN = ("fedavg", "fedavgm", "fedprox", "fedper", "ditto", "fednova", *SERVER)
-NO_MOMENTUM = (*PLAIN, "scaffold", "adamw", "local-adamw", "diloco", "dp-adam", "disk-adam")
-MODEL_ONLY = (*PLAIN, "local-muon", "ef21-muon", "muloco", "local-adamw", "diloco")
+NO_MOMENTUM = (
+    *PLAIN,
+    "ringmaster-free",
+    "scaffold",
+    "adamw",
+    "local-adamw",
+    "diloco",
+    "dp-adam",
+    "disk-adam",
+)
+MODEL_ONLY = (*PLAIN, "local-muon", "ef21-muon", *FREE, "muloco", "local-adamw", "diloco")
 OF_MUON = ("local-muon", "fedmuon", "fedmuon-aligned", "fedmuon-corrected", "fedmuon-svd",
-           "ef21-muon", "muloco", "muon", "dp-muon", "dp-muonbc", "disk-muon",
+           "ef21-muon", *FREE, "muloco", "muon", "dp-muon", "dp-muonbc", "disk-muon",
            "disk-muonbc")  # fmt: skip
 OF_PRIVACY = ("dp-sgd", "dp-adam", "dp-muon", "dp-muonbc", "disk-sgd", "disk-adam", "disk-muon",
               "disk-muonbc")  # fmt: skip
@@ -76,9 +97,9 @@ def of_then(names: Iterable[str]) -> tuple[str, ...]:
 # Condition in [local], and the names that met it before the rows, in the order of messages.
 FORMER: dict[str, tuple[str, ...]] = {
     "local.momentum": without(*NO_MOMENTUM),
-    "local.momentum-form": without(*NO_MOMENTUM),
+    "local.momentum-form": without(*NO_MOMENTUM, "ringmaster"),
     "local.epochs": without(*OF_PRIVACY, "fedmuon-aligned"),
-    "local.renormalize": tuple(name for name in OF_MUON if name != "ef21-muon"),
+    "local.renormalize": tuple(name for name in OF_MUON if name not in ("ef21-muon", *FREE)),
     "local.alignment": ("fedmuon-aligned",),
     "local.server-momentum": ("fedavgm", "fedadam", "fedyogi", "diloco", "muloco"),
     "local.server-lr": (*SERVER, "scaffold", "diloco", "muloco"),
@@ -100,7 +121,7 @@ FORMER: dict[str, tuple[str, ...]] = {
     "privacy.probes": ("dp-muonbc", "disk-muonbc"),
     "privacy.state-weight": without(*MODEL_ONLY),
     "output.checkpoint-every": without(*OF_PRIVACY),
-    "output.fine-tune": without("ditto", "ef21-muon"),
+    "output.fine-tune": without("ditto", "ef21-muon", *FREE),
 }
 
 

@@ -98,6 +98,8 @@ OTHER: dict[str, Any] = {
     "faults.policy": "drop", "faults.retries": 0, "faults.deadline": 7.0,
     "faults.patience": 8.0,
     "devices.mode": "deadline", "devices.select": 5, "devices.deadline": 0.2, "devices.buffer": 1,
+    "devices.threshold": 3.0, "devices.threshold-growth": 0.5, "devices.mixing": 0.3,
+    "devices.staleness-power": 3.0,
     "devices.latency": 0.2, "devices.cost": 2.0, "devices.speeds": "log-normal",
     "devices.speed": 150.0, "devices.speed-spread": 0.7, "devices.bandwidths": "pareto",
     "devices.bandwidth-down": 2e5, "devices.bandwidth-up": 2e5, "devices.bandwidth-spread": 0.7,
@@ -192,6 +194,8 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "clock": {"devices": {"mode": "synchronous"}},
     "fedbuff": {"devices": {"mode": "fedbuff", "buffer": 2, "speeds": "log-normal"}},
+    "threshold": {"devices": {"mode": "threshold", "threshold": 1, "speeds": "log-normal"}},
+    "fedasync": {"devices": {"mode": "fedasync", "speeds": "log-normal"}},
     "fleet": {
         "devices": {
             "mode": "deadline",

@@ -5,6 +5,7 @@ import json
 import math
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,13 @@ from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.clock import (
     Devices,
     Timetable,
-    buffered,
     devices_of,
     hardware,
     round_of,
-    timetable,
 )
+from fedmuon.federated.late_replies import LateRule, updates
 from fedmuon.federated.rounds import run_rounds
+from fedmuon.federated.timetables import timetable
 from fedmuon.optim import links
 from fedmuon.optim.chain import Chain
 from fedmuon.optim.recipe import Recipe
@@ -64,6 +65,7 @@ def fleet(**changes: Any) -> Config:
     return small(federation={"rounds": 30}, local={"steps": 2}, devices=table)
 
 
+BUFFER_OF_1 = LateRule("fedbuff", 1, lambda late: (1 + late) ** -0.5)
 STEPS, SAMPLES, SIZES = np.full(6, 2), np.array([5, 9, 14, 20, 30, 12]), (168, 336)
 
 
@@ -134,9 +136,14 @@ def test_rounds_and_times_are_those_of_a_heap_of_events(mode: str) -> None:
     assert found.uniform == (mode == "synchronous")
 
 
-def buffered_by_scan(config: Config, needed: np.ndarray, size: int) -> list[list[tuple]]:
-    """FedBuff's updates [(time, client, staleness)] without a heap: each moment is looked for among
-    all clients at work."""
+def updates_by_scan(
+    config: Config,
+    needed: np.ndarray,
+    size: int,
+    limit: Callable[[int], float] = lambda update: math.inf,
+) -> list[list[tuple]]:
+    """The updates [(time, client, staleness)] without a heap: each moment is looked for among all
+    clients at work. Replies to update k = 1, 2, ... with a staleness of limit(k) are discarded."""
     federation, seed, table = config.federation, config.federation.seed, config.devices
     ends: dict[int, float] = {}
     began, lost = dict[int, int](), set[int]()
@@ -160,6 +167,8 @@ def buffered_by_scan(config: Config, needed: np.ndarray, size: int) -> list[list
             if i in lost:
                 lost.discard(i)
                 continue
+            if len(updates) - began[i] >= limit(len(updates) + 1):
+                continue
             waiting[i] = began[i]
             if len(waiting) == size:
                 round = len(updates)
@@ -169,22 +178,30 @@ def buffered_by_scan(config: Config, needed: np.ndarray, size: int) -> list[list
                     return updates
 
 
-@pytest.mark.parametrize(("size", "dropout"), [(1, 0.0), (2, 0.0), (3, 0.0), (2, 0.3)])
-def test_updates_of_fedbuff_are_those_of_a_scan(size: int, dropout: float) -> None:
-    config = fleet(mode="fedbuff", buffer=size, dropout=dropout)
-    found = timetable(config, STEPS, SAMPLES, SIZES)
-    needed = devices_of(config, STEPS * SAMPLES, SIZES).needed
-    told = [
+def as_updates(clock: Timetable) -> list[list[tuple]]:
+    """The updates of a timetable as [(time, client, staleness)]."""
+    return [
         [
             (end, int(client), number - int(version))
             for client, version in zip(clients, versions, strict=True)
         ]
         for number, (end, clients, versions) in enumerate(
-            zip(found.seconds, found.answered, found.versions, strict=True)
+            zip(clock.seconds, clock.answered, clock.versions, strict=True)
         )
     ]
-    assert told == buffered_by_scan(config, needed, size)
-    assert told != buffered_by_scan(config, needed * [1, 1, 1, 1, 1, 2], size)  # the control
+
+
+@pytest.mark.parametrize(("size", "dropout"), [(1, 0.0), (2, 0.0), (3, 0.0), (2, 0.3)])
+def test_updates_of_fedbuff_are_those_of_a_scan(size: int, dropout: float) -> None:
+    config = fleet(mode="fedbuff", buffer=size, dropout=dropout)
+    found = timetable(config, STEPS, SAMPLES, SIZES)
+    needed = devices_of(config, STEPS * SAMPLES, SIZES).needed
+    told = as_updates(found)
+    assert told == updates_by_scan(config, needed, size)
+    assert told != updates_by_scan(config, needed * [1, 1, 1, 1, 1, 2], size)  # the control
+    assert [weights.tolist() for weights in found.weights] == [
+        [pytest.approx((1 + late) ** -0.5, rel=1e-15) for _, _, late in update] for update in told
+    ]
     assert max(late for one in told for _, _, late in one) > 1
     assert [found.oldest(r) for r in range(30)] == [
         min(number - late for number in range(r, 30) for _, _, late in told[number])
@@ -192,10 +209,74 @@ def test_updates_of_fedbuff_are_those_of_a_scan(size: int, dropout: float) -> No
     ]
 
 
+@pytest.mark.parametrize(
+    ("threshold", "growth", "size", "dropout"),
+    [(1, 0.0, 1, 0.0), (2, 0.0, 1, 0.3), (2, 0.0, 2, 0.0), (1, 0.5, 1, 0.0), (1, 0.3, 2, 0.2)],
+)
+def test_updates_with_a_threshold_are_those_of_a_scan(
+    threshold: float, growth: float, size: int, dropout: float
+) -> None:
+    keys = {"threshold": threshold, "threshold-growth": growth, "buffer": size}
+    config = fleet(mode="threshold", dropout=dropout, **keys)
+    clock = timetable(config, STEPS, SAMPLES, SIZES)
+    needed = devices_of(config, STEPS * SAMPLES, SIZES).needed
+
+    def limit(update: int) -> float:
+        return math.ceil(threshold * update**growth)
+
+    told = as_updates(clock)
+    assert told == updates_by_scan(config, needed, size, limit)
+    assert told != updates_by_scan(config, needed, size, lambda update: 1 + limit(update))
+    assert all(late < limit(k) for k, update in enumerate(told, 1) for _, _, late in update)
+    assert {weight for weights in clock.weights for weight in weights} == {1.0}
+    assert sum(clock.discarded) > 0
+
+
+def test_a_high_threshold_is_fedbuff_with_full_weights() -> None:
+    """Asynchronous Muon: no reply is discarded."""
+    high = timetable(fleet(mode="threshold", threshold=1e6), STEPS, SAMPLES, SIZES)
+    buffered = timetable(fleet(mode="fedbuff", buffer=1), STEPS, SAMPLES, SIZES)
+    assert as_updates(high) == as_updates(buffered) and not high.discarded
+    assert sum(map(sum, high.weights)) == 30 > sum(map(sum, buffered.weights))
+
+
+def test_threshold_1_uses_only_replies_to_the_newest_model() -> None:
+    """By hand, as for FedBuff below. Client 1 begins at 0, 3, 6 s and is always late."""
+    rule = LateRule("threshold", 1, lambda late: 1.0, lambda updates: 1)
+    clock = updates(Devices(0, np.array([2.0, 3.0])), 4, 2, rule)
+    assert clock.seconds.tolist() == [2, 4, 6, 8]
+    assert [int(*clients) for clients in clock.answered] == [0, 0, 0, 0]
+    assert [int(*versions) for versions in clock.versions] == [0, 1, 2, 3]
+    assert clock.discarded == (0, 1, 0, 1)  # at 3 and 6 s; the second after the update at 6 s
+
+
+def test_weights_of_fedasync() -> None:
+    config = fleet(mode="fedasync", mixing=0.5, **{"staleness-power": 2.0})
+    clock = timetable(config, STEPS, SAMPLES, SIZES)
+    assert clock.mixes and {len(clients) for clients in clock.answered} == {1}
+    assert as_updates(clock) == as_updates(
+        timetable(fleet(mode="fedbuff", buffer=1), STEPS, SAMPLES, SIZES)
+    )
+    for update, weights in zip(as_updates(clock), clock.weights, strict=True):
+        assert weights.tolist() == [pytest.approx(0.5 / (1 + late) ** 2) for _, _, late in update]
+
+
+def test_records_count_the_bytes_of_discarded_replies(tmp_path: Path) -> None:
+    config = fleet(mode="threshold", threshold=1)
+    execute(config, tmp_path)
+    clock, lines = table_of(config), records(tmp_path)
+    for number, line in enumerate(lines):
+        assert line["discarded"] == clock.discarded[number]
+        assert line["bytes_up"] == 336 * (1 + clock.discarded[number])
+        assert line["bytes_down"] == 336 * (1 + clock.lost[number])
+        assert line["staleness"] == [0]
+    assert sum(clock.discarded) > 3
+
+
 def test_two_clients_of_fedbuff_by_hand() -> None:
     """Client 0 needs 2 s and client 1 needs 3 s; each reply is an update. Client 0 replies at 2, 4
     and 6 s; client 1 at 3 and 6 s, with models of 0 and 2 updates."""
-    found = buffered(Devices(0, np.array([2.0, 3.0])), 5, 2, 1)
+    found = updates(Devices(0, np.array([2.0, 3.0])), 5, 2, BUFFER_OF_1)
     assert found.seconds.tolist() == [2, 3, 4, 6, 6]
     assert [int(*one) for one in found.answered] == [0, 1, 0, 0, 1]
     assert [int(*one) for one in found.versions] == [0, 0, 1, 3, 2]
@@ -203,13 +284,13 @@ def test_two_clients_of_fedbuff_by_hand() -> None:
 
 def test_attempts_of_fedbuff_count_from_the_last_update() -> None:
     """About 10 for an update, 2,000 in all; more than 1,000 for one are too many."""
-    found = buffered(Devices(0, np.ones(3), dropout=0.9), 200, 1, 1)
+    found = updates(Devices(0, np.ones(3), dropout=0.9), 200, 1, BUFFER_OF_1)
     assert len(found.answered) == 200 and sum(found.lost) > 1000
     with pytest.raises(
         InputError,
         match=r"round 1 of .*'fedbuff' has received too few replies after 1001 attempts to",
     ):
-        buffered(Devices(0, np.ones(3), dropout=1 - 1e-9), 200, 1, 1)
+        updates(Devices(0, np.ones(3), dropout=1 - 1e-9), 200, 1, BUFFER_OF_1)
 
 
 def test_records_of_fedbuff_have_its_times_and_count_lost_messages(tmp_path: Path) -> None:
@@ -433,15 +514,35 @@ def test_an_interrupted_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert times[0] == times[1] and len(times[0]) == 30
 
 
-@pytest.mark.slow
-def test_fedbuff_resumes_bit_for_bit_after_20_kills(forks: Nursery, tmp_path: Path) -> None:
-    """With client states and compression, killed at random moments: model, all fields of records
-    but wall times, and clock. A state that was wrong would change the records that follow."""
-    tables = {
-        "federation": {"rounds": 600, "per-round": 4},
+LATE_RUNS: dict[str, dict[str, Any]] = {
+    "fedbuff": {
         "local": {"recipe": "scaffold", "steps": 2, "batch": 4},
         "compression": {"uplink": "top-k", "share": 0.3, "feedback": "error"},
         "devices": {"mode": "fedbuff", "buffer": 2, "speeds": "log-normal", "dropout": 0.2},
+    },
+    "threshold": {
+        "local": {
+            "recipe": "ringmaster-free", "steps": 2, "batch": 4, "schedule": "power",
+        },
+        "devices": {
+            "mode": "threshold", "threshold": 1, "threshold-growth": 0.5, "speeds": "log-normal",
+            "dropout": 0.2,
+        },
+    },
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", LATE_RUNS)
+def test_late_replies_resume_bit_for_bit_after_20_kills(
+    mode: str, forks: Nursery, tmp_path: Path
+) -> None:
+    """With client states and compression, or the states of a server, killed at random moments:
+    model, all fields of records but wall times, and clock. A state that was wrong would change the
+    records that follow."""
+    tables = {
+        **LATE_RUNS[mode],
+        "federation": {"rounds": 600, "per-round": 4},
         "output": {"evaluate-every": 5, "checkpoint-every": 3},
     }
     file, cut, random = tmp_path / "config.toml", tmp_path / "cut", np.random.default_rng(0)
@@ -467,7 +568,8 @@ def test_fedbuff_resumes_bit_for_bit_after_20_kills(forks: Nursery, tmp_path: Pa
     assert middle == 20
     again = forks.run(["run", str(file), f"--out={cut}", "--resume"], 200)
     assert again.code == 0, again.err
-    for name in ("model.safetensors", "momentum.safetensors", "clock.npz"):
+    states = {path.name for path in (tmp_path / "whole").glob("*.safetensors")}
+    for name in (*states, "clock.npz"):
         assert (cut / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     wall = ("seconds", "train_seconds", "check")
     found, wanted = (
@@ -560,6 +662,7 @@ REFUSED = {
     "mode=fedbuff buffer=6": "buffer = 6 exceeds [federation] per-round = 5",
     "select=7": "select = 7 has no effect",
     "availability=bernoulli available=1e-9": "round 1 has received no reply after 100 attempts",
+    "mode=threshold threshold=0.5": "threshold = 0.5 discards every reply",
     "mode=fedbuff availability=bernoulli available=1e-9": "'fedbuff' has received too few",
     "dropout=0.9999": "round 1 has received no reply after 100 attempts",
     "mode=fedbuff dropout=0.99999": "has received too few replies after 5001 attempts",

@@ -104,6 +104,17 @@ MATRICES.append(
         "devices": {"mode": "deadline", "select": 5, "speeds": "log-normal", "dropout": 0.2},
     }
 )
+MATRICES += [
+    {
+        "local": {"recipe": recipe, "batch": 4},
+        "federation": {"rounds": 12},
+        "devices": {"mode": mode, "speeds": "log-normal", "speed-spread": 1.0, **keys},
+    }
+    for recipe, mode, keys in (
+        ("ringmaster", "threshold", {"threshold": 2, "dropout": 0.1}),
+        ("fedmuon", "fedasync", {}),
+    )
+]
 MATRICES.append({"local": {"recipe": "fednova", "epochs": 1.5, "steps": 5, "batch": 4}})
 PERSISTENT = [
     {"local": {"recipe": recipe, "steps": 2, "batch": 4}, "federation": {"rounds": 12}}

@@ -61,6 +61,8 @@ METHODS: dict[str, Row] = {
     "fedmuon-svd": Row(HEAVY, {"rank": 1}),
     "lora-muon": Row(HEAVY),
     "ef21-muon": Row(HEAVY, {"momentum_form": "ema-nesterov"}),
+    "ringmaster": Row(HEAVY),
+    "ringmaster-free": Row({}),
     "muloco": Row({**HEAVY, **OUTER}, {"momentum_form": "polyak"}),
     "fedprox": Row({"proximal": 0.7, **DECAY}),
     "fedper": Row(DECAY, {"personal": "2.weight, *.bias"}),
@@ -118,7 +120,7 @@ def reference(name: str, table: Config, **changed: Any) -> Method:
         constants = {"clients": N, **constants}
     if name == "fedmuon-aligned":
         constants = {"steps": table.local.steps, **constants}
-    if name == "ef21-muon":
+    if name in ("ef21-muon", "ringmaster", "ringmaster-free"):
         constants["orthogonalizer"] = lambda M: image(table, M, 0, 0, 0)
     return getattr(methods, name.replace("-", "_"))(**constants)
 
