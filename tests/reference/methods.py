@@ -402,7 +402,7 @@ def ringmaster(
 
     def client(visit: Visit, received: Trees, own: Trees) -> Trees:
         gradients = [visit.gradient(received[MODEL], k) for k in range(visit.steps)]
-        return {MODEL: each(lambda *parts: sum(parts) / visit.steps, *gradients)}
+        return {MODEL: each(lambda *parts: np.mean(np.stack(parts), axis=0), *gradients)}
 
     def first(model: Tree) -> Trees:
         if not free:
@@ -412,8 +412,8 @@ def ringmaster(
 
     def server(server: Trees, means: Trees, answered: Answered) -> Trees:
         kept, G, rate, beta = server["momentum"], means[MODEL], lr * answered.factor, momentum
+        steps = kept.get("steps", np.zeros(())) + 1
         if free:
-            steps = kept["steps"] + 1
             beta, rate = 1 - float(steps) ** -0.5, rate * float(steps) ** -0.75
             kept = {name: kept[f"momentum {name}"] for name in G}
         M = each(lambda m, g: beta * m + (1 - beta) * g, kept, G)
