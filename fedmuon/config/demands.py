@@ -17,7 +17,7 @@ from fedmuon.config.facts import (
     gives_ranks,
     method_with,
 )
-from fedmuon.config.methods import PRIVATE
+from fedmuon.config.methods import PRIVATE, has
 from fedmuon.config.schema import ASYNCHRONOUS, OrthogonalizerTable
 from fedmuon.core.choices import is_own
 from fedmuon.core.demands import Demand, Trait, setting, where
@@ -67,8 +67,18 @@ HEAVY_TAILED = Demand(
     {Trait.DIFFERENT_STEPS: "this schedule computes lr from the number of steps"},
 )
 SERVER_STEPS = Demand(
-    method_with("server orthogonalizes"),
+    where(
+        "local.recipe",
+        lambda name: has(name, "server orthogonalizes") and not has(name, "votes"),
+    ),
     {Trait.DRAWS_RANDOM_NUMBERS: "the server of this recipe cannot draw random numbers"},
+)
+VOTES = Demand(
+    method_with("votes"),
+    {
+        Trait.NOT_PLAIN_MEAN: "each client has one vote",
+        Trait.ROW_MEMORY: "a vote is a sign, and the scale of a row does not change it",
+    },
 )
 POLARGRAD = Demand(
     where("local.adjust", "polargrad".__eq__),
@@ -137,7 +147,8 @@ AVERAGE = Demand(
 )
 OF_ANY_RUN = (
     *(CENTRED_DATA, FEATURES, MATRIX_TASK, HEAVY_TAILED, LABELLED_TEXT),
-    *(COMPRESSION, EF21, SERVER_STEPS, POLARGRAD, BIAS_CORRECTED, LATE_REPLIES, WEIGHTED_CHANGES),
+    *(COMPRESSION, EF21, SERVER_STEPS, VOTES, POLARGRAD, BIAS_CORRECTED, LATE_REPLIES),
+    WEIGHTED_CHANGES,
     *(MEAN_OF_PRODUCTS, ADAPTER_RANKS, AVERAGE),
 )
 

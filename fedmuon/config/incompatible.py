@@ -93,7 +93,8 @@ def _step_problems(config: Config) -> Iterator[str]:
     if table.shards == 1 or local.recipe not in ORTHOGONALIZED:
         return
     # The state of a server or of a centralized recipe continues from round to round.
-    lasts = has(local.recipe, "centralized") or has(local.recipe, "server orthogonalizes")
+    on_server = has(local.recipe, "server orthogonalizes") and not has(local.recipe, "votes")
+    lasts = has(local.recipe, "centralized") or on_server
     if local.steps == 1 and not local.epochs and not lasts:
         yield (
             f"[orthogonalizer] shards = {table.shards} has no effect, because the first step of "

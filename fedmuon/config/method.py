@@ -21,6 +21,7 @@ FACTS = {
     "client states": "clients store states between rounds",
     "personal parameters": "some parameters never leave a client",
     "personal model": "each client trains a model of its own",
+    "votes": "clients vote on the sign of each entry of a step",
     "low-rank messages": "messages contain the factors of momenta",
     "adapters": "the model needs low-rank adapters",
     "no derivative": "the steps have no derivative where a gradient is 0",
@@ -42,8 +43,9 @@ class Method(Choice):
         make: The function that returns the method as a `fedmuon.Recipe`, as
             `"package.module:function"`. Its first parameter is the step size `lr`. It is called
             with the values of `keys` and `options`. If it has a parameter `clients`, it also
-            receives the number of all clients. With the fact "orthogonalizes", it also receives
-            the orthogonalizer and `routes`, as `fedmuon.recipes.fedmuon` does.
+            receives the number of all clients, and with a parameter `seed` the seed of the run.
+            With the fact "orthogonalizes", it also receives the orthogonalizer and `routes`, as
+            `fedmuon.recipes.fedmuon` does.
         keys: The keys of [local] that the function takes, such as "lr" and "weight-decay". Other
             methods reject keys that they do not take.
         options: Mapping from an option in [local.options] that the function takes to its default,
@@ -93,5 +95,5 @@ def mismatches(method: Method, function: Callable[..., Any]) -> Iterator[str]:
     for name in sorted(taken - known.keys()):
         yield f"has no parameter `{name}`"
     for name in known:
-        if name not in taken | {"clients"}:
+        if name not in taken | {"clients", "seed"}:
             yield f"has the parameter `{name}`, which is neither a key nor an option of its row"

@@ -133,6 +133,18 @@ ROWS = (
         facts=("orthogonalizes", "server orthogonalizes"),
     ),
     Method(
+        "sign-muon",
+        "clients vote with one bit per entry; the server takes the majority (arXiv:2605.16311)",
+        make="fedmuon.optim.recipes:sign_muon",
+        keys=(*_HEAVY, "aux", "aux-lr"),
+        cites=("sign-muon",),
+        facts=(
+            *("orthogonalizes", "server orthogonalizes", "client states", "votes"),
+            "no derivative",
+        ),
+        uncertified="the majority jumps where an entry of an orthogonalized momentum is 0",
+    ),
+    Method(
         "muloco",
         "local Muon; the server takes Nesterov steps (arXiv:2505.23725)",
         make="fedmuon.optim.recipes:muloco",

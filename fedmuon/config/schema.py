@@ -378,11 +378,11 @@ FINE_TUNED = (
     replace(
         _methods(
             lambda method: not {"personal model", "server orthogonalizes"} & {*method.facts},
-            "optimizers other than `ditto` and `ef21-muon`",
+            "optimizers other than `ditto`, `ef21-muon` and `sign-muon`",
             "choose another optimizer, such as fedmuon",
         ),
-        why="With `ditto`, each client already trains its own model, and with `ef21-muon`, "
-        "clients take no local steps.",
+        why="With `ditto`, each client already trains its own model, and with `ef21-muon` and "
+        "`sign-muon`, clients take no local steps.",
     ),
 )
 MATRIX_BLOCKS = (

@@ -129,6 +129,7 @@ LocalKeys = TypedDict(
             "ef21-muon",
             "ringmaster",
             "ringmaster-free",
+            "sign-muon",
             "muloco",
             "fedprox",
             "fedper",

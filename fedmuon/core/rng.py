@@ -45,6 +45,7 @@ class Draw(IntEnum):
     FEATURES = 21
     SUBSPACE = 22
     UNSEEN = 24
+    VOTE = 30
 
 
 def generator(

@@ -38,6 +38,7 @@ def build_recipe(
         recipe = make_recipe(
             *(local, table, lr, regularization, matrices, privacy, orthogonalizer, centred),
             clients=federation.clients,
+            seed=federation.seed,
             joint_block=_joint_block(config, task),
             turns=(min(turns[0], MOST_TURNS), turns[1]),
         )

@@ -265,7 +265,7 @@ def rows(share: float) -> Compressor:
 # Compressors that send all entries with few bits
 
 
-def _pack(codes: Tensor, bits: int) -> Tensor:
+def pack(codes: Tensor, bits: int) -> Tensor:
     """Pack integers below 2^bits into bytes, separately for each replica."""
     places = torch.arange(bits, device=codes.device)
     planes = ((codes.unsqueeze(-1) >> places) & 1).to(torch.uint8).flatten(1)
@@ -274,8 +274,8 @@ def _pack(codes: Tensor, bits: int) -> Tensor:
     return (planes * weights).sum(-1).to(torch.uint8)
 
 
-def _unpack(packed: Tensor, bits: int, size: int) -> Tensor:
-    """Return the `size` integers of each replica that `_pack` has packed into bytes."""
+def unpack(packed: Tensor, bits: int, size: int) -> Tensor:
+    """Return the `size` integers of each replica that `pack` has packed into bytes."""
     places = torch.arange(8, device=packed.device)
     planes = ((packed.long().unsqueeze(-1) >> places) & 1).flatten(1)[:, : size * bits]
     weights = 1 << torch.arange(bits, device=packed.device)
@@ -293,7 +293,7 @@ def _scaled_codes(
     """Make a compressor that sends one scale per tensor, and `bits` bits per entry."""
 
     def decode(parts: Parts, like: Tensor) -> Tensor:
-        codes = _unpack(parts["codes"].to(like.device), bits, like[0].numel())
+        codes = unpack(parts["codes"].to(like.device), bits, like[0].numel())
         return (value_of(codes).to(like.dtype) * parts["scale"].to(like.device)).view(like.shape)
 
     def template(like: Tensor) -> Parts:
@@ -347,7 +347,7 @@ def qsgd(levels: int) -> Compressor:
         drawn = torch.from_numpy(rng.random(flat.shape[1])).to(flat.device)
         level = (ratio.abs() * levels + drawn).floor().clamp(max=levels)
         codes = (level * ratio.sign()).long() + levels
-        return {"scale": scale, "codes": _pack(codes, bits)}
+        return {"scale": scale, "codes": pack(codes, bits)}
 
     def error(like: Tensor) -> float:
         size = like[0].numel()
@@ -370,7 +370,7 @@ def sign() -> Compressor:
     def encode(value: Tensor, rng: np.random.Generator) -> Parts:
         flat = value.flatten(1)
         scale = flat.abs().mean(1, keepdim=True)
-        return {"scale": scale, "codes": _pack((flat >= 0).long(), 1)}
+        return {"scale": scale, "codes": pack((flat >= 0).long(), 1)}
 
     def error(like: Tensor) -> float:
         return 1 - 1 / like[0].numel()

@@ -43,6 +43,7 @@ from fedmuon.optim.chain import (
     State,
     States,
     per_replica,
+    stateless,
     zeros,
 )
 from fedmuon.optim.growing_momentum import falling, growing_momentum
@@ -64,6 +65,8 @@ from fedmuon.optim.server_rules import (
     server_chain,
     server_step,
 )
+from fedmuon.optim.sign_muon import Votes, majority, require_matrix
+from fedmuon.optim.stage import Stage
 from fedmuon.optim.user_recipe import as_recipe, centralized
 from fedmuon.privacy.mechanisms.buffered import optimized
 from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling
@@ -75,7 +78,7 @@ __all__ = ["Chain", "Link", "Recipe", "adamw", "as_recipe", "diloco", "ditto", "
            "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedmuon", "fedmuon_aligned",
            "fedmuon_corrected", "fedmuon_svd", "fednova", "fedper", "fedprox", "fedyogi",
            "local_adamw", "local_muon", "lora_muon", "muloco", "muon", "normalized_sgd",
-           "ringmaster", "ringmaster_free", "scaffold", "sgd"]  # fmt: skip
+           "ringmaster", "ringmaster_free", "scaffold", "sgd", "sign_muon"]  # fmt: skip
 
 Arguments = ParamSpec("Arguments")
 Answered = Sequence[tuple[float, int]]  # each reply's weight in the mean, and its local steps
@@ -1085,25 +1088,78 @@ def ef21_muon(
                         aux, aux_lr)  # fmt: skip
     heavy = next(step for step in steps if step.name == "momentum")
     of_server = tuple(step for step in steps if step is not heavy)
-    lasting = {step.name: step.init for step in of_server if step.lasting}
+    return _with_server_steps("ef21-muon", (heavy,), of_server)
 
-    def stay(direction: Params, state: State, context: Context) -> tuple[Params, State]:
-        return zeros(direction), direction  # only the server changes the model
 
-    def client(
-        received: Params, params: Params, states: States, steps: int, factor: float
-    ) -> tuple[Params, States]:
-        return states["direction"], states
+@_recipe
+def sign_muon(
+    lr: Number = 1.0,
+    momentum: float = 0.9,
+    orthogonalizer: Any = None,
+    *,
+    momentum_form: str = "ema",
+    weight_decay: float = 0.0,
+    routes: Mapping[str, int] | None = None,
+    aux: str = "sgd",
+    aux_lr: float = 0.0,
+    seed: int = 0,
+) -> Recipe:
+    """SignMuon: clients vote with one bit per entry, and the server takes the majority.
 
-    return Recipe(
-        Chain((gradient(), heavy, Link("direction", zeros, stay))),
-        server_chain("ef21-muon", of_server),
-        kept=tuple(lasting),
-        initial=lasting,
-        persistent=MOMENTUM,
-        client=client,
-        direction=True,
+    Client i updates its momentum M_i and sends the signs of Orth(M_i):
+
+        M_i <- momentum M_i + (1 - momentum) G,   s_i = sign(Orth(M_i)).
+
+    The server takes the majority of the votes in each entry:
+
+        s = sign(s_1 + ... + s_K),   X <- X - lr (s + weight_decay X).
+
+    Ties, and the votes of entries that are exactly 0, are decided by random coins. A vote needs one
+    bit per entry of a matrix. The gradients of all E local steps are computed at X. Parameters that
+    Muon does not update are sent uncompressed: with `aux="sgd"` the server subtracts aux_lr times
+    the mean of M_i, and with `aux="adamw"` it takes an AdamW step on the mean gradient.
+
+    State: client i stores M_i, and the server stores the moments of its AdamW step. Guarantee: no
+    stability bound is known. Source: arXiv:2605.16311.
+
+    Args:
+        lr: Step size η of the server, one number or one per replica `[replicas]`. Each entry of a
+            matrix moves by exactly η, so use smaller values than for other Muon methods.
+        momentum: The momentum coefficient beta of M.
+        orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
+            or a link such as `links.orthogonalize(...)`, by default smoothed polar with λ = 1e-4.
+        momentum_form: "ema" for M <- momentum M + (1 - momentum) G, "polyak" for M <- momentum M +
+            G, and "ema-nesterov" or "nesterov" for these two forms with Nesterov's look-ahead.
+        weight_decay: Decoupled weight decay, which subtracts lr * weight_decay * X from the model X
+            in each round.
+        routes: Mapping from a parameter name to the number of matrices in this parameter, or 0 for
+            the auxiliary step. By default, every parameter is one matrix.
+        aux: The auxiliary step for parameters with 0 matrices: "sgd" adds -aux_lr M, and "adamw"
+            takes an AdamW step.
+        aux_lr: Step size of the auxiliary step, or 0 for the default: 0.05 for "sgd" and 0.001 for
+            "adamw".
+        seed: Seed of the coins. In a run from a config, this is the seed of the run.
+
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, an argument has no effect on this optimizer, or
+            there is no matrix.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> recipes.sign_muon(lr=0.001).direction
+        True
+    """
+    require_matrix(routes)
+    *auxiliary, heavy, orthogonal, descent = _muon_links(
+        *(lr, momentum, orthogonalizer, momentum_form, weight_decay, "none", routes, aux, aux_lr)
     )
+    votes = Votes(seed, routes)
+    elected = stateless("majority", lambda mean, context: majority(votes, mean))
+    of_server = (elected, *auxiliary, descent)
+    return _with_server_steps("sign-muon", (heavy, orthogonal), of_server, votes)
 
 
 @_recipe
@@ -1558,6 +1614,7 @@ def make_recipe(
     custom_map: Orthogonalizer | None = None,
     centred: bool = False,
     clients: int = 1,
+    seed: int = 0,
     joint_block: frozenset[str] | None = None,
     turns: tuple[int, int] = (1, 1),
 ) -> Recipe:
@@ -1576,6 +1633,7 @@ def make_recipe(
         custom_map: A custom orthogonalizer, which replaces the one in the table.
         centred: Whether the rows of every gradient sum to 0.
         clients: The total number N of clients, for recipes that need this number.
+        seed: The seed of the run, for recipes that draw outside local steps.
         joint_block: Names of the parameters that a private recipe clips together as one block. By
             default, these are the parameters that take the auxiliary step.
         turns: The number of steps in the run, and the number of lots in an epoch. These two numbers
@@ -1601,7 +1659,7 @@ def make_recipe(
     if "private" in method.facts:
         recipe = function(local, privacy or Privacy(), rate, of_map, joint_block, turns)
         return _renormalized(recipe, local, routed)
-    arguments = takes(function, {**of_map, "clients": clients})
+    arguments = takes(function, {**of_map, "clients": clients, "seed": seed})
     arguments |= _values_of(method, local) | {"lr": rate}
     if method.name in BUILT_IN:
         return _renormalized(function(**arguments), local, routed)
@@ -1701,6 +1759,40 @@ def aux_rate(local: Local) -> float:
 
 
 # Parts
+
+
+def _with_server_steps(
+    method: str, of_client: tuple[Link, ...], of_server: tuple[Link, ...], *stages: Stage
+) -> Recipe:
+    """Return a recipe whose clients return directions, and whose server takes the steps.
+
+    Args:
+        method: Name of the method, for errors.
+        of_client: The links that make the returned direction from the gradient at the server's
+            model. The clients store the state of the first one, the momentum.
+        of_server: The links that make the server's update from the mean direction.
+        stages: The stages of the recipe.
+    """
+    lasting = {step.name: step.init for step in of_server if step.lasting}
+
+    def stay(direction: Params, state: State, context: Context) -> tuple[Params, State]:
+        return zeros(direction), direction  # only the server changes the model
+
+    def client(
+        received: Params, params: Params, states: States, steps: int, factor: float
+    ) -> tuple[Params, States]:
+        return states["direction"], states
+
+    return Recipe(
+        Chain((gradient(), *of_client, Link("direction", zeros, stay))),
+        server_chain(method, of_server),
+        kept=tuple(lasting),
+        initial=lasting,
+        persistent=MOMENTUM,
+        client=client,
+        direction=True,
+        stages=stages,
+    )
 
 
 def _muon_links(

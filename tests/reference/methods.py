@@ -1,10 +1,11 @@
 """Each federated method, written from its paper. The arguments are the keys of [local]."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from fedmuon.core.rng import Draw, generator
 from reference.compressors import low_rank
 from reference.rounds import MODEL, Answered, Method, Visit
 from reference.trees import Tree, Trees, each, is_statistic, zeros
@@ -428,6 +429,59 @@ def ringmaster(
 
 def ringmaster_free(lr: float, orthogonalizer: Callable[[np.ndarray], np.ndarray]) -> Method:
     return ringmaster(lr, orthogonalizer, free=True)
+
+
+def sign_muon(
+    lr: float,
+    seed: int,
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    momentum_form: str = "ema",
+    ties: bool = True,
+) -> Method:
+    """Clients return signs of orthogonalized momenta, and the server takes the majority.
+
+    Zeros and ties are decided by coins. Without `ties`, the server leaves tied entries unchanged.
+    """
+    round = 0
+
+    def coin(shape: tuple[int, ...], client: int, side: int, block: int) -> np.ndarray:
+        key = {"round": round, "client": client, "step": side, "block": block}
+        return 2.0 * generator(seed, Draw.VOTE, **key).integers(2, size=shape) - 1
+
+    def client(visit: Visit, received: Trees, own: Trees) -> Trees:
+        nonlocal round
+        round = visit.round
+        D = M = own.get("momentum", zeros(received[MODEL]))
+        for k in range(visit.steps):
+            D, M = mixed(M, visit.gradient(received[MODEL], k), momentum, momentum_form)
+        own["momentum"], votes = M, {}
+        image = visit.orthogonal(D, visit.steps - 1)
+        for block, name in enumerate(sorted(image)):
+            tossed, votes[name] = (
+                coin(image[name].shape, visit.client, 0, block),
+                image[name].copy(),
+            )
+            for place, value in np.ndenumerate(image[name]):
+                votes[name][place] = tossed[place] if value == 0 else (1 if value > 0 else -1)
+        return {MODEL: votes}
+
+    def elected(replies: Sequence[Trees], weights: Sequence[float]) -> Trees:
+        signs: Tree = {}
+        for block, name in enumerate(sorted(replies[0][MODEL])):
+            count = np.sum([reply[MODEL][name] for reply in replies], axis=0)
+            tossed, signs[name] = coin(count.shape, 0, 1, block), np.sign(count)
+            for place, value in np.ndenumerate(count):
+                if value == 0 and ties:
+                    signs[name][place] = tossed[place]
+        return {MODEL: signs}
+
+    def server(server: Trees, means: Trees, answered: Answered) -> Trees:
+        rate = lr * answered.factor
+        moved = each(lambda X, s: X - rate * (s + weight_decay * X), server[MODEL], means[MODEL])
+        return {MODEL: moved}
+
+    return Method(client, server, combine=elected, directional=True)
 
 
 def muloco(

@@ -258,10 +258,10 @@ def test_fine_tuning_has_the_last_round_s_step_size() -> None:
             {"data": {"client-test": 0.0}},
             "used only by tests on the clients' own samples. Set .* client-test",
         ),
-        ({"local": DITTO}, "other than `ditto` and `ef21-muon`. .* trains its own model"),
+        ({"local": DITTO}, "`ditto`, `ef21-muon` and `sign-muon`. .* trains its own model"),
         (
             {"local": {"recipe": "ef21-muon", "personal": ""}},
-            "other than `ditto` and `ef21-muon`. .* no local steps. Choose another optimizer",
+            "`ef21-muon` and `sign-muon`. .* no local steps. Choose another optimizer",
         ),
         (
             {"privacy": {"level": "client", "noise": 1.0}},

@@ -232,6 +232,11 @@ STAGES: dict[str, Row] = {
         {"local": {"recipe": "fedmuon-svd", "rank": 1}},
         lambda case: case._replace(method=methods.fedmuon_svd(LR, rank=2)), svd,
     ),
+    "votes": Row(
+        {"local": {"recipe": "sign-muon"}, "federation": {"per-round": 4}},
+        lambda case: case._replace(method=methods.sign_muon(LR, SEED + 1)),
+        lambda config: methods.sign_muon(LR, SEED),
+    ),
     "personal parameters": Row(
         {"local": {"recipe": "fedper", "personal": "2.*"}},
         lambda case: case._replace(method=methods.fedper(LR, "2.weight")),
@@ -609,8 +614,9 @@ def on_engines(name: str, clients: int) -> Config:
     return config({**tables, "federation": federation})
 
 
-SUPER_LINK = ("top-k with EF21", "sign of SCAFFOLD", "personal parameters", "custom stage",
-              "subspaces", "subspaces that follow the gradient", "late sparse replies")  # fmt: skip
+SUPER_LINK = ("top-k with EF21", "sign of SCAFFOLD", "votes", "personal parameters",
+              "custom stage", "subspaces", "subspaces that follow the gradient",
+              "late sparse replies")  # fmt: skip
 
 
 def same_models(folder: Path, other: Path) -> None:
