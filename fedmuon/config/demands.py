@@ -80,6 +80,25 @@ VOTES = Demand(
         Trait.ROW_MEMORY: "a vote is a sign, and the scale of a row does not change it",
     },
 )
+GOSSIP = Demand(
+    method_with("gossip"),
+    {
+        Trait.HAS_SERVER: "its nodes have no server",
+        Trait.NOT_PLAIN_MEAN: "its nodes average by the weights of the graph",
+        Trait.PUBLISHES_TIMES: "these devices wait for a server",
+        Trait.COMPRESSES_REPLIES: "its nodes send exact tensors to their neighbours",
+        Trait.COMPRESSES_MODEL: "its nodes send exact tensors to their neighbours",
+        Trait.CUSTOM_STAGE: "no message passes a server",
+        Trait.MEASURES_CLIENTS: "there is no mean update to compare with",
+        Trait.LEAVES_OUT_CLIENTS: "its nodes wait for all neighbours",
+        Trait.ROW_MEMORY: "its nodes store no state of the orthogonalizer",
+        Trait.SPLITS_MATRICES: "its nodes store no state of the orthogonalizer",
+        Trait.SENDS_VARIABLES: "its nodes average all parameters",
+        Trait.TRAINS_VARIABLES: "its nodes average all parameters",
+        Trait.VARIES_RANKS: "its nodes average all parameters",
+        Trait.CHANGES_BASES: "its nodes average all parameters",
+    },
+)
 POLARGRAD = Demand(
     where("local.adjust", "polargrad".__eq__),
     {Trait.ROW_MEMORY: "it changes the scale of the rows in each step"},
@@ -147,7 +166,7 @@ AVERAGE = Demand(
 )
 OF_ANY_RUN = (
     *(CENTRED_DATA, FEATURES, MATRIX_TASK, HEAVY_TAILED, LABELLED_TEXT),
-    *(COMPRESSION, EF21, SERVER_STEPS, VOTES, POLARGRAD, BIAS_CORRECTED, LATE_REPLIES),
+    *(COMPRESSION, EF21, SERVER_STEPS, VOTES, GOSSIP, POLARGRAD, BIAS_CORRECTED, LATE_REPLIES),
     WEIGHTED_CHANGES,
     *(MEAN_OF_PRODUCTS, ADAPTER_RANKS, AVERAGE),
 )

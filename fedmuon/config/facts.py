@@ -279,6 +279,11 @@ FACTS: tuple[Fact[Config], ...] = (
         Trait.OTHER_PROCESSES, where("engine.name", "inline".__ne__), "Set [engine] name = 'inline'"
     ),
     Fact(
+        Trait.HAS_SERVER,
+        where("engine.name", "inline".__ne__),
+        "Set [engine] name = 'inline'",
+    ),
+    Fact(
         Trait.REPEATS_REQUESTS,
         where("faults.retries", bool, _has_client_processes),
         "Set retries = 0. If the run stops, you can resume it",

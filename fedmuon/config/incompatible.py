@@ -69,6 +69,12 @@ def problems(config: Config) -> Iterator[str]:
             "does not exist, but schedule = 'heavy-tailed' needs a mean. Set tail-index above 1 "
             "and up to 2, or set 0 if the tail index is unknown."
         )
+    if has(config.local.recipe, "gossip") and federation.per_round != federation.clients:
+        yield (
+            f"[federation] per-round = {federation.per_round} is not possible with [local] recipe "
+            f"= '{config.local.recipe}', because all nodes exchange messages in each round. Leave "
+            f"per-round out, or set it to clients = {federation.clients}."
+        )
     yield from _text_problems(config)
     yield from _device_problems(config)
     try:

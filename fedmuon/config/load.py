@@ -10,7 +10,7 @@ from pydantic import PrivateAttr, ValidationInfo, model_validator
 
 from fedmuon.config.demands import problems
 from fedmuon.config.incompatible import missing_noise
-from fedmuon.config.methods import average_of
+from fedmuon.config.methods import average_of, has
 from fedmuon.config.schema import (
     Compression,
     Data,
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 OWN_RECIPE = {"own_recipe": True}  # a recipe was passed in Python, and may have a mechanism
 NAMING = (*NAMED.values(), ("task", "model"))  # (table, key) that may name a custom object
 PATHS = (("data", "folder"), ("data", "tokenizer"), ("task", "weights"),
-         ("devices", "trace"), ("devices", "availability_trace"))  # fmt: skip
+         ("federation", "graph_file"), ("devices", "trace"),
+         ("devices", "availability_trace"))  # fmt: skip
 LIST = "list:"  # before the JSON of a list among the options in Flower's run config
 UNFINISHED = {"unfinished": True}  # do not check combinations, because tables will change
 
@@ -177,6 +178,9 @@ class Config(Table):
             plain |= sections["compression"].get("feedback") == "ef21"
             federation["aggregate"] = average_of(recipe, plain)
         clients = federation.get("clients")
+        if has(sections["local"].get("recipe", ""), "gossip"):  # all nodes exchange messages
+            every = Federation.model_fields["clients"].default if clients is None else clients
+            federation.setdefault("per-round", every)
         if isinstance(clients, int) and "per-round" not in federation:
             default = Federation.model_fields["per_round"].default
             federation.setdefault("per_round", max(1, min(default, clients)))

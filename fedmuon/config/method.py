@@ -21,6 +21,7 @@ FACTS = {
     "client states": "clients store states between rounds",
     "personal parameters": "some parameters never leave a client",
     "personal model": "each client trains a model of its own",
+    "gossip": "nodes exchange messages with neighbours, and there is no server",
     "votes": "clients vote on the sign of each entry of a step",
     "low-rank messages": "messages contain the factors of momenta",
     "adapters": "the model needs low-rank adapters",

@@ -145,6 +145,15 @@ ROWS = (
         uncertified="the majority jumps where an entry of an orthogonalized momentum is 0",
     ),
     Method(
+        "demuon",
+        "Muon without a server: nodes average with their neighbours (arXiv:2510.01377)",
+        make="fedmuon.optim.recipes:demuon",
+        keys=("lr", "momentum", "weight-decay", "adjust", "aux-lr"),
+        cites=("demuon",),
+        facts=("orthogonalizes", "server orthogonalizes", "client states", "gossip"),
+        uncertified="the recursion of the Stability note assumes a server",
+    ),
+    Method(
         "muloco",
         "local Muon; the server takes Nesterov steps (arXiv:2505.23725)",
         make="fedmuon.optim.recipes:muloco",

@@ -242,6 +242,19 @@ ADAPTERS_OF_EACH_RANK = (
 DIRICHLET_PARTITION = ReadIf("federation.partition", using("federation.partition", "alpha"))
 COLUMN_PARTITION = ReadIf("federation.partition", ("column",), "data whose clients are known")
 
+WITHOUT_SERVER = ReadIf(
+    "local.recipe",
+    Names(lambda method: "gossip" in method.facts),
+    "optimizers without a server",
+    "choose demuon",
+)
+RANDOM_GRAPH = WITHOUT_SERVER, ReadIf("federation.graph", ("random",), "random graphs")
+GRAPH_OF_FILE = WITHOUT_SERVER, ReadIf("federation.graph", ("file",), "graphs of a file")
+VARYING_GRAPHS = (
+    WITHOUT_SERVER,
+    ReadIf("federation.graph", ("exponential", "random", "file"), "graphs that can change"),
+)
+
 # [task]
 NETWORK_TASK = ReadIf("task.name", ("network", "causal-lm"), "networks")
 MATRIX_TASK = ReadIf("task.name", ("matrix",), "the matrix task")
@@ -675,6 +688,33 @@ class Federation(Table):
         "Your own stage, or a list of stages, which change the messages between the server and its "
         "clients (`fedmuon.Stage`). A run with a stage of your own has no certificate.",
         values="none, or your own",
+    )
+    graph: Literal["ring", "torus", "exponential", "complete", "random", "file"] = key(
+        "ring",
+        "The graph of an optimizer without a server, whose nodes average with their neighbours. In "
+        "a `ring`, each node has two neighbours, and in a `torus` four. In an `exponential` graph, "
+        "node i hears the nodes i + 1, i + 2, i + 4, and so on. In a `complete` graph, all nodes "
+        "are neighbours. A `random` graph has each edge with the probability `edge-share`. `file` "
+        "reads the weights from `graph-file`.",
+        read_if=WITHOUT_SERVER,
+    )
+    edge_share: Annotated[float, Field(gt=0, le=1)] = key(
+        0.5, "The probability of each edge of a `random` graph.", read_if=RANDOM_GRAPH
+    )
+    graph_file: Text = key(
+        "",
+        'A CSV file with the weights w_ij of `graph = "file"`: N rows of N numbers of 0 or more, '
+        "such as 0.25 or 1/3. Each row and each column sums to 1. A file with several matrices, "
+        "one below the other, is a graph that can change.",
+        read_if=GRAPH_OF_FILE,
+        values="a path",
+    )
+    varying_graph: bool = key(
+        False,
+        "Whether the graph changes from round to round. In an `exponential` graph, each node then "
+        "has one neighbour per round. A `random` graph is drawn anew in each round. The matrices "
+        "of a file take turns.",
+        read_if=VARYING_GRAPHS,
     )
     adapters: Literal["factors", "freeze-a", "exact", "subspace"] = key(
         "factors",
@@ -1802,7 +1842,8 @@ LATER = tuple(
         "task": ("head", "positions", "label-smoothing", "lora-alpha", "lora-layers",
                  "base-dtype", "checkpointing"),
         "federation": ("stage", "adapters", "subspace-rounds", "subspace-bases",
-                        "adapter-ranks"),
+                        "adapter-ranks", "graph", "edge-share", "graph-file",
+                        "varying-graph"),
         "privacy": ("blocks", "buffers", "max-lot"),
         "output": ("fine-tune", "clients", "average"),
         "compression": ("uplink", "downlink", "share", "levels", "rank", "iterations",

@@ -74,6 +74,7 @@ class Trait(StrEnum):
     REPEATS_REQUESTS = "lets a client repeat a request"
     LEAVES_OUT_CLIENTS = "leaves out clients that fail"
     OTHER_PROCESSES = "trains clients in other processes"
+    HAS_SERVER = "runs the rounds on a server"
     MEASURES_CLIENTS = "releases measurements of the samples of clients"
     # Privacy
     PRIVATE = "is private"

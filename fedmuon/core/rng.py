@@ -46,6 +46,7 @@ class Draw(IntEnum):
     SUBSPACE = 22
     UNSEEN = 24
     VOTE = 30
+    GRAPH = 31
 
 
 def generator(

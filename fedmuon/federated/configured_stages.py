@@ -12,6 +12,7 @@ from fedmuon.config.user_objects import guard, make_named
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.federated.adapters import with_adapters
+from fedmuon.federated.gossip import with_graph
 from fedmuon.federated.personal import require_personal
 from fedmuon.federated.recipe_demands import require_demands
 from fedmuon.federated.recipe_facts import BuiltRecipe
@@ -41,6 +42,7 @@ def with_configured_stages(config: Config, recipe: Recipe, task: Task) -> Recipe
         stages = as_stages(custom, guard(config, "stage"))
         recipe = replace(recipe, stages=(*recipe.stages, *stages))
     recipe = with_adapters(config, _without_client_privacy(config, recipe), task)
+    recipe = with_graph(config, recipe)
     require_demands(BuiltRecipe(config, recipe, task, stages))
     _require_all_clients(config, recipe)
     require_personal(config, recipe, task)

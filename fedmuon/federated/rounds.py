@@ -35,7 +35,14 @@ from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.traffic import traffic
 from fedmuon.optim.chain import PERSONAL, States
 from fedmuon.optim.recipe import Recipe, aggregated, initial_states, weights_and_steps
-from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, split_model
+from fedmuon.optim.stage import (
+    MODEL,
+    Broadcast,
+    Reply,
+    ServerState,
+    replaced_rounds,
+    split_model,
+)
 from fedmuon.tasks.base import Params, Task, blocks, repeated, split_statistics
 
 NO_STATES: Mapping[int, States] = {}
@@ -57,7 +64,14 @@ def first_model(task: Task, seed: int, stack: int = 1) -> Params:
 
 
 def run_rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
-    """Run the remaining rounds in this process, starting from `state`."""
+    """Run the remaining rounds in this process, starting from `state`.
+
+    A stage can replace the rounds of the server, as gossip does.
+    """
+    return replaced_rounds(experiment.recipe.stages, _server_rounds)(experiment, state)
+
+
+def _server_rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
     plan = experiment.plan
     for number in range(state.round, plan.rounds):
         participants, before = plan.participants(number), state

@@ -74,8 +74,8 @@ from fedmuon.privacy.mechanisms.gaussian import SHARE, Mechanism, Quantile
 from fedmuon.tasks.base import Params
 from fedmuon.tasks.per_example.clipping import Clipping
 
-__all__ = ["Chain", "Link", "Recipe", "adamw", "as_recipe", "diloco", "ditto", "ef21_muon",
-           "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedmuon", "fedmuon_aligned",
+__all__ = ["Chain", "Link", "Recipe", "adamw", "as_recipe", "demuon", "diloco", "ditto",
+           "ef21_muon", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedmuon", "fedmuon_aligned",
            "fedmuon_corrected", "fedmuon_svd", "fednova", "fedper", "fedprox", "fedyogi",
            "local_adamw", "local_muon", "lora_muon", "muloco", "muon", "normalized_sgd",
            "ringmaster", "ringmaster_free", "scaffold", "sgd", "sign_muon"]  # fmt: skip
@@ -1294,6 +1294,64 @@ def _of_gradients(method: str, steps: Sequence[Link]) -> Recipe:
         client=client,
         direction=True,
     )
+
+
+@_recipe
+def demuon(
+    lr: Number = 1.0,
+    momentum: float = 0.9,
+    orthogonalizer: Any = None,
+    *,
+    weight_decay: float = 0.0,
+    adjust: str = "none",
+    routes: Mapping[str, int] | None = None,
+    aux_lr: float = 0.0,
+) -> Recipe:
+    """DeMuon: nodes take Muon steps and average with their neighbours, without a server.
+
+    Node i has a model X_i, a momentum M_i, and a tracker V_i of the mean momentum of all nodes. In
+    each round, with the weights w_ij of a graph,
+
+        M_i <- momentum M_i + (1 - momentum) G,
+        V_i <- sum_j w_ij (V_j + M_j - M_j_before),
+        X_i <- sum_j w_ij (X_j - lr Orth(V_j)).
+
+    The config keys [federation] graph, edge-share, graph-file and varying-graph select the graph.
+    If this recipe is passed in Python, all nodes have the weights w_ij = 1/K, so that all models
+    are equal. The gradients of all E local steps are computed at X_i, and the paper uses E = 1.
+
+    State: node i stores X_i, M_i and V_i. Guarantee: no stability bound is known. Source: He et al.
+    2025 (arXiv:2510.01377).
+
+    Args:
+        lr: Step size η of the nodes, one number or one per replica `[replicas]`.
+        momentum: The momentum coefficient beta of M, which is 1 - θ in the paper.
+        orthogonalizer: A `fedmuon.Orthogonalizer`, a function on stacks of matrices `[..., m, n]`,
+            or a link such as `links.orthogonalize(...)`, by default smoothed polar with λ = 1e-4.
+        weight_decay: Decoupled weight decay, which subtracts lr * weight_decay * X from the model X
+            in each round.
+        adjust: Name of the scale that multiplies the orthogonalized step of an m x n matrix: "none"
+            means 1, "original" means sqrt(max(1, m/n)), "match-rms" means 0.2 sqrt(max(m, n)),
+            "scion" means sqrt(m/n), and "polargrad" means the inner product of V and Orth(V).
+        routes: Mapping from a parameter name to the number of matrices in this parameter, or 0 for
+            the step X - aux_lr V. By default, every parameter is one matrix.
+        aux_lr: Step size for parameters with 0 matrices, or 0 for the default 0.05.
+
+    Returns:
+        The optimizer, for `fedmuon.run(recipe=...)`.
+
+    Raises:
+        InputError: If a value is out of range, or an argument has no effect on this optimizer.
+
+    Example:
+        >>> from fedmuon import recipes
+        >>> recipes.demuon(lr=0.02).persistent
+        ('momentum',)
+    """
+    heavy, *steps = _muon_links(
+        *(lr, momentum, orthogonalizer, "ema", weight_decay, adjust, routes, "sgd", aux_lr)
+    )
+    return _with_server_steps("demuon", (heavy,), tuple(steps))
 
 
 @_recipe

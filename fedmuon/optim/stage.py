@@ -90,6 +90,12 @@ class Reply:
         return replace(self, own={**self.own, name: state})
 
 
+def replaced_rounds(stages: Sequence["Stage"], rounds: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that yields the rounds: that of a stage, or else `rounds`."""
+    own = (stage.rounds_without_server for stage in stages)
+    return next((function for function in own if function is not None), rounds)
+
+
 def split_model(trees: Mapping[str, Params]) -> tuple[Params, States]:
     """Split the trees of a message into the model and the states."""
     return trees[MODEL], {name: tree for name, tree in trees.items() if name != MODEL}
@@ -113,6 +119,8 @@ class Stage:
             alone, and a loss that is not finite does not stop the run.
         masked_clients: The number of clients whose replies are masked so that the server reads only
             their sum, or 0 if replies are not masked.
+        rounds_without_server: A function `(experiment, state)` that yields finished rounds in place
+            of the rounds of a server, or None.
 
     Example:
         >>> import fedmuon
@@ -132,6 +140,7 @@ class Stage:
     exact: bool = True
     isolates: bool = False
     masked_clients: int = 0
+    rounds_without_server: Callable[..., Any] | None = None
 
     def require(self, recipe: Any) -> None:
         """Raise an error if this stage does not fit a recipe, which has just been created.

@@ -16,6 +16,7 @@ from fedmuon.data.federated import FederatedData
 from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.model_routes import routes, routing_of
 from fedmuon.federated.plan import RandomnessPlan
+from fedmuon.optim.gossip import Gossip
 from fedmuon.optim.routing import RoutingTable
 from fedmuon.optim.stage import ServerState
 from fedmuon.runs.data_notes import names_of_clients
@@ -46,6 +47,9 @@ def fixed_files(
         "initial.safetensors": tensor_bytes(fresh.params),
     }
     contents |= names_of_clients(data)
+    for stage in experiment.recipe.stages:
+        if isinstance(stage, Gossip):
+            contents["graph.npy"] = npy_bytes(np.stack(stage.graph.period))
     if experiment.plan.timetable is not None:
         contents[CLOCK] = array_bytes(**experiment.plan.timetable.arrays())
     if isinstance(experiment.task, NetworkTask):

@@ -92,7 +92,7 @@ def missing(cases: Iterable[Case], expected: Mapping[tuple[str, str], set[str]])
 SINCE = (
     *("fedprox", "fednova", "scaffold", "fedadam", "fedyogi", "fedadagrad", "local-adamw"),
     *("diloco", "muloco", "fedmuon-corrected", "fedper", "ditto", "fedmuon-svd", "ef21-muon"),
-    *("lora-muon", "sign-muon"),
+    *("lora-muon", "sign-muon", "demuon"),
 )
 
 

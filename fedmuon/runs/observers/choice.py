@@ -4,11 +4,13 @@ from fedmuon.config.schema import reads
 from fedmuon.federated.client_data import left_out_counts
 from fedmuon.federated.experiment import Engine
 from fedmuon.optim.adapter_means import FactorError
+from fedmuon.optim.gossip import Gossip
 from fedmuon.runs.observers.adapters import AdapterMeans
 from fedmuon.runs.observers.average_model import AverageModel
 from fedmuon.runs.observers.client_records import ClientRecords
 from fedmuon.runs.observers.client_tests import ClientTests
 from fedmuon.runs.observers.client_texts import ClientTexts
+from fedmuon.runs.observers.consensus import Consensus
 from fedmuon.runs.observers.continuations import Continuations
 from fedmuon.runs.observers.evaluation import Evaluation
 from fedmuon.runs.observers.observer import Observer
@@ -38,6 +40,9 @@ def observers_of(run: Run, engine: Engine) -> tuple[Observer, ...]:
         observers.append(SimulatedTime(clock))
     observers.append(Replies(clock))
     observers.append(ClientTests(run) if run.config.data.client_test else Evaluation(run))
+    observers += [
+        Consensus(run, stage) for stage in experiment.recipe.stages if isinstance(stage, Gossip)
+    ]
     measured = any(isinstance(stage, FactorError) for stage in experiment.recipe.stages)
     exact = run.config.federation.adapters == "exact" and reads(run.config, "federation.adapters")
     if measured or exact:

@@ -51,6 +51,8 @@ OTHER: dict[str, Any] = {
     "federation.aggregate": "median", "federation.partition": "iid",
     "federation.stage": STAGE, "federation.adapters": "exact", "federation.subspace-rounds": 2,
     "federation.subspace-bases": "gradient", "federation.adapter-ranks": "1, 2",
+    "federation.graph": "complete", "federation.edge-share": 0.9,
+    "federation.graph-file": "nowhere", "federation.varying-graph": True,
     "federation.clients": 4, "federation.per-round": 2, "federation.rounds": 3,
     "federation.risk-weights": "uniform", "federation.seed": 9,
     "task.name": "network", "task.model": "tanh-cnn", "task.width": 12, "task.depth": 1,
@@ -224,6 +226,9 @@ ELSEWHERE = {
     "federation.subspace-rounds",  # tests/fedmuon/federated/test_adapters_of_runs.py
     "federation.subspace-bases",  # tests/fedmuon/federated/test_stage_conformance.py
     "federation.adapter-ranks",  # tests/fedmuon/federated/test_stage_conformance.py
+    # tests/fedmuon/federated/test_gossip.py
+    "federation.graph", "federation.edge-share", "federation.graph-file",
+    "federation.varying-graph",
     "task.lora-rank", "task.lora-alpha", "task.lora-layers",  # test_causal_lm.py
     "task.base-dtype", "task.checkpointing",  # tests/fedmuon/tasks/test_checkpointing.py
     "engine.name",
