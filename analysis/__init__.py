@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fedmuon.analysis.theory.client_neighbours import client_certificate
     from fedmuon.analysis.theory.corollaries import (
         Rate,
         Realized,
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     )
 else:
     _NAMES = {
+        "client_neighbours": ("client_certificate",),
         "corollaries": (
             "Rate",
             "Realized",
@@ -150,6 +152,7 @@ __all__ = [
     "batch_exposure",
     "bound",
     "certificate",
+    "client_certificate",
     "exposure",
     "full_batch_sensitivity",
     "full_participation",

@@ -10,6 +10,8 @@ from flwr.app import Context, Message, RecordDict
 from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.errors import SAME_VERSION, InputError, plain
 from fedmuon.core.tables import Scalar
+from fedmuon.data.client_neighbours import CLIENT_ROWS, COLUMNS
+from fedmuon.data.neighbours import ROWS
 
 MEASURED = "measured"  # name of the record with a client's measurements
 FlatConfig = tuple[tuple[str, Scalar], ...]
@@ -23,17 +25,21 @@ def nothing() -> UserObjects:
     return NOTHING
 
 
-def request(message: Message) -> tuple[FlatConfig, int, int, np.ndarray | None, float | None, str]:
+Request = tuple[FlatConfig, int, int, np.ndarray | None, float | None, str]
+
+
+def request(message: Message) -> Request:
     """Read the settings in a message of the server.
 
     Returns:
         The config (hashable), the round, the number of replicas, the data sets of the replicas, the
         step-size factor, and a hash of the partition of the samples. The data sets are
-        `Neighbours.rows`, or None if all replicas use the same data. The factor is None without a
-        schedule.
+        `Neighbours.rows` or `ClientNeighbours.rows`, or None if all replicas use the same data. The
+        factor is None without a schedule.
     """
     flat: dict[str, Any] = dict(message.content.config_records["config"])
-    round, stack, rows = flat.pop("round"), flat.pop("stack"), flat.pop("rows", None)
+    round, stack = flat.pop("round"), flat.pop("stack")
+    rows, client_rows = flat.pop(ROWS, None), flat.pop(CLIENT_ROWS, None)
     dealt = plain(flat.pop("dealt", ""), 60)
     if type(round) is not int or type(stack) is not int or round < 0 or stack < 1:
         raise InputError(
@@ -48,11 +54,13 @@ def request(message: Message) -> tuple[FlatConfig, int, int, np.ndarray | None, 
             f"the entry {plain(odd[0], 60)} of the server's message must be a string, a number "
             f"or a boolean. {SAME_VERSION}"
         )
-    if rows is not None and len(rows) != 3 * stack:
+    if (rows is not None and len(rows) != 3 * stack) or len(client_rows or []) % COLUMNS:
         raise InputError(
             f"the server's message does not name one data set per replica. {SAME_VERSION}"
         )
     neighbours = None if rows is None else np.array(rows, np.int64).reshape(stack, 3)
+    if client_rows is not None:
+        neighbours = np.array(client_rows, np.int64).reshape(-1, COLUMNS)
     return tuple(sorted(flat.items())), round, stack, neighbours, factor, dealt
 
 

@@ -66,7 +66,8 @@ def train_together(
             clients[0].require_same_partition(dealt)
         with distrusted():
             shards = [
-                client.shard if rows is None else client.with_neighbours(rows) for client in clients
+                client.shard if rows is None else client.with_neighbours(rows, stack)
+                for client in clients
             ]
             params, states = _arrays(messages[0], clients[0], stack)
         setup = clients[0].setup

@@ -322,6 +322,7 @@ def stability(
     setting: str | None = None,
     trials: int | None = None,
     neighbours: str | None = None,
+    unit: str | None = None,
     probes: int | None = None,
     replacements: int | None = None,
     data: Any = None,
@@ -337,7 +338,7 @@ def stability(
     resume: bool = False,
     progress: bool | None = None,
 ) -> StabilityResult:
-    """Train a model and neighbours whose data differ in one sample, and check the bound.
+    """Train a model and neighbours that differ in one sample or client, and check the bound.
 
     The bound is Theorem 4.1 of the Stability note. The run uses float64 unless the config names
     another precision, because float32 hides small perturbations in rounding.
@@ -353,6 +354,9 @@ def stability(
             the label is drawn from the labels of all clients. "worst": the pairs of a sample and a
             replacement that change the model most, as estimated from derivatives. "all": each
             sample is replaced once.
+        unit: What differs between neighbouring data sets. "samples": one sample (the default).
+            "clients": all samples of one client. "removed-clients": one client has no samples, so
+            its gradient is 0.
         probes: Number of random probes with which derivatives through the run predict the gap. With
             0, no gap is predicted. The default is 8 for the matrix task, and 0 for networks, where
             a prediction takes many times as long as the run. It is an estimate and no bound.
@@ -413,7 +417,7 @@ def stability(
         "orthogonalizer": orthogonalizer, "aggregate": aggregate, "stage": stage,
         "schedule": schedule,
     }  # fmt: skip
-    options = {"trials": trials, "neighbours": neighbours, "probes": probes,
+    options = {"trials": trials, "neighbours": neighbours, "unit": unit, "probes": probes,
                "replacements": replacements}  # fmt: skip
     table = {name: value for name, value in options.items() if value is not None}
     extra = {"stability": table} if table else {}
@@ -675,20 +679,22 @@ def routes(
 @_plainly()
 def unlearn(
     run: Result | str | Path,
-    samples: Sequence[int],
+    samples: Sequence[int] = (),
     *,
+    clients: Sequence[int] = (),
     epsilon: float = 1.0,
     delta: float = 1e-5,
     out: str | Path,
 ) -> Record:
-    """Remove the influence of samples from the model of a finished run, by adding noise.
+    """Remove the influence of samples or clients from the model of a finished run, by adding noise.
 
     The new model is (epsilon, delta)-indistinguishable from the noisy model of a run without these
-    samples.
+    samples. In a run without a client, the client takes part in the same rounds with gradient 0.
 
     Args:
         run: A result, or the path of a run folder. The run must have a certificate.
         samples: Indices of the samples in the data source.
+        clients: Numbers of clients whose samples are all forgotten. Pass samples or clients.
         epsilon: Privacy parameter ε of the guarantee.
         delta: Privacy parameter δ of the guarantee.
         out: A new folder for the noisy model.
@@ -714,7 +720,9 @@ def unlearn(
         (1.0, 1e-05)
     """
     result = _result_of(run)
-    return unlearning.execute(result.path, samples, epsilon, delta, Path(out), result.given)
+    return unlearning.execute(
+        result.path, samples, epsilon, delta, Path(out), result.given, clients
+    )
 
 
 @in_python()

@@ -1,5 +1,6 @@
 """`fedmuon unlearn`: add noise to a finished run's model that hides whether samples were used.
 
+The samples are single samples, or all samples of some clients (`analysis.client_certificate`).
 The certificate bounds how far the samples can move the model, and determines the noise. The run is
 also repeated without the samples, which shows how far the model actually moves. The accuracy loss
 from noise is measured for each kind of certificate. Publish only the noisy model, and only one
@@ -27,11 +28,12 @@ from fedmuon.core import files
 from fedmuon.core.arrays import read_tensors, tensor_bytes
 from fedmuon.core.errors import InputError
 from fedmuon.core.locks import held
+from fedmuon.data.client_neighbours import stack_clients, without_samples
 from fedmuon.experiments.stability import certificates, finished_run
 from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.experiments.tables import columns
 from fedmuon.federated.evaluation import risk
-from fedmuon.federated.neighbour_runs import retrained
+from fedmuon.federated.neighbour_runs import retrained, run_neighbours
 from fedmuon.privacy.noise import KeyStream
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
@@ -49,30 +51,34 @@ def execute(
     delta: float,
     out: Path,
     given: UserObjects = NOTHING,
+    clients: Sequence[int] = (),
 ) -> Record:
     """Write a noisy model to `out`.
 
-    The noise hides whether the samples were used, with the guarantee (epsilon, delta).
+    The noise hides whether the samples, or all samples of the clients, were used, with the
+    guarantee (epsilon, delta). A forgotten client takes part in the same rounds of the retrained
+    run, and its gradient is 0.
     """
+    if bool(samples) == bool(clients):
+        raise InputError("pass samples or clients to forget, and not both. Use two commands.")
     if any((out / name).exists() for name in (MODEL, EVIDENCE)):
         raise InputError(f"{out} already contains an unlearned model. Choose another folder.")
     multiplier = theory.noise_multiplier(epsilon, delta)
-    limits = sensitivities(folder, samples, given)
+    limits = sensitivities(folder, samples, given, clients)
     laboratory = FinishedRun.open(folder, given)
-    rows = laboratory.data.rows_of(np.array(samples))
     ended, _ = read_tensors(folder / "model.safetensors")
     model = {name: value[None] for name, value in ended.items()}
     experiment = laboratory.experiment
-    stay = ~np.isin(np.arange(len(experiment.shards.labels)), rows)
-    retrained_model = retrained(experiment, stay, laboratory.config.federation.seed)
+    retrained_model = _retrained(laboratory, samples, clients)
     distance = math.sqrt(
         sum(float((model[name] - retrained_model[name]).square().sum()) for name in model)
     )
     if any(distance > limit for limit in limits.values()):
         raise InputError(
-            f"retraining without the samples moved the model by {number(distance)}, but the "
-            f"certificate allows at most {number(min(limits.values()))}. The certificate's "
-            "assumptions do not hold for this run, so no noisy model is written."
+            f"retraining without the {'clients' if clients else 'samples'} moved the model by "
+            f"{number(distance)}, but the certificate allows at most "
+            f"{number(min(limits.values()))}. The certificate's assumptions do not hold for this "
+            "run, so no noisy model is written."
         )
     held_out, task = experiment.shards.held_out, experiment.task
 
@@ -95,8 +101,8 @@ def execute(
         }
     best = min(limits, key=lambda kind: limits[kind])
     record: Record = {
-        "samples": list(samples), "epsilon": epsilon, "delta": delta, "kind": best,
-        "distance": distance, "accuracy": accuracies(model)[0],
+        "samples": list(samples), "clients": list(clients), "epsilon": epsilon, "delta": delta,
+        "kind": best, "distance": distance, "accuracy": accuracies(model)[0],
         "accuracy_retrained": accuracies(retrained_model)[0], "kinds": kinds,
     }  # fmt: skip
     with held(out):
@@ -106,10 +112,28 @@ def execute(
     return record
 
 
+def _retrained(run: FinishedRun, samples: Sequence[int], clients: Sequence[int]) -> Params:
+    """Train again without the samples, or with clients that have no samples."""
+    experiment, seed = run.experiment, run.config.federation.seed
+    if not clients:
+        rows = run.data.rows_of(np.array(samples))
+        stay = ~np.isin(np.arange(len(experiment.shards.labels)), rows)
+        return retrained(experiment, stay, seed)
+    rows = np.concatenate([without_samples(run.data, client) for client in clients])
+    neighbours = stack_clients(run.source, [rows], run.config.data.normalize)
+    models = run_neighbours(experiment, neighbours, seed)
+    return {name: value[1:] for name, value in models.items()}
+
+
 def sensitivities(
-    folder: Path, samples: Sequence[int], given: UserObjects = NOTHING
+    folder: Path,
+    samples: Sequence[int],
+    given: UserObjects = NOTHING,
+    clients: Sequence[int] = (),
 ) -> dict[str, float]:
-    """Return how far removing the samples can move the model, for each kind of constants.
+    """Return how far the removal can move the model, for each kind of constants.
+
+    Several clients are removed one after the other, so their certificates are added.
 
     Raise an error if the run has no certificate.
     """
@@ -124,17 +148,27 @@ def sensitivities(
             f"sample {strangers[0]} is not one of the run's training samples. Pass the index of "
             "a training sample in the data source, as in train_index of partition.npz."
         )
+    if strangers := [client for client in clients if not 0 <= client < len(case.sizes)]:
+        raise InputError(
+            f"client {strangers[0]} is not one of the run's clients, which are numbered from 0 to "
+            f"{len(case.sizes) - 1}. Pass the number of a client of the run."
+        )
     leaving, limits = Counter(owner[sample] for sample in samples), {}
+    changes = {"unit": "removed-clients" if clients else "samples"}
     for kind in KINDS:
-        verdict = certificates.certify(case.under(constants=kind))
+        verdict = certificates.certify(case.under(constants=kind, **changes))
         bound = verdict.bound
         if verdict.certificates is None or bound is None or bound.status != "certified":
             reason = verdict.refusal or (_uncertified(case, bound.status) if bound else "no bound")
-            raise InputError(f"the run has no certificate, so it cannot forget samples: {reason}")
-        limits[kind] = theory.removal(verdict.certificates, case.sizes, leaving)
+            what = "clients" if clients else "samples"
+            raise InputError(f"the run has no certificate, so it cannot forget {what}: {reason}")
+        if clients:
+            limits[kind] = float(verdict.certificates[list(clients)].sum())
+        else:
+            limits[kind] = theory.removal(verdict.certificates, case.sizes, leaving)
         if not math.isfinite(limits[kind]):
             raise InputError(
-                "the certificate overflows, so no noise can hide a sample. Lower [local] lr."
+                "the certificate overflows, so no noise can hide the removal. Lower [local] lr."
             )
     return limits
 
@@ -199,9 +233,10 @@ def table(record: Record) -> Table:
          f"{entry['accuracy']:.2%} (SD {entry['spread']:.2%})", number(entry['told'], 2)]
         for kind, entry in record["kinds"].items()
     ]  # fmt: skip
-    count = len(record["samples"])
+    clients = record.get("clients", [])  # missing in folders of older versions
+    count, what = len(clients or record["samples"]), "client" if clients else "sample"
     title = (
-        f"{count} sample{'s' if count > 1 else ''} forgotten for ε = {record['epsilon']:g}, δ = "
+        f"{count} {what}{'s' if count > 1 else ''} forgotten for ε = {record['epsilon']:g}, δ = "
         f"{record['delta']:g}\naccuracy without noise {record['accuracy']:.2%}, accuracy after "
         f"retraining {record['accuracy_retrained']:.2%}; distance between the two models "
         f"{number(record['distance'])}"

@@ -165,7 +165,7 @@ class FedMuonStrategy(Strategy):
             request["factor"] = plan.factor_at(self.state.round)
         config = ConfigRecord({**flatten(self.config), **request})
         if (neighbours := self.experiment.shards.neighbours) is not None:
-            config["rows"] = neighbours.rows.ravel().tolist()
+            config[neighbours.message] = neighbours.rows.ravel().tolist()
         content = RecordDict({"arrays": self.arrays(), "config": config})
         if self.keys is not None:
             content["roster"] = self.keys

@@ -73,6 +73,18 @@ EngineName = Annotated[
         autocompletion=completion.value_of("engine.name"),
     ),
 ]
+NeighbourUnit = Annotated[
+    str | None,
+    Option(
+        "--neighbours",
+        help=(
+            "What differs between neighbouring data sets: one sample (`samples`, the default), "
+            "all samples of one client (`clients`), or one client without samples "
+            "(`removed-clients`)."
+        ),
+        autocompletion=completion.value_of("stability.unit"),
+    ),
+]
 RayAddress = Annotated[
     str | None, Option(help="Address of a running Ray cluster, such as 10.0.0.1:6379.")
 ]

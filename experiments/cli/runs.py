@@ -214,7 +214,7 @@ def stability(
             "--all",
             help=(
                 "Train on every neighbouring data set. Each neighbouring data set replaces one "
-                "sample."
+                "sample, or one client with `--neighbours clients`."
             ),
         ),
     ] = False,
@@ -229,6 +229,7 @@ def stability(
             ),
         ),
     ] = False,
+    unit: options.NeighbourUnit = None,
     probes: Probes = None,
     replacements: Replacements = None,
     resume: options.Resume = False,
@@ -239,8 +240,8 @@ def stability(
 ) -> None:
     """Run an experiment on neighbouring data sets, and compare the models with the bound.
 
-    Neighbouring data sets differ in one sample. The precision is float64 unless the config sets
-    engine.dtype.
+    Neighbouring data sets differ in one sample, or in one client (--neighbours clients). The
+    precision is float64 unless the config sets engine.dtype.
 
     Example: [bold]fedmuon stability --setting controlled --trials 20 --out runs/s[/]
     """
@@ -261,6 +262,7 @@ def stability(
     changes += [f"stability.trials={trials}"] if trials is not None else []
     changes += ["stability.neighbours=all"] if every else []
     changes += ["stability.neighbours=worst"] if hardest else []
+    changes += [f"stability.unit={unit}"] if unit is not None else []
     changes += _of_prediction(probes, replacements)
     run_config = options.chosen_config(config, changes, resume, out, named=bool(overrides))
     if run_config and probes:
@@ -792,7 +794,7 @@ def unlearn(
         ),
     ],
     sample: Annotated[
-        list[int],
+        list[int] | None,
         Option(
             "--sample",
             help=(
@@ -800,7 +802,17 @@ def unlearn(
                 "contains the indices. You can repeat this option."
             ),
         ),
-    ],
+    ] = None,
+    client: Annotated[
+        list[int] | None,
+        Option(
+            "--client",
+            help=(
+                "Number of a client whose samples are all forgotten. You can repeat this option. "
+                "Use it instead of `--sample`."
+            ),
+        ),
+    ] = None,
     epsilon: Annotated[
         float,
         Option(
@@ -825,20 +837,23 @@ def unlearn(
         ),
     ] = None,
 ) -> None:
-    """Forget samples: add noise to a model to hide whether the samples were in its training data.
+    """Forget samples or clients: add noise to a model that hides whether they were used.
 
     The command writes the noisy model to unlearned.safetensors. This model is (epsilon,
     delta)-indistinguishable from a model that was trained without the samples and has the same
-    noise. The guarantee is for one release; for several releases, the epsilons and deltas add up.
-    Keep unlearn.json secret.
+    noise. A forgotten client takes part in the same rounds, with gradient 0. The guarantee is for
+    one release; for several releases, the epsilons and deltas add up. Keep unlearn.json secret.
 
     Example: [bold]fedmuon unlearn runs/a --sample 17 --epsilon 1 --out runs/a-without-17[/]
     """
     from fedmuon.experiments import unlearning  # torch
 
-    if twice := [index for place, index in enumerate(sample) if index in sample[:place]]:
-        raise InputError(f"--sample {twice[0]} is passed twice. Pass each index once.")
+    for option, numbers in {"--sample": sample or [], "--client": client or []}.items():
+        if twice := [index for place, index in enumerate(numbers) if index in numbers[:place]]:
+            raise InputError(f"{option} {twice[0]} is passed twice. Pass each number once.")
+    if not sample and not client:
+        raise InputError("nothing to forget. Pass --sample or --client.")
     folder = out or run_dir.with_name(f"{run_dir.name}-unlearned")
-    record = unlearning.execute(run_dir, sample, epsilon, delta, folder)
+    record = unlearning.execute(run_dir, sample or [], epsilon, delta, folder, clients=client or [])
     tell(record, unlearning.table(record))
     print_path("The noisy model is in", folder)

@@ -12,7 +12,7 @@ from typer import Argument, Context, Option
 import fedmuon.experiments.cli.completion as completion
 from fedmuon.analysis.theory.checks import at_least, probability, whole
 from fedmuon.core.errors import InputError, require_at_most
-from fedmuon.experiments.cli.options import Overrides, given_in
+from fedmuon.experiments.cli.options import NeighbourUnit, Overrides, given_in
 from fedmuon.experiments.cli.output import note, tell
 
 if TYPE_CHECKING:  # the other commands of this file do not need the config
@@ -53,6 +53,7 @@ def bound(
     per_round: Annotated[int | None, Option(help="Clients per round K.")] = None,
     size: Annotated[int | None, Option(help="Samples per client. Default: 200.")] = None,
     batch: Annotated[int | None, Option(help="Batch size. 0 means the full batch.")] = None,
+    unit: NeighbourUnit = None,
     delta: Annotated[
         float | None, Option(help="Probability δ with which the bound may fail.")
     ] = None,
@@ -111,6 +112,7 @@ def bound(
         "--per-round": ("federation.per-round", per_round), "--batch": ("local.batch", batch),
         "--delta": ("stability.delta", delta), "--c-hp": ("stability.c-hp", c_hp),
         "--kind": ("stability.lipschitz", kind), "--constants": ("stability.constants", constants),
+        "--neighbours": ("stability.unit", unit),
     }  # fmt: skip
     written = {
         f"{key}={value}": name for name, (key, value) in options.items() if value is not None
@@ -157,8 +159,8 @@ def setting_of(
         extra = " and ".join(rejected)
         raise InputError(
             f"{extra} cannot change the run in {folder}, which has its own parameters. "
-            f"Remove {extra}. With a run folder, use only --delta, --c-hp, --kind, "
-            "--constants, --rho, --l-orth and --l-g."
+            f"Remove {extra}. With a run folder, use only --neighbours, --delta, "
+            "--c-hp, --kind, --constants, --rho, --l-orth and --l-g."
         )
     # This module loads torch, which a bound from parameters does not need.
     from fedmuon.experiments.stability.finished_run import from_directory

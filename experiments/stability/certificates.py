@@ -21,6 +21,7 @@ from fedmuon.analysis import Bound, Realized, Run, Uniform
 from fedmuon.analysis.report.numbers import number
 from fedmuon.analysis.theory import corollaries as says
 from fedmuon.analysis.theory.checks import probability, whole
+from fedmuon.analysis.theory.client_neighbours import INDEPENDENT_CLIENTS, PROTOCOL
 from fedmuon.analysis.theory.corollaries import sensitivity
 from fedmuon.analysis.theory.generalization import (
     BESIDE_VARIANCE,
@@ -89,6 +90,10 @@ EXACT = (
 BEFORE = (
     "[stability] c-hp = 'variance' needs the training losses of a finished run of the matrix "
     "task. Pass the run folder, or set c-hp to explicit or sharp."
+)
+VARIANCE_OF_SAMPLES = (
+    "[stability] c-hp = 'variance' uses the losses of single samples, but [stability] unit names "
+    "whole clients. Set c-hp to explicit or sharp."
 )
 UNPROVED = (
     "The constants of a network (B, L_loss, Lg, G_max) are not proved. Run the experiment and "
@@ -185,6 +190,11 @@ def start_of(weight: np.ndarray, source: Source | None) -> Start | None:
     return Start(weight.shape[1], float(np.linalg.norm(centred, 2)), unsigned)
 
 
+def of_clients(config: Config) -> bool:
+    """Return whether a neighbour differs in a whole client."""
+    return config.stability.unit != "samples"
+
+
 @dataclass(frozen=True)
 class CertifiedSetting:
     """All known facts about a run to certify.
@@ -229,6 +239,18 @@ class CertifiedSetting:
     gaps: Callable[[], np.ndarray] | None = None
     squares: Callable[[], np.ndarray] | None = None
 
+    @property
+    def known_start(self) -> Start | None:
+        """What is known about X0 and all possible samples. A client may use any samples."""
+        if self.start is None or not of_clients(self.config):
+            return self.start
+        return dataclasses.replace(self.start, nonnegative=False)
+
+    @property
+    def counts(self) -> np.ndarray:
+        """The numbers of independent samples of the clients [N]: n_i, or one whole client."""
+        return np.ones(len(self.sizes)) if of_clients(self.config) else self.sizes
+
     @cached_property
     def reach(self) -> Reach | None:
         """The constants on the ball that the models of the run cannot leave.
@@ -240,8 +262,9 @@ class CertifiedSetting:
         """
         config, local = self.config, self.config.local
         fixed = self.constants is not None or self.l_g is not None
+        start = self.known_start
         size = size_of(config.orthogonalizer) if has_map(config) else float
-        if fixed or self.start is None or size is None or config.stability.constants != "ball":
+        if fixed or start is None or size is None or config.stability.constants != "ball":
             return None
         try:
             method = method_of(config)
@@ -249,7 +272,7 @@ class CertifiedSetting:
             return None
         if method.alignment or method.decay:
             return None
-        return reach(self.start, self.rates, method, size, local.steps)
+        return reach(start, self.rates, method, size, local.steps)
 
     @property
     def rates(self) -> np.ndarray:
@@ -304,7 +327,7 @@ class Certificate:
         l_orth: The Lipschitz constant of the orthogonalizer.
         exposures: The exposures Y_i of the clients [N].
         certificates: The certificates Δ_i Y_i [N]. A certificate is the maximum perturbation if one
-            sample of client i is replaced.
+            sample of client i is replaced, or the whole client with [stability] unit.
         bound: The generalization bound, if there is one.
         refusal: The reason why there is no guarantee.
         loss_bound: The length B of an interval that contains all losses.
@@ -425,15 +448,13 @@ def _theorem(case: CertifiedSetting, method: Method, l_orth: float) -> Certifica
         shares = (1.0, 1.0)
     run, stability, part = case.run, case.config.stability, case.participation
     following = run if method == Method(run.beta) else dataclasses.replace(run, method=method)
-    proved = analysis.certificate(following, l_orth, part)
-    drawn = isinstance(part, Realized) and part.rows is not None
-    exposures = proved / (2 * run.constants.gradient_bound if drawn else sensitivity(run))
+    proved, exposures = _moved(case, following, l_orth)
 
     inside, failure, of_map = [RANGE], 0.0, case.config.orthogonalizer.name
-    if case.reach and case.start:
+    if case.reach and case.known_start:
         inside = [says.REACHED.format(case.reach.radius, case.reach.last.loss_bound)]
-        inside += [says.NONNEGATIVE] if case.start.nonnegative else []
-    assumed = [INDEPENDENCE, *inside, says.LIPSCHITZ_LOSS, says.GRADIENTS, says.COUPLING]
+        inside += [says.NONNEGATIVE] if case.known_start.nonnegative else []
+    assumed = [*_independence(case), *inside, says.LIPSCHITZ_LOSS, says.GRADIENTS, says.COUPLING]
     if of_map == "gaussian-smoothed-sign" and case.l_orth is None:
         assumed.append(says.NO_CLIPPING)
         failure = stability.alpha_smoothing
@@ -458,7 +479,7 @@ def _theorem(case: CertifiedSetting, method: Method, l_orth: float) -> Certifica
         status = "real-arithmetic"
     bound = analysis.bound(
         analysis.loss_stability(proved, run.constants.lipschitz, run.constants.loss_bound),
-        run.sizes,
+        case.counts,
         run.weights,
         stability.delta,
         run.constants.loss_bound,
@@ -469,8 +490,27 @@ def _theorem(case: CertifiedSetting, method: Method, l_orth: float) -> Certifica
         other_failure=failure,
         deviations=deviations,
     )
+    if stability.unit == "removed-clients":
+        proved = analysis.client_certificate(following, l_orth, part, removed=True)
     promised = np.where(proved > 0, proved + rounding, 0.0)
     return Certificate(l_orth, exposures, promised, bound, loss_bound=run.constants.loss_bound)
+
+
+def _moved(case: CertifiedSetting, run: Run, l_orth: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the certificates of replaced samples or clients [N], and the exposures [N]."""
+    part, top = case.participation, 2 * run.constants.gradient_bound
+    if of_clients(case.config):
+        if case.config.stability.c_hp == "variance":
+            raise Uncertified(VARIANCE_OF_SAMPLES)
+        proved = analysis.client_certificate(run, l_orth, part)
+        return proved, proved / top
+    proved = analysis.certificate(run, l_orth, part)
+    drawn = isinstance(part, Realized) and part.rows is not None
+    return proved, proved / (top if drawn else sensitivity(run))
+
+
+def _independence(case: CertifiedSetting) -> list[str]:
+    return [INDEPENDENT_CLIENTS, PROTOCOL] if of_clients(case.config) else [INDEPENDENCE]
 
 
 def _rounding(case: CertifiedSetting, method: Method) -> float:
@@ -502,7 +542,8 @@ def _in_tube(case: CertifiedSetting, method: Method) -> Certificate:
     part, run = case.participation, case.run
     if not (case.gaps and case.exact and isinstance(part, Realized)) or method.alignment:
         raise Uncertified(JUMPS)
-    deltas = sensitivity(run)
+    top = 2 * run.constants.gradient_bound
+    deltas = np.full(len(run.sizes), top) if of_clients(case.config) else sensitivity(run)
     smooth = run.reach.smoothness if run.reach else run.constants.smoothness
     of_run = case.gaps(), part.schedule, deltas, case.rates
     after = {"l_g": smooth, "local_steps": run.local_steps, "scale": says.scale_of(run)}
@@ -581,7 +622,8 @@ def report(case: CertifiedSetting, certificate: Certificate) -> dict[str, Any]:
         "share": finite(bound.value / top) if bound and top else None,
         "l_orth": certificate.l_orth,
         "kinds": kinds,
-        "n_eff": bound.n_eff if bound else effective_size(run.sizes, run.weights),
+        "n_eff": bound.n_eff if bound else effective_size(case.counts, run.weights),
+        **({"unit": stability.unit} if of_clients(case.config) else {}),
         "max_exposure": None if exposures is None else finite(exposures.max()),
         "max_certificate": None if promised is None else finite(promised.max()),
         "status": "violated" if violation else status,

@@ -1,6 +1,7 @@
 """`fedmuon stability`: train a run and its neighbours, and compare them with certificates.
 
-A neighbour is the same run with one sample replaced. Replica 0 of every stack is the run itself,
+A neighbour is the same run with one sample replaced, or with all samples of one client replaced
+([stability] unit, see `client_neighbours`). Replica 0 of every stack is the run itself,
 and replica s is neighbour s - 1. All replicas use the same random numbers, so ||X_s^R - X_0^R||_F
 is the effect of the replaced sample. For the Gaussian-smoothed sign, a certificate may fail with
 probability 2 alpha. The certificate is valid if no call of the orthogonalizer is clipped in the run
@@ -9,6 +10,8 @@ or in the neighbour (Stability note, Corollary D.11).
 
 import dataclasses
 import json
+import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +27,15 @@ from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.core.locks import held, require_place
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.federated import FederatedData
-from fedmuon.data.neighbours import census, draw, stack
+from fedmuon.data.neighbours import Neighbours, census, draw, stack
 from fedmuon.experiments.run import execute as make_run
 from fedmuon.experiments.run import on_engine
 from fedmuon.experiments.stability import certificates, gap, prediction, realized
+from fedmuon.experiments.stability.client_neighbours import (
+    DrawnClients,
+    pick_clients,
+    require_client_neighbours,
+)
 from fedmuon.experiments.stability.finished_run import (
     CENSUS,
     FinishedRun,
@@ -65,13 +73,19 @@ SECRET_COHORTS = (
     "cohorts = 'poisson' draws secret participants. Set cohorts = 'fixed'."
 )
 GAP = "population gap"  # at the clients' label shares; the test gap uses the held-out samples
+IS_NEIGHBOUR = {
+    "samples": "A neighbour is the run with one sample replaced.",
+    "clients": "A neighbour is the run with all samples of one client replaced.",
+    "removed-clients": "A neighbour is the run with one client that has no samples: the client "
+    "takes part in the same rounds, and its gradient is 0.",
+}
 OF_NEIGHBOURS = (
-    "A neighbour is the run with one sample replaced. Its perturbation is the distance between the "
-    "two final models, and its certificate is the proved maximum of this distance."
+    "Its perturbation is the distance between the two final models, and its certificate is the "
+    "proved maximum of this distance."
 )
 MEANINGS = (
-    f"{OF_NEIGHBOURS} The population gap is the loss on new samples, estimated from held-out "
-    "samples with the clients' label shares, minus the train loss."
+    "The population gap is the loss on new samples, estimated from held-out samples with the "
+    "clients' label shares, minus the train loss."
 )
 PREDICTED_GAP = (
     " The predicted gap follows from derivatives through the run. It is an estimate and no bound "
@@ -142,6 +156,8 @@ def require_measurable(config: Config) -> None:
         raise InputError(BIASED)
     if table.realized:
         realized.require_covered(config)
+    if certificates.of_clients(config):
+        require_client_neighbours(config)
     if table.neighbours == "worst":
         require_smooth(config)
 
@@ -181,11 +197,13 @@ def measure(
         The ranking of the worst neighbours, if the config requests them.
     """
     worst = run.config.stability.neighbours == "worst"
-    ranking = stored_ranking(run, on_round_end, on_start) if worst else None
-    drawn = pick(run) if ranking is None else ranking.rows[: ranking.top]
-    rows = zip(drawn[:, 0], _index(run.data, drawn), drawn[:, 2], strict=True)
-    heads = [f"{t},{client},{old},{new}," for t, (client, old, new) in enumerate(rows)]
-    file, size = run.out / CENSUS, stack_size(run)
+    size, ranking = stack_size(run), None
+    if certificates.of_clients(run.config):
+        drawn = pick_clients(run, engine, size)
+    else:
+        ranking = stored_ranking(run, on_round_end, on_start) if worst else None
+        drawn = DrawnSamples(run, pick(run) if ranking is None else ranking.rows[: ranking.top])
+    heads, clients, file = drawn.heads, drawn.clients, run.out / CENSUS
     finished, mark = _cut_back(file, heads)
     on_start(finished, len(drawn))
     promised = certificate.exposures, certificate.certificates
@@ -194,7 +212,7 @@ def measure(
         part = slice(start, start + size)
         moved = perturbations(run, drawn[part], engine)
         unknown = np.full(len(moved), np.nan)  # used without a certificate
-        columns = [unknown if values is None else values[drawn[part, 0]] for values in promised]
+        columns = [unknown if values is None else values[clients[part]] for values in promised]
         numbers = np.stack([moved, *columns], 1).tolist()
         lines = [f"{head}{a!r},{b!r},{c!r}\n"
                  for head, (a, b, c) in zip(heads[part], numbers, strict=True)]  # fmt: skip
@@ -206,6 +224,36 @@ def measure(
         largest = max(largest, float(moved.max()))
         on_round_end({"done": finished, "largest": largest})
     return ranking
+
+
+@dataclass(frozen=True)
+class DrawnSamples:
+    """Neighbours that replace one sample, as an array [T, 3] with rows as in `Neighbours.rows`."""
+
+    run: FinishedRun
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, part: slice | np.ndarray) -> "DrawnSamples":
+        return DrawnSamples(self.run, self.rows[part])
+
+    @property
+    def clients(self) -> np.ndarray:
+        """The client of each neighbour [T]."""
+        return self.rows[:, 0]
+
+    @property
+    def heads(self) -> list[str]:
+        """The first columns of neighbours.csv."""
+        index = _index(self.run.data, self.rows)
+        rows = zip(self.clients, index, self.rows[:, 2], strict=True)
+        return [f"{t},{client},{old},{new}," for t, (client, old, new) in enumerate(rows)]
+
+    def stacked(self) -> Neighbours:
+        """Return the data sets: the original data set, and then the neighbours."""
+        return stack(self.run.source, self.rows, self.run.config.data.normalize)
 
 
 def pick(run: FinishedRun) -> np.ndarray:
@@ -232,20 +280,24 @@ def stack_size(run: FinishedRun) -> int:
     entries = sum(value.numel() for value in task.initial(generator(0, Draw.INITIAL)).values())
     rows = int(np.sort(run.data.sizes)[-federation.per_round :].sum())
     doubles = entries * (8 + 2 * federation.per_round) + 4 * run.source.classes * rows
+    if certificates.of_clients(run.config):  # the replacements of all samples of a client
+        doubles += int(run.data.sizes.max()) * math.prod(run.source.inputs.shape[1:])
     return max(1, min(MOST, MEMORY // (8 * doubles) - 1))
 
 
-def perturbations(run: FinishedRun, drawn: np.ndarray, engine: Engine) -> np.ndarray:
+def perturbations(
+    run: FinishedRun, drawn: np.ndarray | DrawnSamples | DrawnClients, engine: Engine
+) -> np.ndarray:
     """Return the perturbation ||X_s^R - X_0^R||_F of each given neighbour.
 
     The value is set to 0 if the client never took part. No step uses the samples of such a client,
     but rounding in another position of the stack could change the last bit of the model.
     """
-    table, moved = run.config, np.zeros(len(drawn))
-    taking_part = np.isin(drawn[:, 0], run.experiment.plan.schedule())
+    drawn = DrawnSamples(run, drawn) if isinstance(drawn, np.ndarray) else drawn
+    moved, seed = np.zeros(len(drawn)), run.config.federation.seed
+    taking_part = np.isin(drawn.clients, run.experiment.plan.schedule())
     if taking_part.any():
-        neighbours = stack(run.source, drawn[taking_part], table.data.normalize)
-        ends = run_neighbours(run.experiment, neighbours, table.federation.seed, engine)
+        ends = run_neighbours(run.experiment, drawn[taking_part].stacked(), seed, engine)
         moved[taking_part] = distances(ends)[0]
     if not np.isfinite(moved).all():
         raise NonFinite(
@@ -343,7 +395,8 @@ def verdict_table(out: Path, record: Record) -> Table:
     constants = certificates.constant_of(record)
     title = f"{len(moved)} neighbours; the bound is {record['status']} (with {constants})"
     table = facts(title + unreleased(summary), rows, 4)
-    table.caption = MEANINGS if record["gap"] is not None else OF_NEIGHBOURS
+    words = [IS_NEIGHBOUR[record.get("unit", "samples")], OF_NEIGHBOURS]
+    table.caption = " ".join([*words, *([MEANINGS] if record["gap"] is not None else [])])
     if record.get("predicted_gap") is not None:
         table.caption += PREDICTED_GAP
     return table

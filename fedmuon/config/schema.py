@@ -1714,6 +1714,14 @@ class Stability(Table):
         "predicted effect among at most 2,048 held-out samples, and `trials` random "
         "replacements. `all` replaces each sample once.",
     )
+    unit: Literal["samples", "clients", "removed-clients"] = key(
+        "samples",
+        "What differs between the data set and a neighbouring data set. `samples` replaces one "
+        "sample. `clients` replaces all samples of one client. With `removed-clients`, one client "
+        "has no samples: it takes part in the same rounds, and its gradient is 0. With `clients`, "
+        "`worst` searches for the labels and the samples that move the model most, for the "
+        "`trials` clients that take part most, and `all` replaces or removes each client once.",
+    )
     delta: Chance = key(0.05, "δ, the failure probability of the bound.")
     lipschitz: Literal["paper", "sharp"] = key(
         "sharp",
@@ -1853,7 +1861,7 @@ LATER = tuple(
                  "client", "center", "center-samples", "pad-token", "features", "features-seed",
                  "public", "components"),
         "devices": tuple(FIELDS["devices"]),
-        "stability": ("probes", "replacements", "output-noise"),
+        "stability": ("probes", "replacements", "output-noise", "unit"),
     }.items()
     for key in keys
 )  # fmt: skip

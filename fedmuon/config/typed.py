@@ -326,6 +326,7 @@ StabilityKeys = TypedDict(
     {
         "trials": int,
         "neighbours": Literal["own", "any", "worst", "all"],
+        "unit": Literal["samples", "clients", "removed-clients"],
         "delta": float,
         "lipschitz": Literal["paper", "sharp"],
         "constants": Literal["ball", "global"],

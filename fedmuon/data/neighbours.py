@@ -6,7 +6,7 @@ neighbouring data sets therefore share one copy of the data.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from fedmuon.core.rng import Draw, generator
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.source import Source
 
+ROWS = "rows"  # the name of `Neighbours.rows` in a message to a client
 Law = Literal["own", "any"]
 Pool = list[np.ndarray]  # the held-out samples of each label
 
@@ -39,6 +40,8 @@ class Neighbours:
     replacement: np.ndarray
     inputs: np.ndarray
     labels: np.ndarray
+    message: ClassVar[str] = ROWS
+    several: ClassVar[bool] = False  # whether a data set may replace more than one sample
 
     @property
     def rows(self) -> np.ndarray:
@@ -47,6 +50,20 @@ class Neighbours:
         The method `of` accepts this array.
         """
         return np.stack([self.client, self.position, self.replacement], 1)
+
+    @property
+    def count(self) -> int:
+        """The number of data sets S."""
+        return len(self.client)
+
+    def of_client(self, client: int) -> tuple[np.ndarray, ...]:
+        """Return the replacements in the data of one client.
+
+        The result contains the numbers of the data sets [T], the positions [T], the inputs [T, d]
+        and the labels [T, ...].
+        """
+        rows = np.flatnonzero(self.client == client)
+        return rows, self.position[rows], self.inputs[rows], self.labels[rows]
 
     @classmethod
     def of(cls, source: Source, rows: np.ndarray, normalize: str = "unit") -> "Neighbours":
@@ -90,12 +107,12 @@ def draw(
     Raises:
         InputError: If no held-out sample has a drawn label.
     """
-    pool, drawn = _pool(data, source), np.empty((trials, 3), np.int64)
+    pool, drawn = replacement_pool(data, source), np.empty((trials, 3), np.int64)
     for t in range(trials):
         rng = generator(seed, Draw.NEIGHBOUR, round=t)
         row = int(rng.integers(len(data.labels)))
         i = int(np.searchsorted(data.offsets, row, side="right")) - 1
-        drawn[t] = i, row - data.offsets[i], _replacement(data, pool, i, rng, law)
+        drawn[t] = i, row - data.offsets[i], drawn_replacement(data, pool, i, rng, law)
     return drawn
 
 
@@ -106,11 +123,11 @@ def census(data: FederatedData, source: Source, seed: int) -> np.ndarray:
     as in `draw` and depend only on (seed, t). The random stream differs from that of `draw`, so
     both draws are independent.
     """
-    pool, client = _pool(data, source), np.repeat(np.arange(len(data.sizes)), data.sizes)
+    pool, client = replacement_pool(data, source), np.repeat(np.arange(len(data.sizes)), data.sizes)
     drawn = np.empty((len(client), 3), np.int64)
     for t, i in enumerate(client.tolist()):
         rng = generator(seed, Draw.NEIGHBOUR, round=t, block=1)
-        drawn[t] = i, t - data.offsets[i], _replacement(data, pool, i, rng)
+        drawn[t] = i, t - data.offsets[i], drawn_replacement(data, pool, i, rng)
     return drawn
 
 
@@ -121,7 +138,7 @@ def stack(source: Source, drawn: np.ndarray, normalize: str = "unit") -> Neighbo
 
 def held_out(data: FederatedData, source: Source, client: int) -> np.ndarray:
     """Return all samples that could replace a sample of this client, as indices in the source."""
-    pool = _pool(data, source)
+    pool = replacement_pool(data, source)
     return np.concatenate([pool[y] for y in np.unique(classes_of(data.samples(client)[1]))])
 
 
@@ -130,7 +147,7 @@ def classes_of(labels: np.ndarray) -> np.ndarray:
     return labels if labels.dtype.kind == "i" else np.zeros(len(labels), np.int64)
 
 
-def _pool(data: FederatedData, source: Source) -> Pool:
+def replacement_pool(data: FederatedData, source: Source) -> Pool:
     """Return the possible replacements of each label: unused samples, or else test samples.
 
     No replacement is a train sample, so a replacement always differs from the replaced sample.
@@ -147,7 +164,7 @@ def _pool(data: FederatedData, source: Source) -> Pool:
     return [others if len(others) else test for others, test in zip(*parts, strict=True)]
 
 
-def _replacement(
+def drawn_replacement(
     data: FederatedData, pool: Pool, client: int, rng: np.random.Generator, law: Law = "own"
 ) -> int:
     """Draw a label, and then a held-out sample with this label.

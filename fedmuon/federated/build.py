@@ -21,6 +21,7 @@ from fedmuon.config.user_objects import guard, make_named, user_objects, with_de
 from fedmuon.core.choices import GLUE, TABLES, is_own
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
+from fedmuon.data.client_neighbours import COLUMNS, ClientNeighbours, require_known
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.glue import FORMS
 from fedmuon.data.neighbours import Neighbours
@@ -443,8 +444,13 @@ class LocalClient:
                 "numbers only from the generator that it receives."
             )
 
-    def with_neighbours(self, rows: np.ndarray) -> Shard:
-        """Return this client's shard for the S neighbouring data sets in `rows` [S, 3]."""
+    def with_neighbours(self, rows: np.ndarray, count: int) -> Shard:
+        """Return this client's shard for `count` neighbouring data sets.
+
+        `rows` has the columns of `Neighbours.rows` or of `ClientNeighbours.rows`.
+        """
+        if rows.shape[1] == COLUMNS:
+            return self._with_client_neighbours(rows, count)
         source, own_rows = self.setup.source, rows[rows[:, 0] == self.client]
         counts = [len(self.shard.data.labels), len(source.labels)]
         if not ((own_rows[:, 1:] >= 0) & (own_rows[:, 1:] < counts)).all():
@@ -455,6 +461,13 @@ class LocalClient:
                 "server and on every node."
             )
         neighbours = Neighbours.of(source, rows, self.setup.normalize)
+        return Shard.among(self.shard.data, neighbours, self.client)
+
+    def _with_client_neighbours(self, rows: np.ndarray, count: int) -> Shard:
+        setup, samples = self.setup, len(self.shard.data.labels)
+        require_known(rows, self.client, samples, setup.source, count)
+        own_rows = rows[rows[:, 1] == self.client]
+        neighbours = ClientNeighbours.of(setup.source, own_rows, count, setup.normalize)
         return Shard.among(self.shard.data, neighbours, self.client)
 
     def template(self, stack: int) -> tuple[Params, States]:

@@ -1,4 +1,4 @@
-"""A run and its replace-one neighbours in one stack that shares every draw.
+"""A run and its neighbours in one stack that shares every draw.
 
 Source: Stability note, section 3.
 """
@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from fedmuon.data.client_neighbours import ClientNeighbours
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.federated.client_states import ClientStates
 from fedmuon.federated.experiment import Engine, Experiment
@@ -16,12 +17,15 @@ from fedmuon.tasks.base import Params
 
 
 def run_neighbours(
-    experiment: Experiment, neighbours: Neighbours, seed: int, engine: Engine = run_rounds
+    experiment: Experiment,
+    neighbours: Neighbours | ClientNeighbours,
+    seed: int,
+    engine: Engine = run_rounds,
 ) -> Params:
     """Train one replica on each data set in `neighbours`, and return all final models."""
     shards = replace(experiment.shards, neighbours=neighbours)
     experiment = replace(experiment, shards=shards, client_states=ClientStates(), measured=False)
-    fresh = begin(experiment.recipe, experiment.task, seed, len(neighbours.client))
+    fresh = begin(experiment.recipe, experiment.task, seed, neighbours.count)
     return simulate(experiment, fresh, engine).params
 
 

@@ -14,8 +14,11 @@ from fedmuon.core.device import to_device
 from fedmuon.tasks.base import Batch, Replaced
 
 if TYPE_CHECKING:
+    from fedmuon.data.client_neighbours import ClientNeighbours
     from fedmuon.data.federated import FederatedData
     from fedmuon.data.neighbours import Neighbours
+
+    DataSets = Neighbours | ClientNeighbours
 
 
 @dataclass(frozen=True)
@@ -35,16 +38,17 @@ class Shard:
     test: Batch | None = None
 
     @classmethod
-    def among(cls, data: Batch, neighbours: "Neighbours | None", client: int) -> "Shard":
-        """Return a client's shard for several data sets, each of which may replace one sample."""
-        rows = np.flatnonzero(neighbours.client == client) if neighbours else np.array([])
-        if neighbours is None or not rows.size:
+    def among(cls, data: Batch, neighbours: "DataSets | None", client: int) -> "Shard":
+        """Return a client's shard for several data sets, each of which may replace samples."""
+        if neighbours is None:
             return cls(Batch(data.inputs, data.labels))
-        position, dtype = neighbours.position[rows], data.inputs.dtype
-        inputs, labels = neighbours.inputs[rows], neighbours.labels[rows]
-        values = (rows, position, inputs, labels)
-        replaced = (targets_on(data.labels.device, dtype, value) for value in values)
-        return cls(dataclasses.replace(data, replaced=Replaced(*replaced)), position)
+        values = neighbours.of_client(client)
+        if not len(position := values[1]):
+            return cls(Batch(data.inputs, data.labels))
+        device, dtype = data.labels.device, data.inputs.dtype
+        tensors = (targets_on(device, dtype, value) for value in values)
+        replaced = Replaced(*tensors, several=neighbours.several)
+        return cls(dataclasses.replace(data, replaced=replaced), position)
 
     @property
     def size(self) -> int:
@@ -71,7 +75,8 @@ class Shard:
         device = swaps.position.device
         at = to_device(torch.from_numpy(place[position[contained]]), device)
         index = to_device(torch.from_numpy(contained), device)
-        replaced = Replaced(swaps.replica[index], at, swaps.inputs[index], swaps.labels[index])
+        samples = swaps.inputs[index], swaps.labels[index]
+        replaced = Replaced(swaps.replica[index], at, *samples, several=swaps.several)
         return dataclasses.replace(batch, replaced=replaced)
 
 
@@ -83,7 +88,7 @@ class Shards:
     labels: Tensor
     offsets: np.ndarray
     held_out: Batch
-    neighbours: "Neighbours | None" = None
+    neighbours: "DataSets | None" = None
     whose: tuple[np.ndarray, np.ndarray] | None = None  # train indices in the source, and clients
     validation: Batch | None = None
     client_test: "Shards | None" = None  # the clients' own test samples
@@ -94,7 +99,7 @@ class Shards:
         data: "FederatedData",
         dtype: torch.dtype,
         device: torch.device,
-        neighbours: "Neighbours | None" = None,
+        neighbours: "DataSets | None" = None,
     ) -> "Shards":
         """Create the shards from the data of all clients.
 

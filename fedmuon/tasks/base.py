@@ -29,13 +29,16 @@ class Replaced:
     """Replacement samples, which differ between replicas.
 
     In replica `replica[t]`, the sample (`inputs[t]`, `labels[t]`) replaces the shared sample at row
-    `position[t]` of the batch. All tensors have length T, and no replica appears twice.
+    `position[t]` of the batch. All tensors have length T. No replica appears twice, unless
+    `several` is true. A task with a sum for single replacements computes such a batch with
+    `fedmuon.tasks.own_samples`.
     """
 
     replica: Tensor
     position: Tensor
     inputs: Tensor
     labels: Tensor
+    several: bool = False
 
 
 @dataclass(frozen=True)

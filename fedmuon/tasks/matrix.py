@@ -28,6 +28,7 @@ from torch.nn.functional import conv2d
 from fedmuon.core.errors import InputError
 from fedmuon.core.threads import one_thread, parts, spread
 from fedmuon.tasks.base import Batch, Params, Points, Replaced, concatenate
+from fedmuon.tasks.own_samples import has_own_samples, mean_with_own_samples, with_own_samples
 from fedmuon.tasks.per_example.clipped_sums import sums_without_clipping
 from fedmuon.tasks.per_example.clipping import Clipping, scaled_norms
 
@@ -369,6 +370,8 @@ class MatrixTask:
 
         The losses have the shape [K S], and the gradients [K S, d, c].
         """
+        if has_own_samples(batches):
+            return mean_with_own_samples(self.gradient, params, batches)
         blocks = params["weight"].mT.chunk(len(batches))
         members = [Member(w, b, len(b.labels)) for w, b in zip(blocks, batches, strict=True)]
         if self.kernel == "fused" and not members[0].thick:
@@ -421,6 +424,8 @@ class MatrixTask:
         """
         if unclipped := sums_without_clipping(self.gradient, points, batches, clipping):
             return unclipped
+        if has_own_samples(batches):
+            return with_own_samples(partial(self.clipped, clipping=clipping), points, batches)
         blocks = [(c, params["weight"].mT.chunk(len(batches))) for c, params in points]
         loss, total = concatenate(
             [

@@ -40,6 +40,7 @@ from fedmuon.tasks.base import (
 )
 from fedmuon.tasks.dropout import Masks
 from fedmuon.tasks.models import reject_layers, statistics_of, torch_law
+from fedmuon.tasks.own_samples import has_own_samples, mean_with_own_samples
 from fedmuon.tasks.per_example.clipped_sums import (
     ClippedSums,
     samples_of,
@@ -189,6 +190,8 @@ class NetworkTask:
             ]
             with exact_on(self.device):
                 return stack_results(spread(turns, self.thread_safe))
+        if has_own_samples(batches):
+            return mean_with_own_samples(self.gradient, params, batches)
         with exact_on(self.device):
             sizes = {len(batch.labels) for batch in batches}
             single = size_of(params) == len(batches) > 1  # one model per client

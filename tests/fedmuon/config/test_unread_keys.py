@@ -107,7 +107,8 @@ OTHER: dict[str, Any] = {
     "devices.bandwidth-down": 2e5, "devices.bandwidth-up": 2e5, "devices.bandwidth-spread": 0.7,
     "devices.trace": "nowhere", "devices.availability": "bernoulli", "devices.available": 0.4,
     "devices.day": 3.0, "devices.availability-trace": "nowhere", "devices.dropout": 0.3,
-    "stability.trials": 3, "stability.neighbours": "all", "stability.delta": 0.2,
+    "stability.trials": 3, "stability.neighbours": "all", "stability.unit": "clients",
+    "stability.delta": 0.2,
     "stability.lipschitz": "paper", "stability.constants": "global",
     "stability.realized": True,
     "stability.c-hp": "sharp", "stability.alpha-smoothing": 0.2,
@@ -235,7 +236,7 @@ ELSEWHERE = {
     "engine.cpus-per-client",
     "engine.gpus-per-client", "engine.ray-address", "faults.policy", "faults.retries",
     "faults.deadline", "faults.patience", "stability.trials", "stability.realized",
-    "stability.neighbours", "stability.probes", "stability.replacements",
+    "stability.neighbours", "stability.unit", "stability.probes", "stability.replacements",
     "output.checkpoint-every", "output.callback", "privacy.level",
     "devices.trace", "devices.availability-trace",  # tests/fedmuon/federated/test_clock.py
     "privacy.noise-source",
