@@ -139,6 +139,13 @@ def _picked(run: FinishedRun, engine: Engine, size: int) -> Attacks:
 
 def worst_clients(run: FinishedRun, engine: Engine = run_rounds, size: int = 64) -> Attacks:
     """Return the worst found samples for the `trials` clients that take part in most rounds."""
+    return search(run, engine, size)[1]
+
+
+def search(
+    run: FinishedRun, engine: Engine = run_rounds, size: int = 64
+) -> tuple[Attacks, Attacks]:
+    """Return the worst labels and the worst found samples of the same clients."""
     require_smooth(run.config)
     labels = _labels(run)
     part = np.bincount(run.experiment.plan.schedule().ravel(), minlength=len(run.data.sizes))
@@ -147,7 +154,8 @@ def worst_clients(run: FinishedRun, engine: Engine = run_rounds, size: int = 64)
     tried = [relabelled(run.data, client, label) for client in clients for label in labels]
     moved, shifts = _shifts(run, tried, engine, size)
     best = moved.reshape(len(clients), -1).argmax(1) + len(labels) * np.arange(len(clients))
-    attacks, far = [tried[t] for t in best], moved[best]
+    relabelled_only = [tried[t] for t in best]
+    attacks, far = list(relabelled_only), moved[best]
     towards = {name: value[best] for name, value in shifts.items()}
     candidates = Candidates.of(run, labels)
     experiment = smooth(run)
@@ -162,7 +170,7 @@ def worst_clients(run: FinishedRun, engine: Engine = run_rounds, size: int = 64)
             attacks[t], far[t] = found[t], moved[t]
             for name, value in shifts.items():
                 towards[name][t] = value[t]
-    return attacks
+    return relabelled_only, attacks
 
 
 def _labels(run: FinishedRun) -> list[int]:

@@ -3,6 +3,7 @@
 Source: Stability note, section 3.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from fedmuon.data.neighbours import Neighbours
 from fedmuon.federated.client_states import ClientStates
 from fedmuon.federated.experiment import Engine, Experiment
 from fedmuon.federated.rounds import begin, run_rounds, simulate
+from fedmuon.optim.stage import ServerState
 from fedmuon.tasks.base import Params
 
 
@@ -23,10 +25,25 @@ def run_neighbours(
     engine: Engine = run_rounds,
 ) -> Params:
     """Train one replica on each data set in `neighbours`, and return all final models."""
+    experiment, fresh = _stacked(experiment, neighbours, seed)
+    return simulate(experiment, fresh, engine).params
+
+
+def neighbour_rounds(
+    experiment: Experiment, neighbours: Neighbours | ClientNeighbours, seed: int
+) -> Iterator[Params]:
+    """Train one replica on each data set in `neighbours`, and yield all models of each round."""
+    for result in run_rounds(*_stacked(experiment, neighbours, seed)):
+        yield result.state.params
+
+
+def _stacked(
+    experiment: Experiment, neighbours: Neighbours | ClientNeighbours, seed: int
+) -> tuple[Experiment, ServerState]:
+    """Return the experiment on these data sets, and its first state."""
     shards = replace(experiment.shards, neighbours=neighbours)
     experiment = replace(experiment, shards=shards, client_states=ClientStates(), measured=False)
-    fresh = begin(experiment.recipe, experiment.task, seed, neighbours.count)
-    return simulate(experiment, fresh, engine).params
+    return experiment, begin(experiment.recipe, experiment.task, seed, neighbours.count)
 
 
 def retrained(experiment: Experiment, stay: np.ndarray, seed: int) -> Params:
