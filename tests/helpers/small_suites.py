@@ -194,6 +194,14 @@ STUDIES: dict[str, dict[str, Any]] = {
                                       "grid": {"local.lr": [0.001, 0.03, 0.1]}}},
         "claims": [{"better": "Muon, factors", "than": "AdamW, factors"}],
     },
+    "poisoning": {
+        "data": "synthetic", "seeds": [0, 1], "attacked": 1,
+        "base": {"data": {"dimension": 5, "classes": 3, "train": 60, "test": 30, "minimum": 5},
+                 "task": {"initial": "zero"},
+                 "federation": {"clients": 4, "per-round": 2, "rounds": 4, "aggregate": "mean"}},
+        "variants": {"FedMuon": {"local": {"recipe": "fedmuon", "steps": 1}},
+                     "FedAvg": {"local": {"recipe": "fedavg", "steps": 1, "lr": 1.0}}},
+    },
     "systems": {
         "data": "synthetic", "seeds": [0, 1], "tuning-seeds": [9], "extend": 0, "every": 1,
         "alpha": 0.5,

@@ -137,6 +137,16 @@ NEIGHBOURS = [
     for batch in (0, 4)
     for neighbours in ("own", "worst")
 ]
+NEIGHBOURS += [
+    {
+        "local": {"batch": batch, "steps": 2},
+        "stability": {"trials": 3, "neighbours": "worst", "unit": unit}
+        if unit == "clients"
+        else {"neighbours": "all", "unit": unit},
+        "engine": {"dtype": "float64"},
+    }
+    for batch, unit in ((0, "clients"), (4, "clients"), (0, "removed-clients"))
+]
 TEXT = {
     "data": {"name": "pydoc", "context": 12},
     "federation": {"rounds": 2},
@@ -327,7 +337,7 @@ def same_neighbours(inline: Path, ray: Path) -> None:
     assert found[0][:, 4].max() > 1e-6
 
 
-@pytest.mark.parametrize("number", quick(range(1, len(NEIGHBOURS)), [2]))
+@pytest.mark.parametrize("number", quick(range(1, len(NEIGHBOURS)), [2, 4]))
 def test_neighbours_on_ray_are_those_inline(live: LiveGrid, tmp_path: Path, number: int) -> None:
     what = small(**NEIGHBOURS[number])
     stability(what, tmp_path / "inline")
