@@ -18,7 +18,7 @@ from fedmuon.config.facts import (
     method_with,
 )
 from fedmuon.config.methods import PRIVATE, has
-from fedmuon.config.schema import ASYNCHRONOUS, OrthogonalizerTable
+from fedmuon.config.schema import ASYNCHRONOUS, OrthogonalizerTable, is_default, reads
 from fedmuon.core.choices import is_own
 from fedmuon.core.demands import Demand, Trait, setting, where
 
@@ -117,6 +117,20 @@ BIAS_CORRECTED = Demand(
     },
     instead="choose a recipe that ends in -muon",
 )
+NOISE_FLOOR = Demand(
+    where(
+        "orthogonalizer.noise-floor",
+        bool,
+        lambda config: reads(config, "orthogonalizer.noise-floor"),
+    ),
+    {
+        Trait.ROW_MEMORY: "its λ belongs to a smoothed polar map without state",
+        Trait.SPLITS_MATRICES: "its λ belongs to whole matrices",
+        Trait.CORRELATES_NOISE: "it needs noise that is independent between steps",
+        Trait.ADAPTS_CLIPPING: "it needs noise of the same scale at every step",
+    },
+    instead="set noise-floor = 0",
+)
 COMPRESSION = Demand(
     compressing_key,
     {
@@ -166,8 +180,8 @@ AVERAGE = Demand(
 )
 OF_ANY_RUN = (
     *(CENTRED_DATA, FEATURES, MATRIX_TASK, HEAVY_TAILED, LABELLED_TEXT),
-    *(COMPRESSION, EF21, SERVER_STEPS, VOTES, GOSSIP, POLARGRAD, BIAS_CORRECTED, LATE_REPLIES),
-    WEIGHTED_CHANGES,
+    *(COMPRESSION, EF21, SERVER_STEPS, VOTES, GOSSIP, POLARGRAD, BIAS_CORRECTED, NOISE_FLOOR),
+    *(LATE_REPLIES, WEIGHTED_CHANGES),
     *(MEAN_OF_PRODUCTS, ADAPTER_RANKS, AVERAGE),
 )
 
@@ -223,7 +237,7 @@ GRID = Demand(
     },
     instead="set arithmetic = 'auto'",
 )
-OF_MECHANISM = (MECHANISM, GRID, QUANTILE, NOISE, BIAS_CORRECTED)
+OF_MECHANISM = (MECHANISM, GRID, QUANTILE, NOISE, BIAS_CORRECTED, NOISE_FLOOR)
 
 # Demands of privacy per client
 
@@ -284,15 +298,31 @@ def problems(config: Config) -> Iterator[str]:
 def private_recipe_problems(config: Config) -> Iterator[str]:
     """Yield errors for settings that no private recipe supports."""
     yield from incompatible.correlated_noise_problems(config)
+    yield from fixed_smoothing_problems(config)
     yield from _forbidden(config, (UNIFORM_COHORTS, PRIVATE_RECIPE, ADD_REMOVE))
     yield from mechanism_problems(config.privacy, config.local)
 
 
-def mechanism_problems(privacy: Any, local: Any) -> Iterator[str]:
-    """Yield errors for keys of [privacy] and [local] that no private recipe supports."""
-    tables = SimpleNamespace(privacy=privacy, local=local, orthogonalizer=OrthogonalizerTable())
+def mechanism_problems(
+    privacy: Any, local: Any, orthogonalizer: OrthogonalizerTable | None = None
+) -> Iterator[str]:
+    """Yield errors for keys of these tables that no private recipe supports."""
+    table = orthogonalizer or OrthogonalizerTable()
+    tables = SimpleNamespace(privacy=privacy, local=local, orthogonalizer=table)
     yield from _forbidden(tables, OF_MECHANISM)
     yield from incompatible.mechanism_problems(privacy, local)
+    yield from fixed_smoothing_problems(tables)
+
+
+def fixed_smoothing_problems(config: Config) -> Iterator[str]:
+    """Yield an error if lambda is set although noise-floor replaces it."""
+    table = config.orthogonalizer
+    if NOISE_FLOOR.named(config) and not is_default("orthogonalizer.lambda", table.lambda_):
+        yield (
+            f"[orthogonalizer] lambda = {table.lambda_:g} has no effect, because noise-floor = "
+            f"{table.noise_floor:g} sets λ from the noise. Leave lambda out, or set noise-floor = "
+            "0."
+        )
 
 
 def _forbidden(config: Config, demands: tuple[Demand[Config], ...]) -> Iterator[str]:

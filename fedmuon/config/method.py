@@ -28,6 +28,7 @@ FACTS = {
     "no derivative": "the steps have no derivative where a gradient is 0",
     "private": "each example's gradient is clipped, and noise is added",
     "filtered": "a Kalman filter smooths the noisy gradients (DiSK)",
+    "inner momentum": "each example's gradient is averaged over past models before clipping",
     "bias-corrected": "the bias of noise after orthogonalization is corrected (DP-Muon)",
 }
 

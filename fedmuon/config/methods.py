@@ -301,6 +301,14 @@ ROWS = (
         facts=("private", "orthogonalizes", "sends states"),
     ),
     Method(
+        "dp-muon-im",
+        "dp-muon with each example's gradient averaged over past models (DP-Muon-IM)",
+        make=_PRIVATE,
+        keys=_MUON,
+        cites=("dp-muon", "dp-muon-im"),
+        facts=("private", "inner momentum", "orthogonalizes", "sends states"),
+    ),
+    Method(
         "dp-muonbc",
         "dp-muon, corrected for the bias of noise after orthogonalization (DP-Muon)",
         make=_PRIVATE,

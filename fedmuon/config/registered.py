@@ -26,7 +26,8 @@ NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 REQUIRED = ("lr", "weight-decay")  # keys that have an effect with every method
 TEXTS = ("name", "summary", "make", "by_samples", "uncertified")  # fields of a row
 TUPLES = ("keys", "cites", "facts")
-RESERVED = ("private", "filtered", "bias-corrected")  # the privacy accountant must know the method
+# Facts of methods that the privacy accountant must know
+RESERVED = ("private", "filtered", "inner momentum", "bias-corrected")
 
 
 class Registration(NamedTuple):

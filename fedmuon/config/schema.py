@@ -35,6 +35,7 @@ Config = Any  # a `fedmuon.config.load.Config`, whose module imports this one
 
 # With these limits, sizes fit the integers of libraries, and squares of floats fit float32.
 SAMPLES, ROUNDS, CLIENTS, LARGE = 10**9, 10**6, 10**7, 1e15
+MOST_MODELS, SUM_ERROR = 32, 1e-9  # of `inner-weights`
 Samples = Annotated[int, Field(ge=1, le=SAMPLES)]
 Count = Annotated[int, Field(ge=1, le=10**6)]
 Natural = Annotated[int, Field(ge=0, le=2**63 - 1)]
@@ -86,6 +87,32 @@ def _ranks(value: str) -> str:
                 "'4, 8, 16'"
             )
     return ", ".join(str(int(part)) for part in parts)
+
+
+def _shares(value: str) -> str:
+    """Accept weights of 0 or more, separated by commas, whose sum is 1."""
+    weights = []
+    for part in value.split(","):
+        try:
+            weights.append(float(part))
+        except ValueError:
+            weights.append(math.nan)
+        if not 0 <= weights[-1] <= 1:
+            raise ValueError(
+                f"{part.strip()!r} is no weight. Write numbers from 0 to 1, separated by commas, "
+                "such as '0.5, 0.3, 0.2'"
+            )
+    if len(weights) > MOST_MODELS:
+        raise ValueError(
+            f"these are {len(weights)} weights, but at most {MOST_MODELS} models are stored. Leave "
+            "out the last weights"
+        )
+    if abs(math.fsum(weights) - 1) > SUM_ERROR:
+        raise ValueError(
+            f"the sum of these weights is {math.fsum(weights):g}, but it must be 1. Divide each "
+            "weight by the sum"
+        )
+    return ", ".join(repr(weight) for weight in weights)
 
 
 def _share_or_count(value: float) -> float:
@@ -331,6 +358,10 @@ PRIVATE_RECIPE = ReadIf(
     "private optimizers",
     "choose an optimizer whose name begins with dp- or disk-",
 )
+INNER_MOMENTUM = (
+    PRIVATE_RECIPE,
+    _methods(lambda method: "inner momentum" in method.facts, "optimizers whose names end in -im"),
+)
 DISK_RECIPE = (
     PRIVATE_RECIPE,
     _methods(lambda method: "filtered" in method.facts, "optimizers whose names begin with disk-"),
@@ -358,6 +389,35 @@ PRIVATE_RUN = replace(
     fix="choose an optimizer whose name begins with dp- or disk-, or set [privacy] level = "
     "'client'",
     unless=CLIENT_LEVEL,
+)
+# Functions, because a custom recipe or orthogonalizer does not know the noise.
+NOISE_FLOOR = (
+    MUON_RECIPE,
+    ReadIf(
+        "local.recipe",
+        Names(
+            lambda method: (
+                {"private", "orthogonalizes"} <= {*method.facts}
+                and "bias-corrected" not in method.facts
+            )
+        ).__contains__,
+        "private Muon optimizers without a bias correction",
+        "choose dp-muon, dp-muon-im or disk-muon",
+    ),
+    PRIVATE_RUN,
+    ReadIf(
+        "orthogonalizer.name",
+        "smoothed-polar".__eq__,
+        "the smoothed polar map",
+        "set [orthogonalizer] name = 'smoothed-polar'",
+    ),
+    ReadIf(
+        "privacy.noise",
+        bool,
+        "noise above 0",
+        "set noise or epsilon above 0",
+        unless=ReadIf("privacy.epsilon", bool),
+    ),
 )
 # A key whose first condition is one of these has an effect at level client.
 READ_AT_CLIENT_LEVEL = (None, PRIVATE_RUN, CLIENT_LEVEL)
@@ -1039,6 +1099,15 @@ class OrthogonalizerTable(Table):
         read_if=_of_map("lambda"),
         symbol="λ",
     )
+    noise_floor: Annotated[float, Field(ge=0, le=LARGE)] = key(
+        0.0,
+        "c of noise-aware smoothing in private runs. A number above 0 sets λ = c e² in each step "
+        "and replaces `lambda`. Here, e = σ_M (√m + √n) bounds the expected largest singular value "
+        "of the noise in an m × n momentum, and σ_M is the known standard deviation of this noise. "
+        "With 0, λ is `lambda`.",
+        read_if=NOISE_FLOOR,
+        symbol="c",
+    )
     steps: Annotated[int, Field(ge=0, le=100)] = key(
         5, "q, the number of polynomial steps.", read_if=POLYNOMIAL_MAPS, symbol="q"
     )
@@ -1333,6 +1402,15 @@ class Privacy(Table):
         "filter of DOPPLER.",
         read_if=(*DISK_RECIPE, FILTERED),
     )
+    inner_weights: Annotated[Text, AfterValidator(_shares)] = key(
+        "0.5, 0.5",
+        "Weights a₀, …, a_s of DP-Muon-IM. The gradient of each example is averaged over the "
+        "current model, with the weight a₀, and the s models before it. Then the average is "
+        "clipped. The sum of the weights is 1. A step takes s + 1 gradients of each example, and "
+        "the run stores s additional models. With the weight `1`, the optimizer is `dp-muon`.",
+        read_if=INNER_MOMENTUM,
+        values="numbers from 0 to 1 with the sum 1, separated by commas",
+    )
     probes: Annotated[int, Field(ge=1, le=1024)] = key(
         1,
         "Number of antithetic pairs of random probes that estimate the bias correction of DP-Muon.",
@@ -1367,6 +1445,11 @@ class Privacy(Table):
         """Set the default of `adjacency` to `add-remove` if a population or rate is public."""
         public = isinstance(keys, Mapping) and (keys.get("population") or keys.get("rate"))
         return {"adjacency": "add-remove", **keys} if public else keys
+
+    @property
+    def past_weights(self) -> tuple[float, ...]:
+        """The weights a_0, ..., a_s of DP-Muon-IM."""
+        return tuple(float(weight) for weight in self.inner_weights.split(","))
 
     @property
     def public_rate(self) -> float:
@@ -1852,11 +1935,12 @@ LATER = tuple(
         "federation": ("stage", "adapters", "subspace-rounds", "subspace-bases",
                         "adapter-ranks", "graph", "edge-share", "graph-file",
                         "varying-graph"),
-        "privacy": ("blocks", "buffers", "max-lot"),
+        "privacy": ("blocks", "buffers", "max-lot", "inner-weights"),
         "output": ("fine-tune", "clients", "average"),
         "compression": ("uplink", "downlink", "share", "levels", "rank", "iterations",
                         "feedback"),
-        "orthogonalizer": ("safety", "products", "row-memory", "shards", "full-every"),
+        "orthogonalizer": ("noise-floor", "safety", "products", "row-memory", "shards",
+                           "full-every"),
         "data": ("validation", "client-test", "unseen-clients", "validation-clients", "target",
                  "client", "center", "center-samples", "pad-token", "features", "features-seed",
                  "public", "components"),

@@ -153,6 +153,7 @@ LocalKeys = TypedDict(
             "dp-sgd",
             "dp-adam",
             "dp-muon",
+            "dp-muon-im",
             "dp-muonbc",
             "disk-sgd",
             "disk-adam",
@@ -202,6 +203,7 @@ OrthogonalizerKeys = TypedDict(
         ]
         | str,
         "lambda": float,
+        "noise-floor": float,
         "steps": int,
         "coefficients": str,
         "safety": float,
@@ -249,6 +251,7 @@ PrivacyKeys = TypedDict(
         "rate": float,
         "kappa": float,
         "lookahead": float,
+        "inner-weights": str,
         "probes": int,
         "noise-source": Literal["secure", "pcg64"],
         "arithmetic": Literal["auto", "continuous", "grid"],

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedmuon.optim.lora_muon import LoRAMuon
     from fedmuon.optim.muon import Muon, MuonWithAux
-    from fedmuon.optim.private import DPSGD, DPAdam, DPMuon, DPMuonBC, Lot, Private
+    from fedmuon.optim.private import DPSGD, DPAdam, DPMuon, DPMuonBC, DPMuonIM, Lot, Private
     from fedmuon.optim.routing import (
         Route,
         RoutingTable,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "lora_muon": ("LoRAMuon",),
     "muon": ("Muon", "MuonWithAux"),
-    "private": ("DPSGD", "DPAdam", "DPMuon", "DPMuonBC", "Lot", "Private"),
+    "private": ("DPSGD", "DPAdam", "DPMuon", "DPMuonBC", "DPMuonIM", "Lot", "Private"),
     "routing": ("Route", "RoutingTable", "groups", "param_groups_for_muon", "routing_table"),
 }
 
@@ -43,6 +43,7 @@ __all__ = [
     "DPAdam",
     "DPMuon",
     "DPMuonBC",
+    "DPMuonIM",
     "LoRAMuon",
     "Lot",
     "Muon",

@@ -829,12 +829,6 @@ def bias_correction(
             noise.
     """
 
-    def init(params: Params) -> State:
-        first = next(iter(params.values()))
-        stack = len(first)
-        moments = {name: first.new_zeros(stack, 3) for name in ("common", "own")}
-        return {"steps": first.new_zeros(stack), **moments}
-
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
         state = noise_moments(state, memory, gain)
         total = (1 - memory ** state["steps"]) / (1 - memory)
@@ -843,7 +837,7 @@ def bias_correction(
         width = noise * (state["common"] + state["own"])[:, 2].sqrt() / total
         return unbiased(orthogonal, unit, width, context, probes), state
 
-    return Link("orthogonalize", init, update, lasting=True, averaged=average_noise)
+    return Link("orthogonalize", no_noise, update, lasting=True, averaged=average_noise)
 
 
 def unbiased(
@@ -880,6 +874,13 @@ def unbiased(
 def probe(matrix: Tensor, context: Context, block: int, number: int) -> Tensor:
     """Draw probe `number` of block `block`, a standard normal tensor."""
     return gaussian_like(matrix, context, Draw.PROBE, block * PROBES + number)
+
+
+def no_noise(params: Params) -> State:
+    """Return the state of `noise_moments` before the first step."""
+    first = next(iter(params.values()))
+    moments = {name: first.new_zeros(len(first), 3) for name in ("common", "own")}
+    return {"steps": first.new_zeros(len(first)), **moments}
 
 
 def noise_moments(state: State, memory: float, gain: float) -> State:

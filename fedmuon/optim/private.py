@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import astuple
 from functools import partial
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -24,10 +25,10 @@ from torch.optim import Optimizer
 
 from fedmuon.config.demands import mechanism_problems
 from fedmuon.config.methods import ORTHOGONALIZED, PRIVATE
-from fedmuon.config.schema import Local, OrthogonalizerTable, Privacy
+from fedmuon.config.schema import Local, OrthogonalizerTable, Privacy, is_default, reads
 from fedmuon.core.errors import WANTED, Guard, InputError, shown
 from fedmuon.core.rng import Draw, generator, sample_keys
-from fedmuon.core.tables import validate
+from fedmuon.core.tables import validate, value_of
 from fedmuon.core.threads import without_autocast
 from fedmuon.optim.chain import Context, forbidden_gradient
 from fedmuon.optim.recipe import Recipe
@@ -120,7 +121,7 @@ class Private(Optimizer):
             OrthogonalizerTable, _table("orthogonalizer", orthogonalizer)
         )
         self._privacy = validate(Privacy, _table("privacy", privacy))
-        _require_sound(self._privacy, self._local, population)
+        _require_sound(self._privacy, self._local, self._orthogonalizer, population)
         self._model, self._loss, self._population, self._seed = model, loss, population, seed
         if loss is not cross_entropy and not stateless(loss):
             self._loss = check_each(loss, "loss", Guard("loss", loss))
@@ -314,9 +315,19 @@ def _table(name: str, table: Any) -> Mapping[str, Any]:
     return table
 
 
-def _require_sound(privacy: Privacy, local: Local, population: int) -> None:
+def _require_sound(
+    privacy: Privacy, local: Local, orthogonalizer: OrthogonalizerTable, population: int
+) -> None:
     """Reject options that the accountant does not support, or that need a known number of steps."""
-    problems = [*mechanism_problems(privacy, local)]
+    problems = [*mechanism_problems(privacy, local, orthogonalizer)]
+    tables = SimpleNamespace(local=local, privacy=privacy, orthogonalizer=orthogonalizer)
+    for key in ("privacy.inner-weights", "orthogonalizer.noise-floor"):
+        if not is_default(key, value_of(tables, key)) and not reads(tables, key):
+            name, _, option = key.partition(".")
+            problems.append(
+                f"{name} {option} has no effect on recipe '{local.recipe}' with the orthogonalizer "
+                f"'{orthogonalizer.name}'. Leave {option} out."
+            )
     if privacy.epsilon:
         problems.append(
             "privacy epsilon requires a known number of steps, but the number of steps of a custom "
@@ -528,3 +539,47 @@ class DPMuonBC(_Named):
     """
 
     _name = "dp-muonbc"
+
+
+class DPMuonIM(_Named):
+    """DP-MuonIM: DP-Muon with each example's gradient averaged over past models (DP-Muon-IM).
+
+    The average is clipped, so a step costs as much privacy as a step of DP-Muon. The weights of the
+    models are `privacy["inner-weights"]`, such as "0.5, 0.3, 0.2" for the current model and two
+    past models. A step takes one gradient of each example for each model.
+
+    This class is `Private` with `recipe="dp-muon-im"`, and has the same methods `lots`, `step` and
+    `epsilon`.
+
+    Args:
+        model: The module.
+        population: Number of examples from which lots are drawn. The guarantee covers a change of
+            an example. If `privacy` sets `population` or `rate`, the guarantee covers the addition
+            or removal of an example.
+        lr: Step size η.
+        loss: Function from `(outputs, targets)` to one number per example `[examples]`.
+        local: Further keys of the config table `[local]`.
+        orthogonalizer: Keys of the table `[orthogonalizer]`.
+        privacy: Keys of the table `[privacy]`, such as `{"bound": 0.1, "noise": 2.0, "lot":
+            256.0}`.
+        seed: Seed of the lots, and of the noise if the noise is reproducible.
+
+    Raises:
+        InputError: If a custom loop or the privacy accountant does not support an option.
+
+    Example:
+        >>> import torch
+        >>> from fedmuon.optim import DPMuonIM
+        >>> inputs, labels = torch.randn(100, 4), torch.randint(2, (100,))
+        >>> sizes = (4, 8), (8, 8), (8, 2)
+        >>> model = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes))
+        >>> private = DPMuonIM(model, population=100, lr=0.02,
+        ...                  privacy={"bound": 0.1, "noise": 2.0, "lot": 20.0,
+        ...                             "inner-weights": "0.6, 0.4"})
+        >>> for lot in private.lots(steps=2):
+        ...     private.step(lot, inputs[lot.rows], labels[lot.rows])
+        >>> 0 < private.epsilon(delta=1e-3).upper < 10
+        True
+    """
+
+    _name = "dp-muon-im"

@@ -47,9 +47,11 @@ from fedmuon.optim.chain import (
     zeros,
 )
 from fedmuon.optim.growing_momentum import falling, growing_momentum
+from fedmuon.optim.inner_momentum import inner_momentum
 from fedmuon.optim.links import descend, gradient, only
 from fedmuon.optim.lora_muon import require_decay, split_descent, whitened
 from fedmuon.optim.low_rank import EncodedStates, low_rank
+from fedmuon.optim.noise_floor import noise_floor
 from fedmuon.optim.orthogonalizers import (
     Orthogonalizer,
     as_orthogonalizer,
@@ -1715,7 +1717,9 @@ def make_recipe(
     method = METHODS[local.recipe]
     function = inspect.unwrap(function_of(method))  # the config checked its values before
     if "private" in method.facts:
-        recipe = function(local, privacy or Privacy(), rate, of_map, joint_block, turns)
+        smoothed = custom_map is None and orthogonalizer.name == "smoothed-polar"
+        floor = orthogonalizer.noise_floor if smoothed else 0.0
+        recipe = function(local, privacy or Privacy(), rate, of_map, joint_block, turns, floor)
         return _renormalized(recipe, local, routed)
     arguments = takes(function, {**of_map, "clients": clients, "seed": seed})
     arguments |= _values_of(method, local) | {"lr": rate}
@@ -1750,11 +1754,13 @@ def _renormalized(recipe: Recipe, local: Local, routed: Mapping[str, int] | None
 def private(
     local: Local, privacy: Privacy, lr: Number, of_map: dict[str, Any],
     joint_block: frozenset[str] | None = None, turns: tuple[int, int] = (1, 1),
+    floor: float = 0.0,
 ) -> Recipe:  # fmt: skip
     """Return the recipe dp-BASE or disk-BASE: a base optimizer on noisy clipped gradients.
 
     disk-BASE filters the noisy gradients (DiSK, Algorithm 2), and dp-BASE uses them directly
     (DP-Muon, Algorithm 1 and Section 4). The auxiliary parameters are clipped as one block.
+    `floor` is the factor c of noise-aware smoothing, or 0.
     """
     method = METHODS[local.recipe]
     routed = of_map["routes"] or {}
@@ -1790,6 +1796,8 @@ def private(
     )
     disk = (privacy.kappa, privacy.lookahead) if "filtered" in method.facts else None
     release = links.private_gradient() if disk is None else links.disk_filter(*disk)
+    if "inner momentum" in method.facts and len(privacy.past_weights) > 1:
+        release = inner_momentum(privacy.past_weights)
     if quantile is not None:
         release = links.adaptive_bound(release, quantile, privacy.bound)
     if "orthogonalizes" not in method.facts:
@@ -1806,6 +1814,16 @@ def private(
                 local.momentum,
                 average=local.momentum_form == "ema",
                 gain=disk[0] if disk else 1.0,
+            )
+        elif floor and mechanism.spread:
+            options["orthogonalizer"] = noise_floor(
+                floor,
+                mechanism.spread,
+                local.momentum,
+                local.momentum_form,
+                disk[0] if disk else 1.0,
+                local.adjust,
+                of_map["routes"],
             )
         steps = _muon_links(**options)
     return replace(centralized(release, *steps), mechanism=mechanism)

@@ -44,7 +44,7 @@ MUTANTS = (
      "for stage in recipe.stages:\n        read, states"),
     ("fedmuon/federated", "for stage in reversed(recipe.stages):\n        trees = stage.open",
      "for stage in recipe.stages:\n        trees = stage.open"),
-    ("fedmuon/federated", "(1 + state.round - start.round) ** -0.5", "1.0"),
+    ("fedmuon/federated", "(1 + late) ** -0.5", "1.0"),
     ("fedmuon/federated", "start.round == state.round and self.exact",
      "start.round == state.round"),
     ("fedmuon/federated", "if state.round >= oldest)", "if state.round > oldest)"),

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
+import torch
 
 from fedmuon.config.method import FACTS, by_parameter, mismatches
 from fedmuon.config.methods import (
@@ -229,9 +230,12 @@ def test_the_facts_of_a_row_are_true(name: str) -> None:
         Local.model_validate({"recipe": name, "personal": "head.*"}), OrthogonalizerTable(),
         clients=20,
     )  # fmt: skip
+    weight = {"weight": torch.zeros(1, 2, 2)}
+    first_state = recipe.chain.links[0].init(weight)
     facts = {
         "private": recipe.mechanism is not None,
-        "filtered": recipe.mechanism is not None and recipe.chain.links[0].lasting,
+        "filtered": recipe.mechanism is not None and "gradient weight" in first_state,
+        "inner momentum": recipe.mechanism is not None and "before-1 weight" in first_state,
         "sends states": bool(plain.sent or plain.returned),
         "client states": recipe.keeps_states,
         "server orthogonalizes": recipe.direction,
