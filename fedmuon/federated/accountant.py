@@ -83,6 +83,14 @@ PRETRAINED = (
     "The guarantee assumes that the pretrained weights are public. Epsilon does not cover a text "
     "on which they were trained, even if a client has the same text."
 )
+PAST_MODELS = (
+    "Averages over past models do not change epsilon: past models follow from earlier releases, "
+    "and the average gradient of each example is clipped once."
+)
+NOISE_FLOOR = (
+    "The noise floor does not change epsilon: it follows from the noise multiplier and the "
+    "momentum coefficient, and not from the data."
+)
 WINDOWS = (
     "An example is a window that predicts at most {} tokens, and epsilon protects one window. A "
     "longer text is several examples, and a change of its length moves all later windows of the "
@@ -213,19 +221,29 @@ class PerExample:
         return settings | spent
 
     def notes(self) -> list[str]:
-        """Return notes on windows of text, and on clients with fewer samples than a lot."""
+        """Return notes on windows, methods without cost, and clients smaller than a lot."""
         context = self.config.data.context if reads(self.config, "data.context") else 0
         of_text = [WINDOWS.format(context)] if context else []
+        without_cost = [*_without_cost(self.config)]
         few = int((self.sizes < self.released.lot).sum())
         if not few or self.released.public_rate:
-            return of_text
+            return [*of_text, *without_cost]
         have = "has" if few == 1 else "have"
         return [
             *of_text,
+            *without_cost,
             f"{few} of {len(self.sizes)} clients {have} fewer samples than lot = "
             f"{self.released.lot:g}. A client with too few samples uses all its samples in each "
             f"lot, but the sum is still divided by lot = {self.released.lot:g}.",
         ]
+
+
+def _without_cost(config: Config) -> Iterator[str]:
+    """Yield why settings that change a private step do not change its privacy."""
+    if reads(config, "privacy.inner-weights") and len(config.privacy.past_weights) > 1:
+        yield PAST_MODELS
+    if reads(config, "orthogonalizer.noise-floor") and config.orthogonalizer.noise_floor:
+        yield NOISE_FLOOR
 
 
 @dataclass(frozen=True)

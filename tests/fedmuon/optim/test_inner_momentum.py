@@ -199,7 +199,9 @@ def test_the_account_is_that_of_dp_muon(tmp_path: Path) -> None:
         {**execute(table, tmp_path / recipe)["privacy"], "ledger": ""}
         for recipe, table in tables.items()
     )
-    assert ours == plain
+    reason = "past models follow from earlier releases"
+    assert reason in ours["note"] and reason not in plain["note"]
+    assert ours | {"note": ""} == plain | {"note": ""}
     accountant = dp_accounting.pld.PLDAccountant()
     release = dp_accounting.PoissonSampledDpEvent(LOT / 90, dp_accounting.GaussianDpEvent(2.0))
     accountant.compose(release, 9)  # the steps of three rounds, with a single matrix

@@ -162,7 +162,9 @@ def test_the_account_is_that_of_dp_muon(tmp_path: Path) -> None:
         {**execute(table, tmp_path / name)["privacy"], "ledger": ""}
         for name, table in {"floor": config(CENTRAL), "plain": plain}.items()
     )
-    assert ours == others
+    reason = "it follows from the noise multiplier"
+    assert reason in ours["note"] and reason not in others["note"]
+    assert ours | {"note": ""} == others | {"note": ""}
 
 
 def test_a_resumed_run_is_bit_identical(tmp_path: Path) -> None:
