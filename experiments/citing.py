@@ -41,6 +41,7 @@ CITED: dict[str, Mapping[str, tuple[str, ...]]] = {
     "devices.mode": {
         "fedbuff": ("fedbuff",), "threshold": ("ringmaster-lmo",), "fedasync": ("fedasync",),
     },
+    "attacks.kind": cited("attacks.kind"),
     "privacy.level": {"client": ("dp-fedavg",)},
     "privacy.trust": {"distributed": ("distributed-gaussian", "secure-aggregation")},
     "privacy.clipping": {
@@ -67,6 +68,7 @@ REASONS = {
     "privacy.level": "{}-level privacy", "privacy.trust": "{} noise",
     "privacy.clipping": "{} clipping", "privacy.noise-correlation": "noise correlation {}",
     "data.name": "data set {}", "data.features": "features {}", "engine.name": "engine {}",
+    "attacks.kind": "attack {}",
 }  # fmt: skip
 YEAR = 2026  # year of the release, as in CITATION.cff
 ACCOUNTANT = ("connect-the-dots", "rdp")  # cited by every private run

@@ -70,6 +70,7 @@ BY_ONE_RUN: Demand[Config] = Demand(
         Trait.OTHER_PROCESSES: "it must see the releases",
         Trait.SENDS_VARIABLES: "its canaries are entries of parameters",
         Trait.TRAINS_VARIABLES: ENTRIES,
+        Trait.HOSTILE_CLIENTS: "it needs the releases of clients that follow the mechanism",
     },
 )
 KNOWN_LAW: Demand[Mechanism] = Demand(  # of the releases of a mechanism

@@ -88,6 +88,8 @@ def derivatives_needed(named: Callable[[Any], str], reason: str, instead: str) -
             Trait.VARIES_RANKS: "the reverse pass follows whole adapters",
             Trait.COMPRESSES_REPLIES: NO_SELECTION,
             Trait.COMPRESSES_MODEL: NO_SELECTION,
+            Trait.HOSTILE_CLIENTS: "the reverse pass follows clients that take the steps of the "
+            "optimizer",
             Trait.CUSTOM_STAGE: "it is unknown whether the messages of your stage have a "
             "derivative",
         },

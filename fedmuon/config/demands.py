@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from fedmuon.config import incompatible
+from fedmuon.config import hostile, incompatible
 from fedmuon.config.facts import (
     FACTS,
+    attacked,
     choice_with,
     combines_adapters_by,
     compresses,
@@ -18,7 +19,7 @@ from fedmuon.config.facts import (
     method_with,
 )
 from fedmuon.config.methods import PRIVATE, has
-from fedmuon.config.schema import ASYNCHRONOUS, OrthogonalizerTable, is_default, reads
+from fedmuon.config.schema import ASYNCHRONOUS, Attacks, OrthogonalizerTable, is_default, reads
 from fedmuon.core.choices import is_own
 from fedmuon.core.demands import Demand, Trait, setting, where
 
@@ -78,12 +79,14 @@ VOTES = Demand(
     {
         Trait.NOT_PLAIN_MEAN: "each client has one vote",
         Trait.ROW_MEMORY: "a vote is a sign, and the scale of a row does not change it",
+        Trait.HOSTILE_CLIENTS: "the attacks change numbers, but a vote is one bit",
     },
 )
 GOSSIP = Demand(
     method_with("gossip"),
     {
         Trait.HAS_SERVER: "its nodes have no server",
+        Trait.HOSTILE_CLIENTS: "the attacks change messages to a server",
         Trait.NOT_PLAIN_MEAN: "its nodes average by the weights of the graph",
         Trait.PUBLISHES_TIMES: "these devices wait for a server",
         Trait.COMPRESSES_REPLIES: "its nodes send exact tensors to their neighbours",
@@ -114,6 +117,7 @@ BIAS_CORRECTED = Demand(
         Trait.OTHER_MOMENTUM: "there is no bias correction for this form",
         Trait.CORRELATES_NOISE: "it corrects for noise that is independent between steps",
         Trait.ADAPTS_CLIPPING: "it corrects for noise of the same scale at every step",
+        Trait.HOSTILE_CLIENTS: "the noise in the messages of hostile clients is unknown",
     },
     instead="choose a recipe that ends in -muon",
 )
@@ -173,6 +177,15 @@ ADAPTER_RANKS = Demand(
     },
     instead="leave adapter-ranks out",
 )
+ATTACKS = Demand(
+    attacked,
+    {
+        Trait.SERVER_STATE: "a hostile client could make this value negative",
+        Trait.SUM_OF_ALL_CLIENTS: "the server then adds up estimates, and not the replies of a "
+        "round",
+    },
+    instead="set kind = 'none'",
+)
 AVERAGE = Demand(
     where("output.average", bool),
     {Trait.CHANGES_BASES: "the average of factors then belongs to no average of models"},
@@ -182,7 +195,7 @@ OF_ANY_RUN = (
     *(CENTRED_DATA, FEATURES, MATRIX_TASK, HEAVY_TAILED, LABELLED_TEXT),
     *(COMPRESSION, EF21, SERVER_STEPS, VOTES, GOSSIP, POLARGRAD, BIAS_CORRECTED, NOISE_FLOOR),
     *(LATE_REPLIES, WEIGHTED_CHANGES),
-    *(MEAN_OF_PRODUCTS, ADAPTER_RANKS, AVERAGE),
+    *(MEAN_OF_PRODUCTS, ADAPTER_RANKS, AVERAGE, ATTACKS),
 )
 
 # Demands of privacy per example
@@ -256,6 +269,8 @@ CLIENT_LEVEL = Demand(
         Trait.NOT_PLAIN_MEAN: "only the plain mean bounds the influence of each client",
         Trait.PUBLISHES_TIMES: "it must hide these numbers",
         Trait.UNCLIPPED: "it needs clipped updates",
+        Trait.HOSTILE_CLIENTS: "the account assumes that every client clips its update and adds "
+        "its noise",
     },
 )
 TRUSTED_SERVER = Demand(
@@ -287,6 +302,7 @@ OF_CLIENT_LEVEL = (CLIENT_LEVEL, TRUSTED_SERVER, UNTRUSTED_SERVER, MASKED_REPLIE
 def problems(config: Config) -> Iterator[str]:
     """Yield an error for each combination of keys that makes a config invalid."""
     yield from incompatible.problems(config)
+    yield from hostile.problems(config)
     yield from _forbidden(config, OF_ANY_RUN)
     if config.privacy.level == "client":
         yield from _forbidden(config, OF_CLIENT_LEVEL)
@@ -308,7 +324,7 @@ def mechanism_problems(
 ) -> Iterator[str]:
     """Yield errors for keys of these tables that no private recipe supports."""
     table = orthogonalizer or OrthogonalizerTable()
-    tables = SimpleNamespace(privacy=privacy, local=local, orthogonalizer=table)
+    tables = SimpleNamespace(privacy=privacy, local=local, orthogonalizer=table, attacks=Attacks())
     yield from _forbidden(tables, OF_MECHANISM)
     yield from incompatible.mechanism_problems(privacy, local)
     yield from fixed_smoothing_problems(tables)

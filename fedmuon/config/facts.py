@@ -48,6 +48,9 @@ follows_gradients = where(  # the function `named` about [federation] subspace-b
 )
 
 
+attacked = where("attacks.kind", "none".__ne__)  # the function `named` about [attacks] kind
+
+
 def server_keeps_muon(config: Config) -> bool:
     """Return whether the server averages the states of the orthogonalizer and of `aux`."""
     return has(config.local.recipe, "centralized") and has(config.local.recipe, "orthogonalizes")
@@ -337,6 +340,7 @@ FACTS: tuple[Fact[Config], ...] = (
         ),
         "Set feedback = 'error'",
     ),
+    Fact(Trait.HOSTILE_CLIENTS, attacked, "Set kind = 'none'"),
     Fact(
         Trait.MEASURES_CLIENTS,
         where("output.clients", bool),

@@ -12,6 +12,7 @@ from fedmuon.config.demands import problems
 from fedmuon.config.incompatible import missing_noise
 from fedmuon.config.methods import average_of, has
 from fedmuon.config.schema import (
+    Attacks,
     Compression,
     Data,
     Devices,
@@ -63,6 +64,7 @@ class Config(Table):
         compression: Compression of messages.
         faults: What happens when clients fail.
         devices: Simulated speeds, bandwidths and availability.
+        attacks: Hostile clients, and what they send.
         stability: Neighbouring data sets, and the constants of the stability bound.
         output: How often a run evaluates and saves, and its callback.
 
@@ -87,6 +89,7 @@ class Config(Table):
     compression: Compression = Compression()
     faults: Faults = Faults()
     devices: Devices = Devices()
+    attacks: Attacks = Attacks()
     stability: Stability = Stability()
     output: Output = Output()
     _given: UserObjects = PrivateAttr(default_factory=lambda: NOTHING)  # a default would be copied

@@ -18,11 +18,15 @@ def _summaries(key: str) -> dict[str, str]:
 COMPRESSORS, DOWNLINK = _summaries("compression.uplink"), _summaries("compression.downlink")
 FEATURES, ADAPTERS = _summaries("data.features"), _summaries("federation.adapters")
 # Keys that accept no custom objects, and how `fedmuon list` calls their names.
-CLOSED = ("compression.uplink", "compression.downlink", "data.features", "federation.adapters")
+CLOSED = (
+    "compression.uplink", "compression.downlink", "data.features", "federation.adapters",
+    "attacks.kind",
+)  # fmt: skip
 CLOSED_LISTS = {
     "compressors": "compression.uplink",
     "features": "data.features",
     "adapters": "federation.adapters",
+    "attacks": "attacks.kind",
 }
 # Key -> name -> description.
 NAMES: dict[str, Mapping[str, str]] = {

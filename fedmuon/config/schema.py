@@ -115,6 +115,18 @@ def _shares(value: str) -> str:
     return ", ".join(repr(weight) for weight in weights)
 
 
+def _client_numbers(value: str) -> str:
+    """Accept integers of 0 or more that are separated by commas, and the empty text."""
+    parts = [part.strip() for part in value.split(",")] if value.strip() else []
+    for part in parts:
+        if not (part.isascii() and part.isdecimal()):
+            raise ValueError(
+                f"{part!r} is no number of a client. Write integers of 0 or more, separated by "
+                "commas, such as '0, 3'"
+            )
+    return ", ".join(map(str, sorted({int(part) for part in parts})))
+
+
 def _share_or_count(value: float) -> float:
     """Accept a share of at most 1, or an integer number of samples."""
     if value > 1 and value != int(value):
@@ -223,6 +235,7 @@ KINDS = {
     "devices.mode": "mode",
     "compression.uplink": "compressor",
     "compression.downlink": "compressor",
+    "attacks.kind": "attack",
 }
 
 # The conditions, in the order of the tables that they depend on
@@ -516,6 +529,11 @@ DRAWN_BANDWIDTH = (
 )
 SPREADS = ("log-normal", "pareto")
 DAYS = CLOCK, ReadIf("devices.availability", ("day-night",), "day-night availability")
+
+# [attacks]
+ATTACKED = ReadIf(
+    "attacks.kind", "none".__ne__, "runs with hostile clients", "set [attacks] kind = 'sign-flip'"
+)
 
 # [engine] and [stability]
 RAY_ENGINE = ReadIf("engine.name", ("ray",), "the engine `ray`")
@@ -1783,6 +1801,49 @@ def _constant(value: float | str) -> float | str:
     return value
 
 
+class Attacks(Table):
+    """Hostile clients: what they send, who they are, and when they begin.
+
+    A hostile client replaces its change: the difference between its reply and the message that it
+    received, for the model and for each state that it returns. Its loss in the records is that of
+    honest training.
+    """
+
+    kind: Literal[
+        "none", "sign-flip", "scaled", "gaussian", "label-flip", "alie", "inner-product", "mimic"
+    ] = key(
+        "none",
+        "What hostile clients send. `sign-flip` sends the opposite of the client's change. "
+        "`scaled` sends a multiple of it. `gaussian` sends noise. `label-flip` trains on the "
+        "labels C − 1 − y, where C is the number of classes. `alie` sends the mean minus some "
+        "standard deviations of the honest changes of the round. `inner-product` sends the "
+        "opposite of their mean. `mimic` copies the honest change that differs most.",
+    )
+    share: Annotated[float, Field(ge=0, lt=1)] = key(
+        0.0,
+        "Share of the clients that are hostile, rounded to an integer number of clients. The seed "
+        "draws them. Set either `share` or `clients`.",
+        read_if=ATTACKED,
+    )
+    clients: Annotated[Text, AfterValidator(_client_numbers)] = key(
+        "",
+        "Numbers of the hostile clients, separated by commas, such as `0, 3`.",
+        read_if=ATTACKED,
+        values="integers of 0 or more, separated by commas",
+    )
+    from_round: Annotated[int, Field(ge=0, le=ROUNDS)] = key(
+        0, "First round in which hostile clients attack.", read_if=ATTACKED
+    )
+    strength: Amount = key(
+        0.0,
+        "Factor of the attack. `sign-flip`, `scaled` and `inner-product` multiply a change by it. "
+        "`gaussian` multiplies the root mean square of the client's change by it. `alie` subtracts "
+        "this number of standard deviations. 0 means 10 for `scaled`, the published number for "
+        "`alie`, which depends on the numbers of replies, and 1 for the other attacks.",
+        read_if=(ATTACKED, ReadIf("attacks.kind", using("attacks.kind", "strength"))),
+    )
+
+
 class Stability(Table):
     """Settings of `fedmuon stability` and of the stability bound."""
 
@@ -1916,6 +1977,7 @@ TABLES_OF_A_CONFIG: dict[str, type[Table]] = {
     "compression": Compression,
     "faults": Faults,
     "devices": Devices,
+    "attacks": Attacks,
     "stability": Stability,
     "output": Output,
 }
@@ -1945,6 +2007,7 @@ LATER = tuple(
                  "client", "center", "center-samples", "pad-token", "features", "features-seed",
                  "public", "components"),
         "devices": tuple(FIELDS["devices"]),
+        "attacks": tuple(FIELDS["attacks"]),
         "stability": ("probes", "replacements", "output-noise", "unit"),
     }.items()
     for key in keys

@@ -69,7 +69,16 @@ FederationKeys = TypedDict(
         "per-round": int,
         "rounds": int,
         "risk-weights": Literal["size", "uniform"],
-        "aggregate": Literal["mean", "by-samples", "median", "trimmed-mean", "krum"] | str,
+        "aggregate": Literal[
+            "mean",
+            "by-samples",
+            "median",
+            "trimmed-mean",
+            "krum",
+            "centered-clipping",
+            "geometric-median",
+        ]
+        | str,
         "stage": str,
         "graph": Literal["ring", "torus", "exponential", "complete", "random", "file"],
         "edge-share": float,
@@ -324,6 +333,26 @@ DevicesKeys = TypedDict(
     },
     total=False,
 )
+AttacksKeys = TypedDict(
+    "AttacksKeys",
+    {
+        "kind": Literal[
+            "none",
+            "sign-flip",
+            "scaled",
+            "gaussian",
+            "label-flip",
+            "alie",
+            "inner-product",
+            "mimic",
+        ],
+        "share": float,
+        "clients": str,
+        "from-round": int,
+        "strength": float,
+    },
+    total=False,
+)
 StabilityKeys = TypedDict(
     "StabilityKeys",
     {
@@ -380,5 +409,6 @@ class Tables(TypedDict, total=False):
     compression: CompressionKeys
     faults: FaultsKeys
     devices: DevicesKeys
+    attacks: AttacksKeys
     stability: StabilityKeys
     output: OutputKeys

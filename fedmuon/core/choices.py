@@ -261,6 +261,51 @@ CHOICES: dict[str, tuple[Choice, ...]] = {
             options={"faulty": ("1", "number of clients that may be faulty")},
             cites=("krum",),
         ),
+        Choice(
+            "centered-clipping",
+            "mean of the replies, clipped to a ball around the last mean (Karimireddy et al. 2021)",
+            options={
+                "radius": ("0.0", "radius of the ball; 0 means the median distance of the replies"),
+                "iterations": ("1", "number of times that the center moves in a round"),
+            },
+            cites=("centered-clipping",),
+        ),
+        Choice(
+            "geometric-median",
+            "the point with the smallest sum of distances to all replies (RFA)",
+            options={
+                "iterations": ("32", "number of Weiszfeld steps"),
+                "smoothing": ("1e-6", "smallest distance that counts"),
+            },
+            cites=("rfa",),
+        ),
+    ),
+    "attacks.kind": (
+        Choice("none", "all clients follow the protocol"),
+        Choice("sign-flip", "the opposite of the client's change", keys=("strength",)),
+        Choice("scaled", "a multiple of the client's change", keys=("strength",)),
+        Choice("gaussian", "noise instead of the client's change", keys=("strength",)),
+        Choice("label-flip", "the change after training on the labels C - 1 - y"),
+        Choice(
+            "alie",
+            "mean minus a few standard deviations of the honest changes (a little is enough)",
+            keys=("strength",),
+            cites=("alie",),
+            facts=("sees replies",),
+        ),
+        Choice(
+            "inner-product",
+            "the opposite of the mean of the honest changes (inner-product manipulation)",
+            keys=("strength",),
+            cites=("inner-product",),
+            facts=("sees replies",),
+        ),
+        Choice(
+            "mimic",
+            "a copy of the honest change that differs most",
+            cites=("mimic",),
+            facts=("sees replies",),
+        ),
     ),
     "federation.adapters": (
         Choice(

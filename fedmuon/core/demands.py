@@ -76,6 +76,8 @@ class Trait(StrEnum):
     OTHER_PROCESSES = "trains clients in other processes"
     HAS_SERVER = "runs the rounds on a server"
     MEASURES_CLIENTS = "releases measurements of the samples of clients"
+    # Robustness
+    HOSTILE_CLIENTS = "lets hostile clients send other messages or train on other labels"
     # Privacy
     PRIVATE = "is private"
     NOISE_PER_STEP = "adds noise to each step to protect single examples"

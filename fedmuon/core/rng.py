@@ -47,6 +47,8 @@ class Draw(IntEnum):
     UNSEEN = 24
     VOTE = 30
     GRAPH = 31
+    HOSTILE = 32
+    ATTACK = 33
 
 
 def generator(

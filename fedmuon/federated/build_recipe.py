@@ -77,5 +77,5 @@ def is_centred(config: Config, task: Task) -> bool:
     """
     summed = config.federation.aggregate in ("mean", "by-samples")
     exact = config.compression.uplink == config.compression.downlink == "none"
-    exact = exact and config.federation.stage == "none"
+    exact = exact and config.federation.stage == "none" and config.attacks.kind == "none"
     return isinstance(task, MatrixTask) and config.local.recipe not in PRIVATE and summed and exact

@@ -1,7 +1,9 @@
-"""The stages that a config adds to a recipe: your own, adapters, compression, and client privacy.
+"""The stages that a config adds to a recipe: your own, adapters, compression, attacks, and privacy.
 
-Your own stages and compression follow the stages of the recipe. Privacy per client comes before all
-others, so that clients clip the update and add noise to it before other stages change it.
+Attacks come first, so that they change ordinary models, and are simulated just before the
+aggregator. Your own stages and compression follow the stages of the recipe. Privacy per client
+comes before all others, so that clients clip the update and add noise to it before other stages
+change it.
 """
 
 from dataclasses import replace
@@ -13,6 +15,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.federated.adapters import with_adapters
 from fedmuon.federated.gossip import with_graph
+from fedmuon.federated.hostile_clients import with_attack
 from fedmuon.federated.personal import require_personal
 from fedmuon.federated.recipe_demands import require_demands
 from fedmuon.federated.recipe_facts import BuiltRecipe
@@ -52,7 +55,7 @@ def with_configured_stages(config: Config, recipe: Recipe, task: Task) -> Recipe
         stages = tried_stages(recipe, start, task.stack_limit)
         stages = (*stages, *compressed.stages[len(stages) :])
         compressed = replace(compressed, stages=stages)
-    return _with_client_privacy(config, compressed)
+    return _with_client_privacy(config, with_attack(config, compressed, task))
 
 
 def _with_compression(config: Config, recipe: Recipe) -> Recipe:

@@ -19,6 +19,7 @@ from fedmuon.federated.experiment import Client
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.optim.chain import Context, forbidden_gradient
 from fedmuon.optim.recipe import Recipe
+from fedmuon.optim.stage import Stage
 from fedmuon.tasks.base import Batch, Params, Task, split_statistics
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Exact:
     round: int
     numbers: tuple[int, ...] = ()  # the clients' numbers, if a link asks for them
     samples: Tensor | None = None  # their numbers of samples, if a link or rule asks for them
+    stages: tuple[Stage, ...] = ()  # the stages that change samples
 
     def context(
         self, params: Params, received: Params, step: int, statistics: Statistics
@@ -90,6 +92,11 @@ class Exact:
         """Return the samples in these rows of each client, with the keys of dropout masks."""
         pairs = list(zip(rows, self.clients, strict=True))
         batches = [shard.batch(chosen) for chosen, (_, shard) in pairs]
+        for stage in self.stages:
+            batches = [
+                stage.samples(batch, client, self.round)
+                for batch, (client, _) in zip(batches, self.clients, strict=True)
+            ]
         if not self.task.keyed:
             return batches
         keys = [
@@ -172,7 +179,8 @@ def oracle_of(
     """Return the oracle of a recipe, for clients that start a round from the models `params`."""
     known = any(link.knows_client for link in recipe.chain.links)
     numbers = tuple(client for client, _ in clients) if known else ()
-    settings = (task, plan, clients, round, numbers, _samples(recipe, clients, params))
+    stages = tuple(stage for stage in recipe.stages if stage.changes_samples)
+    settings = (task, plan, clients, round, numbers, _samples(recipe, clients, params), stages)
     if recipe.mechanism is not None:
         return Private(*settings, mechanism=recipe.mechanism)
     return Bounded(*settings) if recipe.isolates else Exact(*settings)

@@ -26,9 +26,12 @@ class Aggregator:
         shares: For a weighted mean, a function that receives the replies and returns one weight per
             reply, with sum 1.
         init: Function that receives the parameters and returns the first state.
+        tolerates: For a robust aggregator, a function that receives the number of replies and
+            returns how many of them may be hostile.
 
     Raises:
-        InputError: If `apply`, `shares` or `init` is not a function, or a plain mean has a state.
+        InputError: If `apply`, `shares`, `init` or `tolerates` is not a function, or a plain mean
+            has a state.
 
     Example:
         >>> import fedmuon
@@ -43,9 +46,10 @@ class Aggregator:
     averages: bool = False
     shares: Callable[[Sequence[Any]], Sequence[float]] | None = None
     init: Init | None = None
+    tolerates: Callable[[int], int] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("apply", "shares", "init"):
+        for name in ("apply", "shares", "init", "tolerates"):
             if (function := getattr(self, name)) is not None and not callable(function):
                 raise InputError(
                     f"{name} of an Aggregator has type {type(function).__name__}, but it must be a "

@@ -24,9 +24,19 @@ from fedmuon.core.errors import Guard, InputError, mapping, object_name
 from fedmuon.core.hidden_state import HiddenState
 from fedmuon.core.registry import Registry, unfit
 from fedmuon.optim.aggregator import Aggregator, Function, mean
+from fedmuon.optim.robust_aggregators import below_half, centered_clipping, geometric_median
 from fedmuon.tasks.base import Params
 
-__all__ = ["Aggregator", "by_samples", "krum", "mean", "median", "trimmed_mean"]
+__all__ = [
+    "Aggregator",
+    "by_samples",
+    "centered_clipping",
+    "geometric_median",
+    "krum",
+    "mean",
+    "median",
+    "trimmed_mean",
+]
 
 
 # Custom aggregators
@@ -83,6 +93,8 @@ AGGREGATORS: Registry[Aggregator] = Registry()
 
 
 AGGREGATORS.add("mean")(mean)
+AGGREGATORS.add("centered-clipping")(centered_clipping)
+AGGREGATORS.add("geometric-median")(geometric_median)
 
 
 @AGGREGATORS.add("by-samples")
@@ -138,7 +150,9 @@ def median() -> Aggregator:
         ordered, half = values.sort(0).values, (len(values) - 1) // 2
         return (ordered[half] + ordered[len(values) - 1 - half]) / 2
 
-    return Aggregator(lambda replies: _entrywise(replies, middle), stacked=True)
+    return Aggregator(
+        lambda replies: _entrywise(replies, middle), stacked=True, tolerates=below_half
+    )
 
 
 @AGGREGATORS.add("trimmed-mean")
@@ -175,7 +189,11 @@ def trimmed_mean(trim: float = 0.2) -> Aggregator:
         cut = int(trim * len(values))
         return values.sort(0).values[cut : len(values) - cut].mean(0)
 
-    return Aggregator(lambda replies: _entrywise(replies, trimmed), stacked=True)
+    return Aggregator(
+        lambda replies: _entrywise(replies, trimmed),
+        stacked=True,
+        tolerates=lambda replies: int(trim * replies),
+    )
 
 
 @AGGREGATORS.add("krum")
@@ -229,7 +247,8 @@ def krum(faulty: int = 1) -> Aggregator:
             for (name, value), part in zip(like.items(), parts, strict=True)
         }
 
-    return Aggregator(apply)
+    # Krum is proved for 2 faulty + 2 < K (Blanchard et al. 2017, Proposition 2).
+    return Aggregator(apply, tolerates=lambda replies: max(0, min(faulty, (replies - 3) // 2)))
 
 
 def _entrywise(replies: Sequence[Any], combine: Callable[[Tensor], Tensor]) -> Params:

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from fedmuon.optim.chain import States
-from fedmuon.tasks.base import Params
+from fedmuon.tasks.base import Batch, Params
 
 MODEL = "model"  # name of the model among the trees of a message
 Trees = dict[str, Params]  # MODEL, or the name of a state -> its tensors
@@ -121,6 +121,7 @@ class Stage:
             their sum, or 0 if replies are not masked.
         rounds_without_server: A function `(experiment, state)` that yields finished rounds in place
             of the rounds of a server, or None.
+        changes_samples: Whether `samples` changes the samples on which clients train.
 
     Example:
         >>> import fedmuon
@@ -141,6 +142,7 @@ class Stage:
     isolates: bool = False
     masked_clients: int = 0
     rounds_without_server: Callable[..., Any] | None = None
+    changes_samples: bool = False
 
     def require(self, recipe: Any) -> None:
         """Raise an error if this stage does not fit a recipe, which has just been created.
@@ -211,6 +213,19 @@ class Stage:
             The models and states from which the clients start.
         """
         return trees
+
+    def samples(self, batch: Batch, client: int, round: int) -> Batch:
+        """Change the samples of a local step. Only called if `changes_samples` is true.
+
+        Args:
+            batch: The samples, with `inputs` [n, d] and `labels` [n].
+            client: The number of the client.
+            round: The number of the round in which the client received its model.
+
+        Returns:
+            The samples on which the client computes its gradient.
+        """
+        return batch
 
     def reply(self, reply: Reply, received: Broadcast, memory: States) -> Reply:
         """Change the reply of a client before it is sent.

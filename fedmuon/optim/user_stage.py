@@ -42,7 +42,7 @@ from fedmuon.optim.stage_forms import (
     restorable,
     with_replicas,
 )
-from fedmuon.tasks.base import Params
+from fedmuon.tasks.base import Batch, Params
 
 WANTED = "a fedmuon.Stage, or a list of them"
 
@@ -72,6 +72,7 @@ class GuardedStage(Stage):
                 self.require_name(name, "stores")
             self.exact, self.isolates = bool(stage.exact), bool(stage.isolates)
             self.masked_clients = int(stage.masked_clients)
+            self.changes_samples = bool(stage.changes_samples)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, GuardedStage) and other.stage == self.stage
@@ -133,6 +134,17 @@ class GuardedStage(Stage):
                 expected = {key: form for key, form in initial.items() if key in actual} | expected
             self.require_like("`adopt` returns", "it received", expected, actual, RESTORED)
             return adopted
+
+    def samples(self, batch: Batch, client: int, round: int) -> Batch:
+        """Change the samples of a local step."""
+        with self.guard:
+            changed = self.stage.samples(batch, client, round)
+            if not isinstance(changed, Batch):
+                raise self.wrong(
+                    f"`samples` returns a {type(changed).__name__}, but it must return the batch. "
+                    "Return `dataclasses.replace(batch, labels=labels)`."
+                )
+            return changed
 
     def assign(self, trees: Trees, clients: Sequence[int]) -> Trees:
         """Change the models and states from which clients start."""

@@ -108,6 +108,8 @@ def test_every_listed_name_is_in_a_case(capsys: pytest.CaptureFixture[str], tmp_
     newer = ("momentum", "blt", "blt-momentum")
     since |= {f"privacy.noise-correlation = {name}" for name in newer}
     since |= {"task.name = causal-lm", "local.schedule = power"}
+    robust = ("centered-clipping", "geometric-median")
+    since |= {f"federation.aggregate = {name}" for name in robust}
     assert missing(CASES.values(), expected) == since
     for left_out in ("ray", "heavy-tail", "muon", "networks", "deployment"):
         others = [case for name, case in CASES.items() if name != left_out]

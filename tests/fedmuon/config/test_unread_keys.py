@@ -111,6 +111,8 @@ OTHER: dict[str, Any] = {
     "devices.day": 3.0, "devices.availability-trace": "nowhere", "devices.dropout": 0.3,
     "stability.trials": 3, "stability.neighbours": "all", "stability.unit": "clients",
     "stability.delta": 0.2,
+    "attacks.kind": "sign-flip", "attacks.share": 0.5, "attacks.clients": "1",
+    "attacks.from-round": 1, "attacks.strength": 3.0,
     "stability.lipschitz": "paper", "stability.constants": "global",
     "stability.realized": True,
     "stability.c-hp": "sharp", "stability.alpha-smoothing": 0.2,
@@ -199,6 +201,8 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
         "local": {"recipe": "muon"},
     },
     "clock": {"devices": {"mode": "synchronous"}},
+    "hostile": {"attacks": {"kind": "scaled", "clients": "0, 1, 2, 3"}},
+    "copies": {"attacks": {"kind": "mimic", "share": 0.4}},
     "fedbuff": {"devices": {"mode": "fedbuff", "buffer": 2, "speeds": "log-normal"}},
     "threshold": {"devices": {"mode": "threshold", "threshold": 1, "speeds": "log-normal"}},
     "fedasync": {"devices": {"mode": "fedasync", "speeds": "log-normal"}},
@@ -370,8 +374,8 @@ def test_keys_that_are_read_change_something(
 
 
 # Where a key shows, if not in the first setting that reads it.
-CHOSEN = {"data.normalize": ["network-sgd"], "local.qkv": ["text-muon"],
-          "local.muon": ["text-muon"]}  # fmt: skip
+CHOSEN = {"data.normalize": ["network-sgd"], "attacks.share": ["copies"],
+          "local.qkv": ["text-muon"], "local.muon": ["text-muon"]}  # fmt: skip
 
 
 class Seen:

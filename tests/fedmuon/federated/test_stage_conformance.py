@@ -29,7 +29,7 @@ from compared import (
 from conftest import small
 from faulty_client import app
 from live_grid import LiveGrid
-from reference import adapters, compressors, methods, rounds
+from reference import adapters, compressors, methods, robust, rounds
 from reference.compressors import top_k
 from reference.rounds import Channel, Clipping, Method, Problem
 from reference.trees import is_statistic
@@ -182,6 +182,75 @@ def averaged(
         on_engines={"task": {"name": ADAPTED}},
     )
 
+
+def attack(
+    kind: str,
+    factor: float,
+    other: float,
+    method: Callable[[Config], Method] = lambda config: methods.fedmuon(LR),
+    tables: dict[str, dict[str, Any]] | None = None,
+    strength: float | None = None,
+    hostile: tuple[int, ...] = (1, 3),
+    **more: Any,
+) -> Row:
+    """Hostile clients from round 1 on, whose reference attacks with a factor."""
+    table: dict[str, Any] = {
+        "kind": kind, "clients": ", ".join(map(str, hostile)), "from-round": 1
+    }  # fmt: skip
+    if strength is not None:
+        table["strength"] = strength
+
+    def attacked(config: Config, factor: float = factor) -> Method:
+        return robust.attacked(method(config), kind, hostile, factor, SEED, 1)
+
+    return Row(
+        {"attacks": table, **(tables or {})},
+        lambda case: case._replace(method=attacked(config(tables or {}), other)),
+        attacked,
+        shapes=False,
+        **more,
+    )
+
+
+ATTACKS = {
+    "hostile clients, sign-flip": attack("sign-flip", 1.0, 0.99),
+    "hostile clients, scaled": attack("scaled", 10.0, 9.9),
+    "hostile clients, gaussian": attack("gaussian", 2.0, 1.99, strength=2.0),
+    "hostile clients, label-flip": replace(
+        attack("label-flip", 3, 3),
+        wrong=lambda case: case._replace(
+            method=robust.attacked(methods.fedmuon(LR), "label-flip", (1,), 3, SEED, 1)
+        ),
+    ),
+    "hostile clients, alie": attack("alie", 0.0, 0.1, hostile=(1,)),
+    "hostile clients, strong alie": attack("alie", 1.5, 1.4, strength=1.5, hostile=(1,)),
+    "hostile clients, inner-product": attack("inner-product", 0.7, 0.69, strength=0.7),
+    "hostile clients, mimic": replace(
+        attack("mimic", 0.0, 0.0),
+        wrong=lambda case: case._replace(
+            method=robust.attacked(methods.fedmuon(LR), "mimic", (1,), 0.0, SEED, 1)
+        ),
+    ),
+    "hostile clients of SCAFFOLD": attack(
+        "sign-flip", 1.0, 0.99, lambda config: methods.scaffold(LR, N),
+        {"local": {"recipe": "scaffold"}},
+    ),
+    "hostile clients that return directions": attack(
+        "gaussian", 1.0, 0.9, lambda config: of_server(config), {"local": {"recipe": "ef21-muon"}},
+    ),
+    "hostile clients of sparse messages": attack(
+        "sign-flip", 1.0, 0.99, tables={"compression": {"uplink": "top-k", "share": 0.3}},
+    ),
+    "late hostile replies": attack(
+        "sign-flip", 1.0, 0.99,
+        tables={"devices": {"mode": "fedbuff", "buffer": 2, "speeds": "log-normal",
+                            "dropout": 0.2}, "federation": {"rounds": 8}},
+    ),
+}  # fmt: skip
+ATTACKS["hostile clients of sparse messages"] = replace(
+    ATTACKS["hostile clients of sparse messages"],
+    channel=Channel(top_k(0.3), seed=SEED), shapes=True,
+)  # fmt: skip
 
 TOP: dict[str, Any] = {"uplink": "top-k", "share": 0.3}
 PRIVATE = {"level": "client", "bound": 0.05, "insecure-reproducible-noise": True}
@@ -355,6 +424,7 @@ STAGES: dict[str, Row] = {
         Channel(top_k(0.3), "error", top_k(0.3)),
         compression={**TOP, "downlink": "top-k", "feedback": "error"},
     ),
+    **ATTACKS,
     "statistics": Row(
         {"local": FEDAVG}, lambda case: case._replace(problem=replace(
             case.problem, statistics=lambda model, inputs: {})),
@@ -472,9 +542,11 @@ def test_order_of_replies_does_not_matter(name: str) -> None:
             for tree, tensors in {"": after.params, **after.states}.items():
                 same = {"": again.params, **again.states}[tree]
                 assert all(torch.equal(same[key], value) for key, value in tensors.items())
-        if len(replies) > 1:  # the negative control; with `fedasync`, there is nothing to order
-            fewer, _ = next_state(made, state, replies[1:])
-            assert any(not torch.equal(fewer.params[key], x) for key, x in after.params.items())
+        changes = [len(replies) == 1]  # the negative control: without one of several replies
+        for reply in replies if len(replies) > 1 else ():
+            fewer, _ = next_state(made, state, [other for other in replies if other is not reply])
+            changes += [not torch.equal(fewer.params[key], x) for key, x in after.params.items()]
+        assert any(changes)
         state = after
 
 

@@ -1,0 +1,52 @@
+"""Errors about the numbers of hostile clients in [attacks]."""
+
+from collections.abc import Iterator
+from typing import Any
+
+Config = Any  # `fedmuon.config.load.Config`, which imports this module
+
+
+def numbers(clients: str) -> tuple[int, ...]:
+    """Return the numbers in [attacks] clients, which are sorted."""
+    return tuple(int(number) for number in clients.split(",") if number)
+
+
+def hostile_count(share: float, clients: int) -> int:
+    """Return how many of the clients are hostile if a share of them is."""
+    return round(share * clients)
+
+
+def problems(config: Config) -> Iterator[str]:
+    """Yield errors for hostile clients that do not exist, or that leave no honest client."""
+    table, clients = config.attacks, config.federation.clients
+    if table.kind == "none":
+        return
+    if table.clients and table.share:
+        yield (
+            f"[attacks] clients = '{table.clients}' and share = {table.share:g} both choose the "
+            "hostile clients. Leave one of the two keys out."
+        )
+        return
+    if not table.clients and not table.share:
+        yield (
+            f"[attacks] kind = '{table.kind}' has no hostile clients. Set share, such as 0.2, or "
+            "the numbers of the hostile clients, such as clients = '0, 3'."
+        )
+        return
+    named = numbers(table.clients)
+    hostile = len(named) or hostile_count(table.share, clients)
+    if not hostile:
+        yield (
+            f"[attacks] share = {table.share:g} of {clients} clients is less than half a client, "
+            f"so no client is hostile. Set share to {1 / clients:.3g} or more."
+        )
+    elif named and named[-1] >= clients:
+        yield (
+            f"[attacks] clients contains the number {named[-1]}, but the {clients} clients have "
+            f"the numbers 0 to {clients - 1}. Use numbers in this range."
+        )
+    elif hostile == clients:
+        yield (
+            f"[attacks] makes all {clients} clients hostile, so no client is honest. Lower share, "
+            "or leave a client out of clients."
+        )
