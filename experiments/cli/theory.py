@@ -97,6 +97,15 @@ def bound(
             )
         ),
     ] = None,
+    hostile: Annotated[
+        int | None,
+        Option(
+            help=(
+                "Number of hostile clients. Then the command computes how far they can move the "
+                "final model, if the server clips the change of each client (`[robust] ball`)."
+            )
+        ),
+    ] = None,
 ) -> None:
     """Compute the generalization bound of a setting or a run, with its assumptions.
 
@@ -119,6 +128,12 @@ def bound(
     }
     arguments = {"size": size, "rho": rho, "l_orth": l_orth, "l_g": l_g}
     case = setting_of(run_dir, [*written, *(overrides or [])], arguments, written)
+    if hostile is not None:
+        from fedmuon.experiments.stability.hostile import hostile_report, hostile_table
+
+        record = hostile_report(case, hostile, run_dir is not None)
+        tell(record, hostile_table(record))
+        return
     record = calculator.report(case, calculator.certify(case))
     tell(record, calculator.table(record))
     if run_dir is not None:

@@ -121,6 +121,8 @@ CERTIFICATE = Demand(
         Trait.COMPRESSES_MODEL: f"{RECURSION} compression",
         Trait.CUSTOM_STAGE: f"{RECURSION} other messages than those of Algorithm 1",
         Trait.HOSTILE_CLIENTS: f"{RECURSION} clients that do not follow Algorithm 1",
+        Trait.CLIPS_CHANGES: f"{RECURSION} clipped changes",
+        Trait.MIXES_REPLIES: f"{RECURSION} mixed replies",
         Trait.SCALES_BY_MOMENTUM: "such a step has no Lipschitz constant",
         Trait.ROW_MEMORY: f"{RECURSION} the second moment of NorMuon",
         Trait.SCALES_WEIGHTS: f"{RECURSION} this scaling",

@@ -90,6 +90,8 @@ def derivatives_needed(named: Callable[[Any], str], reason: str, instead: str) -
             Trait.COMPRESSES_MODEL: NO_SELECTION,
             Trait.HOSTILE_CLIENTS: "the reverse pass follows clients that take the steps of the "
             "optimizer",
+            Trait.CLIPS_CHANGES: "the reverse pass does not follow clipping",
+            Trait.MIXES_REPLIES: "a choice of neighbours has no derivative",
             Trait.CUSTOM_STAGE: "it is unknown whether the messages of your stage have a "
             "derivative",
         },

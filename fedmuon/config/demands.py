@@ -13,13 +13,22 @@ from fedmuon.config.facts import (
     FACTS,
     attacked,
     choice_with,
+    clips_changes,
     combines_adapters_by,
     compresses,
     gives_ranks,
     method_with,
+    mixes_replies,
 )
 from fedmuon.config.methods import PRIVATE, has
-from fedmuon.config.schema import ASYNCHRONOUS, Attacks, OrthogonalizerTable, is_default, reads
+from fedmuon.config.schema import (
+    ASYNCHRONOUS,
+    Attacks,
+    OrthogonalizerTable,
+    Robust,
+    is_default,
+    reads,
+)
 from fedmuon.core.choices import is_own
 from fedmuon.core.demands import Demand, Trait, setting, where
 
@@ -80,6 +89,8 @@ VOTES = Demand(
         Trait.NOT_PLAIN_MEAN: "each client has one vote",
         Trait.ROW_MEMORY: "a vote is a sign, and the scale of a row does not change it",
         Trait.HOSTILE_CLIENTS: "the attacks change numbers, but a vote is one bit",
+        Trait.CLIPS_CHANGES: "a vote is one bit, and has no length to clip",
+        Trait.MIXES_REPLIES: "the mean of votes is no vote",
     },
 )
 GOSSIP = Demand(
@@ -87,6 +98,8 @@ GOSSIP = Demand(
     {
         Trait.HAS_SERVER: "its nodes have no server",
         Trait.HOSTILE_CLIENTS: "the attacks change messages to a server",
+        Trait.CLIPS_CHANGES: "no message passes a server",
+        Trait.MIXES_REPLIES: "no message passes a server",
         Trait.NOT_PLAIN_MEAN: "its nodes average by the weights of the graph",
         Trait.PUBLISHES_TIMES: "these devices wait for a server",
         Trait.COMPRESSES_REPLIES: "its nodes send exact tensors to their neighbours",
@@ -118,6 +131,8 @@ BIAS_CORRECTED = Demand(
         Trait.CORRELATES_NOISE: "it corrects for noise that is independent between steps",
         Trait.ADAPTS_CLIPPING: "it corrects for noise of the same scale at every step",
         Trait.HOSTILE_CLIENTS: "the noise in the messages of hostile clients is unknown",
+        Trait.CLIPS_CHANGES: "the noise in clipped messages is unknown",
+        Trait.MIXES_REPLIES: "the noise in mixed replies is unknown",
     },
     instead="choose a recipe that ends in -muon",
 )
@@ -177,15 +192,17 @@ ADAPTER_RANKS = Demand(
     },
     instead="leave adapter-ranks out",
 )
+ESTIMATES = "the server then adds up estimates, and not the replies of a round"
 ATTACKS = Demand(
     attacked,
     {
         Trait.SERVER_STATE: "a hostile client could make this value negative",
-        Trait.SUM_OF_ALL_CLIENTS: "the server then adds up estimates, and not the replies of a "
-        "round",
+        Trait.SUM_OF_ALL_CLIENTS: ESTIMATES,
     },
     instead="set kind = 'none'",
 )
+BALL = Demand(clips_changes, {Trait.SUM_OF_ALL_CLIENTS: ESTIMATES}, instead="set ball = 'none'")
+MIXING = Demand(mixes_replies, {Trait.SUM_OF_ALL_CLIENTS: ESTIMATES}, instead="set mixing = 0")
 AVERAGE = Demand(
     where("output.average", bool),
     {Trait.CHANGES_BASES: "the average of factors then belongs to no average of models"},
@@ -195,7 +212,7 @@ OF_ANY_RUN = (
     *(CENTRED_DATA, FEATURES, MATRIX_TASK, HEAVY_TAILED, LABELLED_TEXT),
     *(COMPRESSION, EF21, SERVER_STEPS, VOTES, GOSSIP, POLARGRAD, BIAS_CORRECTED, NOISE_FLOOR),
     *(LATE_REPLIES, WEIGHTED_CHANGES),
-    *(MEAN_OF_PRODUCTS, ADAPTER_RANKS, AVERAGE, ATTACKS),
+    *(MEAN_OF_PRODUCTS, ADAPTER_RANKS, AVERAGE, ATTACKS, BALL, MIXING),
 )
 
 # Demands of privacy per example
@@ -271,6 +288,8 @@ CLIENT_LEVEL = Demand(
         Trait.UNCLIPPED: "it needs clipped updates",
         Trait.HOSTILE_CLIENTS: "the account assumes that every client clips its update and adds "
         "its noise",
+        Trait.CLIPS_CHANGES: "it already clips the updates of clients",
+        Trait.MIXES_REPLIES: "the server sees only one noisy sum",
     },
 )
 TRUSTED_SERVER = Demand(
@@ -324,7 +343,9 @@ def mechanism_problems(
 ) -> Iterator[str]:
     """Yield errors for keys of these tables that no private recipe supports."""
     table = orthogonalizer or OrthogonalizerTable()
-    tables = SimpleNamespace(privacy=privacy, local=local, orthogonalizer=table, attacks=Attacks())
+    tables = SimpleNamespace(
+        privacy=privacy, local=local, orthogonalizer=table, attacks=Attacks(), robust=Robust()
+    )
     yield from _forbidden(tables, OF_MECHANISM)
     yield from incompatible.mechanism_problems(privacy, local)
     yield from fixed_smoothing_problems(tables)

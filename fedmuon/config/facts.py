@@ -48,7 +48,10 @@ follows_gradients = where(  # the function `named` about [federation] subspace-b
 )
 
 
-attacked = where("attacks.kind", "none".__ne__)  # the function `named` about [attacks] kind
+# The functions `named` about [attacks] kind, [robust] ball and [robust] mixing
+attacked = where("attacks.kind", "none".__ne__)
+clips_changes = where("robust.ball", "none".__ne__)
+mixes_replies = where("robust.mixing", bool)
 
 
 def server_keeps_muon(config: Config) -> bool:
@@ -341,6 +344,8 @@ FACTS: tuple[Fact[Config], ...] = (
         "Set feedback = 'error'",
     ),
     Fact(Trait.HOSTILE_CLIENTS, attacked, "Set kind = 'none'"),
+    Fact(Trait.CLIPS_CHANGES, clips_changes, "Set ball = 'none'"),
+    Fact(Trait.MIXES_REPLIES, mixes_replies, "Set mixing = 0"),
     Fact(
         Trait.MEASURES_CLIENTS,
         where("output.clients", bool),

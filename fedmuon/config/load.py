@@ -23,6 +23,7 @@ from fedmuon.config.schema import (
     OrthogonalizerTable,
     Output,
     Privacy,
+    Robust,
     Stability,
     TaskTable,
     refusal,
@@ -65,6 +66,7 @@ class Config(Table):
         faults: What happens when clients fail.
         devices: Simulated speeds, bandwidths and availability.
         attacks: Hostile clients, and what they send.
+        robust: Defences of the server against hostile clients.
         stability: Neighbouring data sets, and the constants of the stability bound.
         output: How often a run evaluates and saves, and its callback.
 
@@ -90,6 +92,7 @@ class Config(Table):
     faults: Faults = Faults()
     devices: Devices = Devices()
     attacks: Attacks = Attacks()
+    robust: Robust = Robust()
     stability: Stability = Stability()
     output: Output = Output()
     _given: UserObjects = PrivateAttr(default_factory=lambda: NOTHING)  # a default would be copied

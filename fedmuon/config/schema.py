@@ -535,6 +535,11 @@ ATTACKED = ReadIf(
     "attacks.kind", "none".__ne__, "runs with hostile clients", "set [attacks] kind = 'sign-flip'"
 )
 
+# [robust]
+BALL = ReadIf(
+    "robust.ball", "none".__ne__, "runs that clip changes", "set [robust] ball = 'matrix'"
+)
+
 # [engine] and [stability]
 RAY_ENGINE = ReadIf("engine.name", ("ray",), "the engine `ray`")
 REMOTE_CLIENTS = ReadIf("engine.name", ("ray", "deployment"), "engines with client processes")
@@ -1844,6 +1849,48 @@ class Attacks(Table):
     )
 
 
+class Robust(Table):
+    """Defences of the server against hostile clients, before it combines the replies.
+
+    The server first clips and then mixes. `[federation] aggregate` has robust aggregators.
+    """
+
+    ball: Literal["none", "matrix", "model"] = key(
+        "none",
+        "Which changes of clients the server clips to a ball. `matrix` clips each parameter. "
+        "`model` clips all parameters together that the radius covers. An honest client that takes "
+        "Muon steps cannot leave the ball with the default radius, so only hostile clients are "
+        "clipped.",
+    )
+    radius: Amount = key(
+        0.0,
+        "Radius of the ball in the Frobenius norm. 0 means the largest change of an honest client: "
+        "η E √q for a matrix with shorter side q, E local Muon steps with the step size η, and "
+        "singular values of at most 1. Other optimizers need a radius.",
+        read_if=BALL,
+    )
+    aux_radius: Amount = key(
+        0.0,
+        "Radius for each parameter of a network that Muon does not update, such as a bias. 0 means "
+        "the median of the norms of its changes in the round.",
+        read_if=(BALL, TRAINED_NETWORK, MUON_RECIPE),
+    )
+    state_radius: Amount = key(
+        0.0,
+        "Largest norm of each state that a client returns, such as the momentum. 0 means the "
+        "proved bound on the momentum of `fedmuon` on the matrix task. Otherwise, the change of a "
+        "state is clipped to the median of the norms of its changes in the round.",
+        read_if=(BALL, SENDS_STATES),
+    )
+    mixing: Annotated[int, Field(ge=0, le=CLIENTS)] = key(
+        0,
+        "f, the number of hostile replies in a round that nearest-neighbour mixing tolerates, less "
+        "than half of all replies. Each of K replies is replaced by the mean of the K − f nearest "
+        "replies. 0 means no mixing.",
+        symbol="f",
+    )
+
+
 class Stability(Table):
     """Settings of `fedmuon stability` and of the stability bound."""
 
@@ -1978,6 +2025,7 @@ TABLES_OF_A_CONFIG: dict[str, type[Table]] = {
     "faults": Faults,
     "devices": Devices,
     "attacks": Attacks,
+    "robust": Robust,
     "stability": Stability,
     "output": Output,
 }
@@ -2008,6 +2056,7 @@ LATER = tuple(
                  "public", "components"),
         "devices": tuple(FIELDS["devices"]),
         "attacks": tuple(FIELDS["attacks"]),
+        "robust": tuple(FIELDS["robust"]),
         "stability": ("probes", "replacements", "output-noise", "unit"),
     }.items()
     for key in keys

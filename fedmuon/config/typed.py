@@ -353,6 +353,17 @@ AttacksKeys = TypedDict(
     },
     total=False,
 )
+RobustKeys = TypedDict(
+    "RobustKeys",
+    {
+        "ball": Literal["none", "matrix", "model"],
+        "radius": float,
+        "aux-radius": float,
+        "state-radius": float,
+        "mixing": int,
+    },
+    total=False,
+)
 StabilityKeys = TypedDict(
     "StabilityKeys",
     {
@@ -410,5 +421,6 @@ class Tables(TypedDict, total=False):
     faults: FaultsKeys
     devices: DevicesKeys
     attacks: AttacksKeys
+    robust: RobustKeys
     stability: StabilityKeys
     output: OutputKeys

@@ -78,6 +78,8 @@ class Trait(StrEnum):
     MEASURES_CLIENTS = "releases measurements of the samples of clients"
     # Robustness
     HOSTILE_CLIENTS = "lets hostile clients send other messages or train on other labels"
+    CLIPS_CHANGES = "clips the changes of clients on the server"
+    MIXES_REPLIES = "mixes the replies of clients before they are combined"
     # Privacy
     PRIVATE = "is private"
     NOISE_PER_STEP = "adds noise to each step to protect single examples"

@@ -1,9 +1,9 @@
 """The stages that a config adds to a recipe: your own, adapters, compression, attacks, and privacy.
 
-Attacks come first, so that they change ordinary models, and are simulated just before the
-aggregator. Your own stages and compression follow the stages of the recipe. Privacy per client
-comes before all others, so that clients clip the update and add noise to it before other stages
-change it.
+Defences of the server and attacks come first, so that they change ordinary models. The server reads
+attacks first. Then it clips and mixes the replies, and combines them. Your own stages and
+compression follow the stages of the recipe. Privacy per client comes before all others, so that
+clients clip the update and add noise to it before other stages change it.
 """
 
 from dataclasses import replace
@@ -19,6 +19,7 @@ from fedmuon.federated.hostile_clients import with_attack
 from fedmuon.federated.personal import require_personal
 from fedmuon.federated.recipe_demands import require_demands
 from fedmuon.federated.recipe_facts import BuiltRecipe
+from fedmuon.federated.robust_stages import with_defences
 from fedmuon.optim.client_privacy import ClientPrivacy
 from fedmuon.optim.compression import Compression, compressor
 from fedmuon.optim.frozen_factors import FrozenFactors
@@ -55,7 +56,8 @@ def with_configured_stages(config: Config, recipe: Recipe, task: Task) -> Recipe
         stages = tried_stages(recipe, start, task.stack_limit)
         stages = (*stages, *compressed.stages[len(stages) :])
         compressed = replace(compressed, stages=stages)
-    return _with_client_privacy(config, with_attack(config, compressed, task))
+    attacked = with_attack(config, compressed, task)
+    return _with_client_privacy(config, with_defences(config, attacked, task))
 
 
 def _with_compression(config: Config, recipe: Recipe) -> Recipe:

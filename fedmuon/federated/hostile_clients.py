@@ -73,19 +73,21 @@ def most_hostile(config: Config) -> tuple[int, int, int | None]:
 
 def _require_tolerated(config: Config, recipe: Recipe) -> None:
     """Raise an error if a round has more hostile clients than the aggregator tolerates."""
-    if (tolerates := recipe.aggregate.tolerates) is None:
-        return
     hostile, participants, number = most_hostile(config)
-    limit = tolerates(participants)
-    if hostile <= limit:
-        return
+    limits = dict[str, int]()
+    if recipe.aggregate.tolerates is not None:
+        limits[setting(config, "federation.aggregate")] = recipe.aggregate.tolerates(participants)
+    if config.robust.mixing:
+        limits[setting(config, "robust.mixing")] = config.robust.mixing
     where = "a round can have" if number is None else f"round {number} has"
-    raise InputError(
-        f"{where} {hostile} hostile clients among its {participants} participants, but "
-        f"{setting(config, 'federation.aggregate')} tolerates at most {limit}. Lower [attacks] "
-        "share, raise [federation] per-round, or choose an aggregate that tolerates more. With "
-        "aggregate = 'mean', no hostile client is tolerated, but the run is possible."
-    )
+    for named, limit in limits.items():
+        if hostile > limit:
+            raise InputError(
+                f"{where} {hostile} hostile clients among its {participants} participants, but "
+                f"{named} tolerates at most {limit}. Lower [attacks] share, raise [federation] "
+                "per-round, or choose a setting that tolerates more. The aggregate 'mean' "
+                "tolerates no hostile client, but runs with any number."
+            )
 
 
 def _classes(task: Task) -> int:

@@ -136,6 +136,7 @@ def _like(flat: Tensor, params: Mapping[str, Tensor]) -> Params:
     """Return a row as tensors with the names, shapes and dtypes of `params`."""
     parts = flat.split([value.numel() for value in params.values()])
     return {
-        name: part.view(value.shape).to(value.dtype)
+        # The memory layout of the replies, so that a resumed run rounds in the same way.
+        name: torch.empty_like(value).copy_(part.view(value.shape))
         for (name, value), part in zip(params.items(), parts, strict=True)
     }

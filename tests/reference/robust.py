@@ -9,7 +9,7 @@ from scipy.stats import norm
 
 from fedmuon.core.rng import Draw, generator
 from reference.rounds import MODEL, Method, Visit
-from reference.trees import Trees
+from reference.trees import Tree, Trees
 
 
 @dataclass
@@ -158,3 +158,55 @@ def by_entry(honest: list[Trees], combine: Callable[[list[float]], float]) -> Tr
 
 def flat(trees: Trees) -> np.ndarray:
     return np.concatenate([value.ravel() for arrays in trees.values() for value in arrays.values()])
+
+
+# Defences of the server
+
+
+def in_ball(method: Method, radius: float, state: float = 0.0) -> Method:
+    """Clip the change of the model to a radius, and the norm of each state."""
+
+    def change(seen: Seen, replies: list[Trees]) -> list[Trees]:
+        clipped = []
+        for reply, received in zip(replies, seen.received, strict=True):
+            moves = difference(method, reply, received)
+            moves[MODEL] = shortened(moves[MODEL], radius)
+            after = moved(method, moves, received)
+            for tree in after:
+                if tree != MODEL:
+                    after[tree] = shortened(reply[tree], state)
+            clipped.append(after)
+        return clipped
+
+    return reading(method, change)
+
+
+def shortened(tree: Tree, limit: float) -> Tree:
+    total = 0.0
+    for value in tree.values():
+        for entry in value.ravel():
+            total += float(entry) ** 2
+    factor = min(1.0, limit / math.sqrt(total)) if total else 1.0
+    return {name: factor * value for name, value in tree.items()}
+
+
+def mixed(method: Method, hostile: int) -> Method:
+    """Replace each reply by the mean of its nearest replies, the model and states separately."""
+
+    def change(seen: Seen, replies: list[Trees]) -> list[Trees]:
+        after: list[Trees] = [{} for _ in replies]
+        for tree in replies[0]:
+            for number, reply in enumerate(replies):
+                distances = [
+                    (math.sqrt(sum(float(((reply[tree][name] - other[tree][name]) ** 2).sum())
+                                   for name in reply[tree])), place)
+                    for place, other in enumerate(replies)
+                ]  # fmt: skip
+                nearest = [place for _, place in sorted(distances)[: len(replies) - hostile]]
+                after[number][tree] = {
+                    name: np.mean([replies[place][tree][name] for place in nearest], 0)
+                    for name in reply[tree]
+                }
+        return after
+
+    return reading(method, change)

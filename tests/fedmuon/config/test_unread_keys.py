@@ -113,6 +113,8 @@ OTHER: dict[str, Any] = {
     "stability.delta": 0.2,
     "attacks.kind": "sign-flip", "attacks.share": 0.5, "attacks.clients": "1",
     "attacks.from-round": 1, "attacks.strength": 3.0,
+    "robust.ball": "matrix", "robust.radius": 1e-4, "robust.aux-radius": 0.01,
+    "robust.state-radius": 0.01, "robust.mixing": 1,
     "stability.lipschitz": "paper", "stability.constants": "global",
     "stability.realized": True,
     "stability.c-hp": "sharp", "stability.alpha-smoothing": 0.2,
@@ -202,6 +204,8 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "clock": {"devices": {"mode": "synchronous"}},
     "hostile": {"attacks": {"kind": "scaled", "clients": "0, 1, 2, 3"}},
+    "ball": {"robust": {"ball": "matrix"}},
+    "network-ball": {**NETWORK, "robust": {"ball": "model"}},
     "copies": {"attacks": {"kind": "mimic", "share": 0.4}},
     "fedbuff": {"devices": {"mode": "fedbuff", "buffer": 2, "speeds": "log-normal"}},
     "threshold": {"devices": {"mode": "threshold", "threshold": 1, "speeds": "log-normal"}},
@@ -375,7 +379,8 @@ def test_keys_that_are_read_change_something(
 
 # Where a key shows, if not in the first setting that reads it.
 CHOSEN = {"data.normalize": ["network-sgd"], "attacks.share": ["copies"],
-          "local.qkv": ["text-muon"], "local.muon": ["text-muon"]}  # fmt: skip
+          "robust.ball": ["hostile"], "local.qkv": ["text-muon"],
+          "local.muon": ["text-muon"]}  # fmt: skip
 
 
 class Seen:

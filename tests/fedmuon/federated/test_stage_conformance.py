@@ -60,6 +60,7 @@ from fedmuon.server.strategy import FlowerEngine
 
 LR, N, SEED, LAMBDA = 0.3, 5, 3, 0.1
 PLAIN = Channel(seed=SEED)
+FEDAVG = {"recipe": "fedavg"}
 ADAPTED = f"{Path(__file__).parents[2] / 'helpers' / 'adapted.py'}:fresh"
 EXAMPLE = f"{Path(__file__).parents[3] / 'examples' / 'stage.py'}:LargerHalf"
 
@@ -252,9 +253,63 @@ ATTACKS["hostile clients of sparse messages"] = replace(
     channel=Channel(top_k(0.3), seed=SEED), shapes=True,
 )  # fmt: skip
 
+BALL = LR * 2 * math.sqrt(3)  # two steps on a matrix of shape 7 x 3
+G_MAX = math.sqrt(2) / 4
+
+
+def defended(
+    robust_table: dict[str, Any],
+    change: Callable[[Method], Method],
+    wrong: Callable[[Method], Method],
+    method: Callable[[Config], Method] = lambda config: methods.fedmuon(LR),
+    local: dict[str, Any] | None = None,
+    kind: str = "scaled",
+    factor: float = 10.0,
+    hostile: tuple[int, ...] = (1, 3),
+) -> Row:
+    """A defence of the server against hostile clients, whose reference changes the method."""
+    attack = {"kind": kind, "clients": ", ".join(map(str, hostile))}
+
+    def row(config: Config, change: Callable[[Method], Method] = change) -> Method:
+        # The method that is changed last changes the replies first.
+        return robust.attacked(change(method(config)), kind, hostile, factor, SEED)
+
+    return Row(
+        {"attacks": attack, "robust": robust_table, "local": local or {},
+         "federation": {"per-round": 5}},
+        lambda case: case._replace(method=row(config({}), wrong)),
+        row,
+        shapes=False,
+    )  # fmt: skip
+
+
+DEFENCES = {
+    "ball of matrices": defended(
+        {"ball": "matrix"}, lambda method: robust.in_ball(method, BALL, G_MAX),
+        lambda method: robust.in_ball(method, BALL * 1.01, G_MAX),
+    ),
+    "ball of the momentum": defended(
+        {"ball": "model", "state-radius": 0.05},
+        lambda method: robust.in_ball(method, BALL, 0.05),
+        lambda method: robust.in_ball(method, BALL, 0.06),
+    ),
+    "ball of gradient steps": defended(
+        {"ball": "model", "radius": 0.1}, lambda method: robust.in_ball(method, 0.1),
+        lambda method: robust.in_ball(method, 0.11), fedavg, FEDAVG, "sign-flip", 1.0,
+    ),
+    "mixing": defended(
+        {"mixing": 1}, lambda method: robust.mixed(method, 1),
+        lambda method: robust.mixed(method, 2), hostile=(1,),
+    ),
+    "ball and mixing": defended(
+        {"mixing": 1, "ball": "matrix"},
+        lambda method: robust.in_ball(robust.mixed(method, 1), BALL, G_MAX),
+        lambda method: robust.mixed(robust.in_ball(method, BALL, G_MAX), 1), hostile=(1,),
+    ),
+}  # fmt: skip
+
 TOP: dict[str, Any] = {"uplink": "top-k", "share": 0.3}
 PRIVATE = {"level": "client", "bound": 0.05, "insecure-reproducible-noise": True}
-FEDAVG = {"recipe": "fedavg"}
 DIGITS = {
     "data": {"name": "digits", "train": 120, "test": 20},
     "task": {"name": "network", "model": "mlp"},
@@ -425,6 +480,7 @@ STAGES: dict[str, Row] = {
         compression={**TOP, "downlink": "top-k", "feedback": "error"},
     ),
     **ATTACKS,
+    **DEFENCES,
     "statistics": Row(
         {"local": FEDAVG}, lambda case: case._replace(problem=replace(
             case.problem, statistics=lambda model, inputs: {})),
@@ -682,7 +738,8 @@ def on_engines(name: str, clients: int) -> Config:
     """The row's config with this number of clients."""
     row = STAGES[name]
     tables = {**row.tables, **row.on_engines}
-    federation = {**tables.get("federation", {}), "clients": clients, "per-round": 2, "rounds": 3}
+    fewer = {"per-round": 2, **tables.get("federation", {})}
+    federation = {**fewer, "clients": clients, "rounds": 3}
     return config({**tables, "federation": federation})
 
 

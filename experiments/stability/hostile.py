@@ -1,0 +1,146 @@
+"""How far hostile clients can move the model of a setting or a run: `fedmuon bound --hostile`.
+
+This module needs only NumPy. The formula and its proof are in `analysis/theory/hostile.py`.
+"""
+
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from fedmuon.analysis.theory.corollaries import Realized
+from fedmuon.analysis.theory.hostile import hostile_bound
+from fedmuon.config.load import Config
+from fedmuon.config.schema import Attacks, Robust
+from fedmuon.core.errors import InputError, shown
+from fedmuon.core.files import finite
+from fedmuon.experiments.stability.certificates import (
+    IMAGES,
+    CertifiedSetting,
+    map_constant,
+    method_of,
+)
+from fedmuon.experiments.tables import facts, listed
+from fedmuon.federated.honest_ball import matrix_radius, state_radius
+from fedmuon.orthogonalize import Uncertified
+from fedmuon.tasks.constants import constants
+
+ASSUMED = (
+    "The server clips the change of each client's model to the ball, and each returned momentum to "
+    "its norm.",
+    "Hostile clients can send any message, know all data and draws, and may differ between rounds.",
+    "The other run has the same participants, batches and step sizes, and honest clients only.",
+    "The constants L_loss, Lg and G_max hold for all models (matrix task).",
+)
+
+
+def hostile_report(case: CertifiedSetting, hostile: int, folder: bool = False) -> dict[str, Any]:
+    """Return the bound for a number of hostile clients as one JSON object.
+
+    Args:
+        case: The setting.
+        hostile: The number of hostile clients. The bound holds for any clients.
+        folder: Whether the setting is that of a finished run, whose server must have clipped.
+
+    Raises:
+        InputError: If the number is out of range, or no bound covers the setting.
+    """
+    config, clients = case.config, len(case.sizes)
+    if not 1 <= hostile < clients:
+        raise InputError(
+            f"--hostile is {hostile}, but it must be at least 1 and less than the {clients} "
+            "clients. Pass a number in this range."
+        )
+    _require_covered(config, folder)
+    method = method_of(config.model_copy(update={"attacks": Attacks(), "robust": Robust()}))
+    global_constants = constants()
+    smooth = global_constants.smoothness if case.l_g is None else case.l_g
+    slope = map_constant(case) if case.l_orth is None else case.l_orth
+    radius = config.robust.radius or matrix_radius(config, _shape(case))
+    factors = np.ones(len(case.rates)) if config.robust.radius else case.rates / config.local.lr
+    momentum = 0.0 if method.afresh or not method.beta else state_radius(config)
+    weights = _weights(case, hostile)
+    bound = hostile_bound(
+        method, case.rates, slope, smooth, radius * factors, weights, momentum, config.local.steps
+    )
+    return {
+        "hostile": hostile,
+        "weight": float(weights.max()),
+        "radius": radius,
+        "momentum_radius": momentum,
+        "l_orth": slope,
+        "l_g": smooth,
+        "distance": finite(bound.last),
+        "recursion": finite(float(bound.distances[-1])),
+        "trivial": finite(float(bound.trivial[-1])),
+        "loss_change": min(global_constants.loss_bound, global_constants.lipschitz * bound.last),
+        "assumptions": list(ASSUMED),
+    }
+
+
+def hostile_table(record: dict[str, Any]) -> Table:
+    """Return the record of `hostile_report` as a table for the terminal."""
+    names = {
+        "distance": "largest move of the final model",
+        "loss_change": "largest change of a sample's loss",
+        "recursion": "move by the recursion",
+        "trivial": "move by the ball alone",
+        "weight": "largest weight of hostile clients in a round",
+        "radius": "radius of the ball",
+        "momentum_radius": "largest norm of a momentum",
+        "l_orth": "Lipschitz constant of the orthogonalizer",
+        "l_g": "Lipschitz constant of the gradient",
+    }
+    rows = [(words, "-" if record[name] is None else record[name]) for name, words in names.items()]
+    title = f"bound for {record['hostile']} hostile clients"
+    return facts(title, [*rows, *listed("assumes", record["assumptions"])])
+
+
+def _require_covered(config: Config, folder: bool) -> None:
+    """Raise an error for settings that the bound does not cover."""
+    if config.task.name != "matrix":
+        raise Uncertified(
+            "A bound for hostile clients needs [task] name = 'matrix', because the constants of "
+            f"{config.task.name!r} are not proved. Set name = 'matrix'."
+        )
+    if folder and config.robust.ball == "none":
+        raise Uncertified(
+            "The server of this run clips nothing, so one hostile client can move the model "
+            "arbitrarily far. Run the config with [robust] ball = 'model'."
+        )
+    if config.robust.mixing:
+        raise Uncertified(
+            f"[robust] mixing = {config.robust.mixing} is not covered by the bound for hostile "
+            "clients, which needs the mean of the clients' own replies. Set mixing = 0."
+        )
+
+
+def _shape(case: CertifiedSetting) -> tuple[int, int]:
+    """Return the shape of the model. If it is unknown, use a larger one with as many classes."""
+    if case.shape is not None:
+        return case.shape
+    data = case.config.data
+    if data.name in IMAGES:
+        return 10**9, 10
+    if data.name == "synthetic":
+        return data.dimension, data.classes
+    raise InputError(
+        "The radius of the ball depends on the number of classes, which is not known for [data] "
+        f"name = {shown(data.name)}. Set [robust] radius, or pass a run folder."
+    )
+
+
+def _weights(case: CertifiedSetting, hostile: int) -> np.ndarray:
+    """Return the largest weight of `hostile` clients in each round [R]."""
+    federation, part = case.config.federation, case.participation
+    if federation.aggregate != "by-samples":
+        most = min(hostile, federation.per_round)
+        return np.full(federation.rounds, most / federation.per_round)
+    if not isinstance(part, Realized):
+        raise InputError(
+            "[federation] aggregate = 'by-samples' gives clients different weights, so the bound "
+            "for hostile clients needs the schedule of a run. Pass a run folder, or set aggregate "
+            "= 'mean'."
+        )
+    sizes = np.sort(np.asarray(case.sizes)[np.asarray(part.schedule)], 1)
+    return sizes[:, -hostile:].sum(1) / sizes.sum(1)
