@@ -275,7 +275,7 @@ CHOICES: dict[str, tuple[Choice, ...]] = {
             "the point with the smallest sum of distances to all replies (RFA)",
             options={
                 "iterations": ("32", "number of Weiszfeld steps"),
-                "smoothing": ("1e-6", "smallest distance that counts"),
+                "smoothing": ("1e-06", "smallest distance that counts"),
             },
             cites=("rfa",),
         ),

@@ -182,7 +182,7 @@ def test_the_keys_of_a_choice_are_keys_that_it_meets(key: str) -> None:
     """A key is in a row if and only if the schema lets it have an effect with this name."""
     table = {"federation.partition": "data", "data.name": "data", "local.schedule": "local",
              "orthogonalizer.name": "orthogonalizer",
-             "federation.adapters": "federation"}.get(key)  # fmt: skip
+             "federation.adapters": "federation", "attacks.kind": "attacks"}.get(key)  # fmt: skip
     keys = {one for row in CHOICES[key] for one in row.keys}
     assert keys <= {*FIELDS[table or "data"]}
     for one in keys:
