@@ -151,7 +151,8 @@ def test_a_slip_is_met_with_what_was_meant(words: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(("words", "found"), [
-    ("fedmuon run --set local.recipe=dp-muo", ["local.recipe=dp-muon", "local.recipe=dp-muonbc"]),
+    ("fedmuon run --set local.recipe=dp-muo",
+     ["local.recipe=dp-muon", "local.recipe=dp-muon-im", "local.recipe=dp-muonbc"]),
     ("fedmuon sweep --grid local.server-mom", ["local.server-momentum="]),
     ("fedmuon suite dp-classification-", ["dp-classification-cnn"]),
     ("fedmuon list opt", ["optimizers"]),
