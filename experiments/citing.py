@@ -111,11 +111,7 @@ def _used(config: Config, stability: bool) -> Iterator[tuple[str, str]]:
             value = str(value_of(config, key))
             for entry in values.get(value, ()):
                 yield entry, REASONS[key].format(value)
-    if reads(config, "orthogonalizer.name"):
-        if config.orthogonalizer.row_memory:
-            yield "normuon", "orthogonalizer row memory"
-        if config.orthogonalizer.shards > 1:
-            yield "muonbp", "orthogonalizer shards"
+    yield from _by_number(config)
     if config.local.recipe in PRIVATE or config.privacy.level == "client":
         yield from ((accountant, "privacy accounting") for accountant in ACCOUNTANT)
         if config.privacy.quantile:
@@ -125,6 +121,17 @@ def _used(config: Config, stability: bool) -> Iterator[tuple[str, str]]:
     if stability:
         yield "stability-note", "stability bound"
     yield "pytorch", "software"
+
+
+def _by_number(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield the entries of methods that a number selects, as `_used` does."""
+    if reads(config, "orthogonalizer.name"):
+        if config.orthogonalizer.row_memory:
+            yield "normuon", "orthogonalizer row memory"
+        if config.orthogonalizer.shards > 1:
+            yield "muonbp", "orthogonalizer shards"
+    if config.robust.mixing:
+        yield "nearest-neighbour-mixing", "nearest-neighbour mixing"
 
 
 def _exact(privacy: Privacy) -> bool:

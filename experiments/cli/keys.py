@@ -13,6 +13,7 @@ import fedmuon.experiments.cli.completion as completion
 from fedmuon.config.methods import average_of
 from fedmuon.config.names import (
     ADAPTERS,
+    ATTACKS,
     CLOSED_LISTS,
     COMPRESSORS,
     DOWNLINK,
@@ -41,6 +42,7 @@ SAID = {
     "compression.downlink": DOWNLINK,
     "data.features": FEATURES,
     "federation.adapters": ADAPTERS,
+    "attacks.kind": ATTACKS,
 }
 
 

@@ -17,6 +17,7 @@ def _summaries(key: str) -> dict[str, str]:
 
 COMPRESSORS, DOWNLINK = _summaries("compression.uplink"), _summaries("compression.downlink")
 FEATURES, ADAPTERS = _summaries("data.features"), _summaries("federation.adapters")
+ATTACKS = _summaries("attacks.kind")
 # Keys that accept no custom objects, and how `fedmuon list` calls their names.
 CLOSED = (
     "compression.uplink", "compression.downlink", "data.features", "federation.adapters",

@@ -286,7 +286,7 @@ def test_the_bibliography_is_whole() -> None:
     known = citing.entries()
     used = {one for values in citing.CITED.values() for keys in values.values() for one in keys}
     more = {*citing.ACCOUNTANT, "muon", "normuon", "muonbp", "quantile-clipping", "pytorch",
-            "discrete-gaussian", "stability-note"}  # fmt: skip
+            "discrete-gaussian", "stability-note", "nearest-neighbour-mixing"}  # fmt: skip
     assert used | more == set(known)
     for key, text in known.items():
         assert text.count("{") == text.count("}") and text.endswith("}"), key
