@@ -88,7 +88,15 @@ def _period(name: str, nodes: int, edges: float, file: str, varying: bool, seed:
         return _exponential(nodes, varying)
     if name == "random":
         return (_random(nodes, edges, seed, 0),)
-    return read_matrices(Path(file), nodes)
+    matrices = read_matrices(Path(file), nodes)
+    if varying != (len(matrices) > 1):
+        fix = "Set varying-graph = false" if varying else "Set varying-graph = true"
+        raise InputError(
+            f"[federation] graph-file = '{file}' has {len(matrices)} "
+            f"{'matrix' if varying else 'matrices'}, but varying-graph = {str(varying).lower()}. "
+            f"{fix}, or change the file."
+        )
+    return matrices
 
 
 def _circle(nodes: int) -> np.ndarray:

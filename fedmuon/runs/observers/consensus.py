@@ -21,7 +21,8 @@ class Consensus(Observer):
 
     def after(self, finished: Round, record: Record) -> Record:
         """Return both measurements. The losses of the record are those of the mean model."""
-        gap = 1 - contraction(self.graph.weights(finished.state.round - 1))
+        sigma = contraction(self.graph.weights(finished.state.round - 1))
+        gap = max(0.0, 1 - sigma)  # rounding can raise sigma above 1
         return {"consensus_error": self._error(finished.state), "spectral_gap": gap}
 
     def end(self, state: ServerState) -> tuple[Record, Mapping[str, bytes]]:

@@ -84,8 +84,18 @@ def test_random_graphs_are_keyed() -> None:
 def test_a_file_can_have_fractions_and_several_matrices(tmp_path: Path) -> None:
     file = tmp_path / "graph.csv"
     file.write_text("1/3, 2/3, 0\n2/3, 1/3, 0\n0, 0, 1\n\n1,0,0\n0,0.5,0.5\n0,0.5,0.5\n")
-    graph = Graph("file", 3, file=str(file))
+    graph = Graph("file", 3, file=str(file), varying=True)
     assert graph.weights(0)[0].tolist() == [1 / 3, 2 / 3, 0] and graph.weights(3)[1, 2] == 0.5
+
+
+def test_several_matrices_need_a_graph_that_varies(tmp_path: Path) -> None:
+    file = tmp_path / "graph.csv"
+    file.write_text("0.5,0.5\n0.5,0.5\n" * 2)
+    with pytest.raises(InputError, match=r"has 2 matrices, but .* Set varying-graph = true"):
+        Graph("file", 2, file=str(file))
+    file.write_text("0.5,0.5\n0.5,0.5\n")
+    with pytest.raises(InputError, match=r"has 1 matrix, but .* Set varying-graph = false"):
+        Graph("file", 2, file=str(file), varying=True)
 
 
 @pytest.mark.parametrize(
