@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 
 from fedmuon.config.load import Config, absolute_paths, flatten, load
+from fedmuon.config.methods import has
 from fedmuon.core.cores import few_free_cores
 from fedmuon.core.errors import InputError, shown
 from fedmuon.core.locks import held
@@ -100,7 +101,11 @@ def on_engine(config: Config, work: Callable[[Engine], Result], verbose: bool = 
     if config.engine.name == "inline":
         return work(run_rounds)
     quiet_ray()
-    # This module imports Ray and Flower.
+    # These modules import Ray and Flower.
+    if has(config.local.recipe, "gossip"):
+        from fedmuon.experiments.engines.ray_gossip import with_ray_nodes
+
+        return with_ray_nodes(config, work, verbose)
     from fedmuon.experiments.engines import ray_engine
     from fedmuon.server.strategy import FlowerEngine
 

@@ -32,6 +32,7 @@ from fedmuon.federated.rounds import broadcast, next_state, starts
 from fedmuon.federated.traffic import returned_like, traffic
 from fedmuon.federated.wire import distrusted, pack, received
 from fedmuon.optim.chain import States
+from fedmuon.optim.gossip import require_server
 from fedmuon.optim.stage import Reply, ServerState
 from fedmuon.runs.observers.worker_memory import Measured
 from fedmuon.server import stopping
@@ -370,6 +371,7 @@ class FlowerEngine:
 
     def __call__(self, experiment: Experiment, state: ServerState) -> Iterator[Round]:
         """Run and yield the remaining rounds."""
+        require_server(experiment.recipe)
         return FedMuonStrategy(self.config, experiment, state).rounds(self.grid)
 
     def memory(self) -> list[Record]:

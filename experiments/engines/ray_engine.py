@@ -63,7 +63,7 @@ def with_ray_grid(
                     client_app,
                     config.federation.clients,
                     most=config.federation.per_round,
-                    resources=_resources(config),
+                    resources=resources_of(config),
                     again=config.faults.retries > 0,
                     shows_errors=False,  # the strategy itself reports errors
                     seed=config.federation.seed,
@@ -74,10 +74,10 @@ def with_ray_grid(
                 stopping.pause(0.0)  # handle a request to stop that arrived at the end
                 return result
         except RayError as error:
-            raise InputError(_why(error, config)) from error
+            raise InputError(explained(error, config)) from error
 
 
-def _resources(config: Config) -> dict[str, float]:
+def resources_of(config: Config) -> dict[str, float]:
     """Return the resources that Ray reserves for a worker."""
     return {"num_cpus": config.engine.cpus_per_client, "num_gpus": config.engine.gpus_per_client}
 
@@ -89,10 +89,10 @@ def _kind_of_workers(config: Config) -> tuple[Any, ...] | None:
     objects or files, which may change between runs.
     """
     names = (getattr(getattr(config, table), key) for table, key in NAMING)
-    return None if any(map(is_own, names)) or config.given else (*_resources(config).items(),)
+    return None if any(map(is_own, names)) or config.given else (*resources_of(config).items(),)
 
 
-def _why(error: RayError, config: Config) -> str:
+def explained(error: RayError, config: Config) -> str:
     """Return an explanation of the error and the action that solves it."""
     if died(error):
         return (

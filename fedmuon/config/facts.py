@@ -286,8 +286,8 @@ FACTS: tuple[Fact[Config], ...] = (
     ),
     Fact(
         Trait.HAS_SERVER,
-        where("engine.name", "inline".__ne__),
-        "Set [engine] name = 'inline'",
+        where("engine.name", "deployment".__eq__),
+        "Set [engine] name = 'inline' or 'ray'",
     ),
     Fact(
         Trait.REPEATS_REQUESTS,

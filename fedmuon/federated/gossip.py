@@ -15,7 +15,7 @@ computes M_i, and its server's rule takes a step, which here each node takes for
 place of the mean direction. With all weights 1/N, every node has the server's model of this recipe.
 
 All nodes of a process are computed in one batch along the leading axis. `gossip_rounds` runs all
-nodes in this process. Other engines divide the nodes and carry the same two messages.
+nodes in this process. The engine `ray` divides the nodes and carries the same two messages.
 
 Source: DeMuon (arXiv:2510.01377).
 """
@@ -30,6 +30,7 @@ from fedmuon.config.load import Config
 from fedmuon.config.methods import has
 from fedmuon.config.schema import reads
 from fedmuon.federated.experiment import Client, Experiment, Round, mean_loss
+from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.rounds import client_updates
 from fedmuon.federated.traffic import payload_bytes
 from fedmuon.optim.chain import State, States, zeros
@@ -37,7 +38,7 @@ from fedmuon.optim.gossip import MODEL_OF_NODE, TRACKER, Gossip, joined
 from fedmuon.optim.graphs import Graph
 from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.stage import Broadcast, Reply, ServerState
-from fedmuon.tasks.base import Params, blocks, split_statistics
+from fedmuon.tasks.base import Params, Task, blocks, split_statistics
 
 MOMENTUM = "momentum"
 Messages = Mapping[int, Params]  # node -> the tensors that it sends
@@ -64,39 +65,7 @@ def gossip_of(recipe: Recipe) -> Gossip:
     return next(stage for stage in recipe.stages if isinstance(stage, Gossip))
 
 
-# The parts of a round, for some of the nodes
-
-
-def tracked(
-    experiment: Experiment,
-    nodes: Sequence[Client],
-    memories: Mapping[int, States],
-    begin: Params,
-    round: int,
-) -> tuple[dict[int, Params], list[Reply]]:
-    """Compute the momenta, and return the first messages and the replies with the momenta.
-
-    Args:
-        experiment: The recipe, the task and the plan.
-        nodes: The nodes of this process, with their samples.
-        memories: The states that each node stored in its last round.
-        begin: The model from which nodes without stored states start.
-        round: The number of the round.
-    """
-    recipe, received = experiment.recipe, Broadcast(round, begin, {})
-    replies = client_updates(*(recipe, experiment.task, experiment.plan, nodes, received, memories))
-    messages: dict[int, Params] = {}
-    for reply in replies:
-        direction, statistics = split_statistics(reply.params)
-        memory = memories.get(reply.client, {})
-        before = memory.get(MOMENTUM, zeros(direction))
-        tracker = memory.get(TRACKER, zeros(direction))
-        sent = {
-            name: tracker[name].to(value) + value - before[name].to(value)
-            for name, value in direction.items()
-        }
-        messages[reply.client] = {**sent, **statistics}
-    return messages, replies
+# The parts of a round, for the nodes of one process
 
 
 def mixed(weights: np.ndarray, node: int, messages: Messages) -> Params:
@@ -109,25 +78,75 @@ def mixed(weights: np.ndarray, node: int, messages: Messages) -> Params:
     return total
 
 
-def moved(
-    experiment: Experiment, nodes: Sequence[int], models: Mapping[int, Params],
-    trackers: Mapping[int, Params], round: int,
-) -> dict[int, Params]:  # fmt: skip
-    """Return the models of these nodes after their own steps, before averaging."""
-    recipe, like = experiment.recipe, models[nodes[0]]
-    old = joined([models[node] for node in nodes], like)
-    mean = joined([trackers[node] for node in nodes], like)
-    factor = experiment.plan.factor_at(round)
-    after, _ = recipe.apply_server(old, mean, {}, factor, lambda: [])
-    return dict(zip(nodes, blocks(after, len(nodes)), strict=True))
+class NodeGroup:
+    """The nodes of one process, which are computed in one batch.
 
+    In each round, `track` returns the first message of each node, `step` receives the messages of
+    all neighbours and returns the second ones, and `average` receives those.
 
-def stored(reply: Reply, model: Params, tracker: Params) -> States:
-    """Return all states that a node stores after a round."""
-    return {MOMENTUM: reply.own[MOMENTUM], MODEL_OF_NODE: model, TRACKER: tracker}
+    Attributes:
+        states: All states of each node after the last round: model, momentum and tracker.
+        replies: The replies of the nodes in the current round, with their losses.
+    """
 
+    def __init__(
+        self,
+        recipe: Recipe,
+        task: Task,
+        plan: RandomnessPlan,
+        nodes: Sequence[Client],
+        begin: Params,
+        states: Mapping[int, States],
+    ) -> None:
+        self.recipe, self.task, self.plan, self.nodes = recipe, task, plan, nodes
+        self.begin = begin  # the model of nodes without states
+        self.states: dict[int, States] = dict(states)
+        self.replies: list[Reply] = []
+        self._trackers: dict[int, Params] = {}
+        self._statistics: dict[int, Params] = {}
 
-# All nodes in this process
+    def track(self, round: int) -> dict[int, Params]:
+        """Compute the momenta M_i, and return V_i + M_i - M_i_before of each node."""
+        received = Broadcast(round, self.begin, {})
+        self.replies = client_updates(
+            self.recipe, self.task, self.plan, self.nodes, received, self.states
+        )
+        messages: dict[int, Params] = {}
+        for reply in self.replies:
+            direction, statistics = split_statistics(reply.params)
+            stored = self.states[reply.client]
+            before = stored.get(MOMENTUM, zeros(direction))
+            tracker = stored.get(TRACKER, zeros(direction))
+            sent = {
+                name: tracker[name].to(value) + value - before[name].to(value)
+                for name, value in direction.items()
+            }
+            messages[reply.client] = {**sent, **statistics}
+        return messages
+
+    def step(self, round: int, weights: np.ndarray, messages: Messages) -> dict[int, Params]:
+        """Compute the trackers V_i, and return X_i - lr Orth(V_i) of each node."""
+        numbers = [node for node, _ in self.nodes]
+        for node in numbers:
+            mixes = split_statistics(mixed(weights, node, messages))
+            self._trackers[node], self._statistics[node] = mixes
+        like, _ = split_statistics(self.begin)
+        models = [self.states[node].get(MODEL_OF_NODE, self.begin) for node in numbers]
+        trackers = joined([self._trackers[node] for node in numbers], like)
+        factor = self.plan.factor_at(round)
+        after, _ = self.recipe.apply_server(joined(models, like), trackers, {}, factor, list)
+        return dict(zip(numbers, blocks(after, len(numbers)), strict=True))
+
+    def average(self, weights: np.ndarray, messages: Messages) -> None:
+        """Compute the models X_i after the round."""
+        for reply in self.replies:
+            node = reply.client
+            model = {**mixed(weights, node, messages), **self._statistics[node]}
+            self.states[node] = {
+                MOMENTUM: reply.own[MOMENTUM],
+                MODEL_OF_NODE: model,
+                TRACKER: self._trackers[node],
+            }
 
 
 def gossip_rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
@@ -135,44 +154,30 @@ def gossip_rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]
 
     The model of the yielded states is the mean of the nodes' models. No node uses it.
     """
-    plan, memory = experiment.plan, experiment.client_states
-    graph, numbers = gossip_of(experiment.recipe).graph, range(experiment.plan.clients)
+    recipe, plan, memory = experiment.recipe, experiment.plan, experiment.client_states
+    graph, numbers = gossip_of(recipe).graph, range(plan.clients)
     nodes = [experiment.client(number) for number in numbers]
+    states = {number: memory.read(number, state.round) for number in numbers}
+    group = NodeGroup(recipe, experiment.task, plan, nodes, state.params, states)
     for round in range(state.round, plan.rounds):
         weights = graph.weights(round)
-        memories = {number: memory.read(number, round) for number in numbers}
-        messages, replies = tracked(experiment, nodes, memories, state.params, round)
-        mixes = {number: split_statistics(mixed(weights, number, messages)) for number in numbers}
-        trackers = {number: tracker for number, (tracker, _) in mixes.items()}
-        models = models_of(state, memories, numbers)
-        steps = moved(experiment, [*numbers], models, trackers, round)
-        after: dict[int, Params] = {}
-        for number, reply in zip(numbers, replies, strict=True):
-            model, (_, statistics) = mixed(weights, number, steps), mixes[number]
-            after[number] = {**model, **statistics}
-            memory.write(number, round, stored(reply, after[number], trackers[number]))
-        state, finished = end_of_round(state, after, weights, replies)
+        group.average(weights, group.step(round, weights, group.track(round)))
+        for number in numbers:
+            memory.write(number, round, group.states[number])
+        state, finished = end_of_round(state, group.states, weights, group.replies)
         yield finished
 
 
-def models_of(
-    state: ServerState, memories: Mapping[int, States], nodes: Sequence[int]
-) -> dict[int, Params]:
-    """Return the learned parameters of each node before the round."""
-    return {
-        node: split_statistics(memories[node].get(MODEL_OF_NODE, state.params))[0] for node in nodes
-    }
-
-
 def end_of_round(
-    state: ServerState, models: Mapping[int, Params], weights: np.ndarray, replies: Sequence[Reply]
+    state: ServerState, states: Mapping[int, States], weights: np.ndarray, replies: Sequence[Reply]
 ) -> tuple[ServerState, Round]:
     """Return the state with the mean of the nodes' models, and the finished round.
 
     Every byte is counted once, where it is sent: two messages from each node to each neighbour.
     """
-    numbers = np.array(sorted(models))
-    after = ServerState(state.round + 1, mean_model([models[node] for node in numbers]), {})
+    numbers = np.array(sorted(states))
+    mean = mean_model([states[node][MODEL_OF_NODE] for node in sorted(states)])
+    after = ServerState(state.round + 1, mean, {})
     edges = int(((weights > 0) & ~np.eye(len(weights), dtype=bool)).sum())
     finished = Round(
         state=after, participants=numbers, answered=numbers, loss=mean_loss(replies),

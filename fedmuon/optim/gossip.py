@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
+from fedmuon.core.errors import InputError
 from fedmuon.optim.chain import States
 from fedmuon.optim.graphs import Graph
+from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.stage import Stage
 from fedmuon.tasks.base import Params
 
@@ -38,6 +40,16 @@ class Gossip(Stage):
         if not any(memories):
             return models
         return joined([memory[MODEL_OF_NODE] for memory in memories], models)
+
+
+def require_server(recipe: Recipe) -> None:
+    """Raise an error if a Flower server would run a recipe that trains without a server."""
+    if any(stage.rounds_without_server is not None for stage in recipe.stages):
+        raise InputError(
+            "this recipe trains without a server, but a Flower server runs the experiment. Use "
+            "`fedmuon run` with [engine] name = 'inline' or 'ray', or choose a recipe with a "
+            "server, such as ef21-muon."
+        )
 
 
 def joined(trees: Sequence[Params], like: Params) -> Params:

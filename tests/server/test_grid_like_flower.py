@@ -259,7 +259,7 @@ def unloadable() -> ActorDiedError:
      "and run the command again, with --resume.*--object-store-memory", "another place"),
 ])  # fmt: skip
 def test_advice_is_about_what_happened(error: RayError, said: str, unsaid: str) -> None:
-    found = ray_engine._why(error, small(engine={"name": "ray"}))
+    found = ray_engine.explained(error, small(engine={"name": "ray"}))
     assert re.search(said, found) and unsaid not in found and "\n" not in found
 
 

@@ -398,8 +398,8 @@ def test_what_other_engines_read_is_asked_for() -> None:
     config = parse({"engine": {"name": "ray"}})
     engine, faults = Seen(config.engine), Seen(config.faults)
     spied: Any = type("Spied", (), {"engine": engine, "faults": faults})
-    ray_engine._resources(spied)
-    ray_engine._why(cast(Any, ValueError("no")), spied)
+    ray_engine.resources_of(spied)
+    ray_engine.explained(cast(Any, ValueError("no")), spied)
     deployment._longest_silence(spied)
     assert engine.names == {"cpus_per_client", "gpus_per_client"}  # with_ray_grid reads the address
     assert faults.names == {"patience", "retries", "deadline"}

@@ -4,7 +4,7 @@ import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.gossip import consensus_error, gossip_of
 from fedmuon.federated.rounds import begin, run_rounds, simulate
 from fedmuon.optim.graphs import Graph, contraction
+from fedmuon.server.strategy import FlowerEngine
 
 LR, BETA, DECAY, N, ROUNDS = 0.3, 0.7, 0.1, 6, 5
 LOCAL = {"recipe": "demuon", "lr": LR, "momentum": BETA, "steps": 2, "batch": 7}
@@ -243,7 +244,7 @@ def test_networks_train_without_a_server() -> None:
     ("tables", "words"),
     [
         ({"federation": {"per-round": 3}}, "per-round = 3 is not possible .* all nodes exchange"),
-        ({"engine": {"name": "deployment"}}, "its nodes have no server. Set .* 'inline'"),
+        ({"engine": {"name": "deployment"}}, "its nodes have no server. Set .* 'inline' or 'ray'"),
         ({"compression": {"uplink": "qsgd"}}, "its nodes send exact tensors"),
         ({"federation": {"aggregate": "median"}}, "average by the weights of the graph"),
         ({"devices": {"mode": "synchronous"}}, "these devices wait for a server"),
@@ -262,6 +263,12 @@ def test_what_does_not_fit_is_rejected(tables: dict[str, Any], words: str) -> No
     with pytest.raises(InputError, match=words) as caught:
         build_experiment(table(**tables))
     assert str(caught.value).count("\n") == 0
+
+
+def test_a_flower_server_does_not_run_nodes_without_a_server() -> None:
+    made = built(table())
+    with pytest.raises(InputError, match=r"trains without a server, .* Use `fedmuon run`"):
+        FlowerEngine(table(), cast(Any, None))(made, begin(made.recipe, made.task, 3))
 
 
 def test_all_nodes_take_part_by_default() -> None:
