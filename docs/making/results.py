@@ -32,6 +32,7 @@ FACTS = (
 SEARCHING = (
     "federated-comparison",
     "language-models",
+    "robust",
     "systems",
 )  # kinds of suites that search for step sizes
 LARGEST = 60_000  # largest size of a stored picture, in bytes

@@ -16,7 +16,7 @@ Tables = Mapping[str, Any]
 # The commit to compare with does not have them.
 NEW_STUDIES = ("bias", "certified-error", "certified-loss", "certified-networks", "disk-map",
                "dp-muon-steps", "federated-comparison", "gap-bound", "language-models",
-               "layer-rank", "poisoning", "systems", "table-2")  # fmt: skip
+               "layer-rank", "poisoning", "robust", "systems", "table-2")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -202,6 +202,17 @@ STUDIES: dict[str, dict[str, Any]] = {
         "variants": {"FedMuon": {"local": {"recipe": "fedmuon", "steps": 1}},
                      "FedAvg": {"local": {"recipe": "fedavg", "steps": 1, "lr": 1.0}}},
     },
+    "robust": {
+        "data": "synthetic", "seeds": [0, 1], "tuning-seeds": [9], "extend": 0, "hostile": 0.2,
+        "base": {"data": {"dimension": 5, "classes": 3, "train": 60, "test": 30, "validation": 20,
+                          "minimum": 5}, "task": {"name": "matrix"},
+                 "federation": {"clients": 5, "per-round": 5, "rounds": 3}, "local": {"batch": 8}},
+        "models": {"matrix": {"base": {}, "methods": {
+            "FedAvg": {"base": {"local": {"recipe": "fedavg"}}, "lr": [1.0, 3.0, 10.0]},
+            "FedMuon": {"base": {"local": {"recipe": "fedmuon"}}, "lr": [0.03, 0.1, 0.3]}}}},
+        "attacks": {"sign-flip": {"kind": "sign-flip"}, "mimic": {"kind": "mimic"}},
+        "defences": {"mean": {}, "median": {"federation": {"aggregate": "median"}}},
+    },
     "systems": {
         "data": "synthetic", "seeds": [0, 1], "tuning-seeds": [9], "extend": 0, "every": 1,
         "alpha": 0.5,

@@ -108,11 +108,11 @@ def local_step(
         direction = each(lambda m, g: s.memory * m + gain * g, M, G)
         coefficients = {key: s.memory * c for key, c in common.items()}
         coefficients[fresh] += gain
-    if s.floor is None:
+    if (floor := s.floor) is None:
         D = visit.orthogonal(direction, step)
     else:
         deviation = s.noise / s.lot * math.sqrt(sum(c**2 for c in coefficients.values()))
-        D = each(lambda m: polar(m, s.floor * edge(deviation, m) ** 2), direction)
+        D = each(lambda m: polar(m, floor * edge(deviation, m) ** 2), direction)
     return each(lambda x, d: x - s.lr * d, x, D), M, [x, *past][: len(past)], common
 
 

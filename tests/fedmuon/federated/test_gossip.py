@@ -79,7 +79,7 @@ def test_every_node_equals_the_reference(name: str) -> None:
     mean = gossip.mean(expected.models)
     assert gap(ended(built(config)).params, mean) < 1e-12
     for wrong in ({"momentum": BETA * 1.05}, {"lr": LR * 1.05}, {"weight_decay": 0.0}):
-        constants = {"lr": LR, "momentum": BETA, "weight_decay": DECAY, **wrong}
+        constants: dict[str, Any] = {"lr": LR, "momentum": BETA, "weight_decay": DECAY, **wrong}
         assert distance(config, gossip.demuon(problem, weights, **constants)) > 1e-4
 
 
