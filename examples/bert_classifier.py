@@ -1,4 +1,4 @@
-"""Train an unchanged Hugging Face classifier with dropout. Needs `pip install 'fedmuon[lm]'`."""
+"""Train an unchanged Hugging Face classifier with dropout. Needs `pip install '.[lm]'`."""
 
 import torch
 from transformers import BertConfig, BertForSequenceClassification

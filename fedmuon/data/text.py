@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedmuon.core.errors import InputError
+from fedmuon.core.extras import installing
 from fedmuon.core.files import read_bytes, read_text
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.source import Source
@@ -183,8 +184,8 @@ def tokens_of(folder: str) -> Tokens:
         from transformers import AutoTokenizer
     except ImportError:
         raise InputError(
-            "[data] tokenizer needs the package transformers, which is not installed: pip "
-            "install 'fedmuon[text]', or leave tokenizer out to use bytes"
+            "[data] tokenizer needs the package transformers, which is not installed. Run "
+            f"{installing('text')}, or leave tokenizer out to use bytes."
         ) from None
     try:
         place = Path(folder).expanduser()

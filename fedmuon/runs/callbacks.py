@@ -1,7 +1,7 @@
 """Callbacks, which see each round and may end a run: early stopping, and experiment trackers.
 
 Experiment trackers receive the records in rounds.jsonl. Each tracker needs its own package: run
-`pip install 'fedmuon[tensorboard]'`, `'fedmuon[mlflow]'` or `'fedmuon[wandb]'`.
+`pip install '.[tensorboard]'`, `'.[mlflow]'` or `'.[wandb]'` in your clone of fedmuon.
 """
 
 import copy
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from fedmuon.core.errors import Guard, InputError, in_round
+from fedmuon.core.extras import installing
 from fedmuon.core.registry import Filled, Registry, required_parameters, unfit
 
 __all__ = [
@@ -184,7 +185,8 @@ class EarlyStopping(Callback):
 class TensorBoard(Callback):
     """Write every number of each round as TensorBoard event files.
 
-    This callback requires the package tensorboard. Run `pip install 'fedmuon[tensorboard]'`.
+    This callback requires the package tensorboard. In your clone of fedmuon, run
+    `pip install '.[tensorboard]'`.
 
     Args:
         folder: The folder of the event files.
@@ -229,7 +231,8 @@ class TensorBoard(Callback):
 class MLflow(Callback):
     """Log every number of each round as an MLflow metric.
 
-    This callback requires the package mlflow. Run `pip install 'fedmuon[mlflow]'`.
+    This callback requires the package mlflow. In your clone of fedmuon, run
+    `pip install '.[mlflow]'`.
 
     Args:
         experiment: Name of the MLflow experiment.
@@ -284,7 +287,8 @@ class MLflow(Callback):
 class WandB(Callback):
     """Log every number of each round to Weights & Biases.
 
-    This callback requires the package wandb. Run `pip install 'fedmuon[wandb]'`.
+    This callback requires the package wandb. In your clone of fedmuon, run
+    `pip install '.[wandb]'`.
 
     Args:
         project: Name of the project.
@@ -337,6 +341,4 @@ def _package(name: str, extra: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise InputError(
-            f"the package {name} is not installed. Run pip install 'fedmuon[{extra}]'."
-        ) from None
+        raise InputError(f"the package {name} is not installed. Run {installing(extra)}.") from None

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fedmuon.core.errors import InputError
+from fedmuon.core.extras import installing
 from fedmuon.core.files import require_regular
 from fedmuon.tasks.base import IGNORED, Params
 from fedmuon.tasks.models import torch_law
@@ -145,7 +146,7 @@ def gpt2_model(form: Form, end: int | None = None) -> Any:
         from transformers import GPT2Config, GPT2LMHeadModel
     except ImportError:
         raise InputError(
-            "[task] model = 'gpt' needs the package transformers. Run pip install 'fedmuon[lm]'."
+            f"[task] model = 'gpt' needs the package transformers. Run {installing('lm')}."
         ) from None
     shape = GPT2Config(
         vocab_size=form.vocabulary, n_positions=form.context, n_embd=form.width,

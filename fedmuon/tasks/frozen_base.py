@@ -15,6 +15,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Container, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +167,14 @@ def _read(weights: str, place: StoredModel, dtype: torch.dtype) -> Any:
     """Read a model with transformers. Only safetensors and GGUF files are read, never pickles.
 
     Raises:
-        InputError: If the model cannot be read, or its files do not contain all of its weights.
+        InputError: If the model cannot be read, a package that reads it is missing, or its files
+            do not contain all of its weights.
     """
+    if place.gguf and find_spec("accelerate") is None:
+        raise InputError(
+            f"[task] weights = '{weights}' is a GGUF file. To read a GGUF file, transformers needs "
+            "accelerate: pip install accelerate."
+        )
     # The progress bar of GGUF files cannot be switched off, so the text is dropped.
     dropped = contextlib.redirect_stderr(io.StringIO())
     with _quiet() as library, readable(weights, "model"), dropped:

@@ -79,6 +79,25 @@ def test_every_requirement_of_ours_is_pinned() -> None:
     assert named - {"fedmuon"} <= set(all_pins()[0])
 
 
+def test_the_extra_llm_reads_gguf_files() -> None:
+    """transformers 5 needs both packages, and does not require them itself."""
+    project = tomllib.loads((pins.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = {one.partition(">")[0] for one in project["optional-dependencies"]["llm"]}
+    assert names == {"fedmuon[lm]", "accelerate", "gguf"}
+
+
+def test_no_text_installs_an_extra_from_a_registry() -> None:
+    """fedmuon is in no package registry, so the extras are installed from a clone."""
+    folders = "analysis", "clients", "docs", "examples", "experiments", "fedmuon", "server"
+    paths = [path for folder in folders for path in (pins.ROOT / folder).rglob("*")]
+    texts = {
+        path: path.read_text(encoding="utf-8")
+        for path in (*paths, pins.ROOT / "README.md")
+        if path.suffix in {".md", ".py", ".tmpl"} and path.is_file()
+    }
+    assert len(texts) > 300 and [str(p) for p, text in texts.items() if "'fedmuon[" in text] == []
+
+
 @pytest.mark.slow
 def test_the_wheel_holds_the_packages_and_nothing_else(built: dict[str, Path]) -> None:
     packages = archives.installed(archives.tracked(*archives.PACKAGES))

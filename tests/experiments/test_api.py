@@ -369,7 +369,7 @@ def test_wandb_is_fed_from_the_records(
 
 def test_a_tracker_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(fedmuon.InputError, match=r"pip install 'fedmuon\[wandb\]'"):
+    with pytest.raises(fedmuon.InputError, match=r"pip install '\.\[wandb\]'"):
         fedmuon.callbacks.wandb()
 
 

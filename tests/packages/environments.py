@@ -17,6 +17,7 @@ PYTHONS = ("3.11", "3.12", "3.13")
 TWINE = "twine==7.0.0"
 # Folders of a user that have the names of our packages.
 BESIDE = ("tests", "data", "fedmuon", "analysis", "server", "clients", "experiments")
+GGUF = Path(__file__).with_name("read_gguf.py")
 RUN = ("run", "--set", "federation.rounds=3", "--out", "runs/a")
 
 
@@ -43,6 +44,9 @@ def attempt(python: str, wheel: Path, folder: Path) -> str:
         "does not fit together": (*UV, "pip", "check", "--quiet", "--python", home),
         "fails `fedmuon doctor`": (bins / "fedmuon", "doctor"),
         "fails `fedmuon run`": (bins / "fedmuon", *RUN),
+        "cannot install the extra llm": (*UV, "pip", "install", "--quiet", "--python", home,
+                                         "--constraint", CONSTRAINTS, f"{wheel}[llm]"),
+        "cannot read a GGUF file": (bins / "python", GGUF),
         "has no version": (bins / "python", "-c", version),
     }  # fmt: skip
     said = ""

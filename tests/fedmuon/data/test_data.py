@@ -277,7 +277,7 @@ def test_searching_names_the_places(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("FEDMUON_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fedmuon.data.readers.hub_installed", lambda: False)
-    with pytest.raises(InputError, match=rf"{tmp_path}/mnist, .*fedmuon\[hub\]"):
+    with pytest.raises(InputError, match=rf"{tmp_path}/mnist, .*\.\[hub\]"):
         read("mnist")
     assert not {row[0]: row[1] for row in available()}["mnist"]
     (tmp_path / "mnist").mkdir()

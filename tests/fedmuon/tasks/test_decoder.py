@@ -164,7 +164,7 @@ def test_a_run_can_be_read_by_transformers_and_gone_on_from(tmp_path: Path) -> N
 
 def test_without_transformers_the_mend_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(InputError, match=r"pip install 'fedmuon\[lm\]'"):
+    with pytest.raises(InputError, match=r"pip install '\.\[lm\]'"):
         decoder(FORM)
 
 
