@@ -108,7 +108,8 @@ def local_step(
         direction = each(lambda m, g: s.memory * m + gain * g, M, G)
         coefficients = {key: s.memory * c for key, c in common.items()}
         coefficients[fresh] += gain
-    if (floor := s.floor) is None:
+    floor = s.floor
+    if floor is None:
         D = visit.orthogonal(direction, step)
     else:
         deviation = s.noise / s.lot * math.sqrt(sum(c**2 for c in coefficients.values()))

@@ -153,7 +153,10 @@ def test_a_running_ledger_is_left_alone_and_a_changed_one_refused(tmp_path: Path
         spent(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("name", ["dp-classification", "dp-federated", "disk-ablation", "dp-ftrl"])
+@pytest.mark.parametrize(
+    "name",
+    ["dp-classification", "dp-federated", "disk-ablation", "dp-ftrl", "dp-muon-variants"],
+)
 @pytest.mark.parametrize("scale", ["small", "full"])
 def test_private_suites_clip_jointly(name: str, scale: str) -> None:
     cells: Any = kinds.find(name, "mnist5k", scale, {}).cells
