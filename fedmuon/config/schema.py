@@ -834,7 +834,9 @@ class Federation(Table):
         values="integers of 1 or more, separated by commas",
     )
     partition: Annotated[Text, AfterValidator(_named("federation.partition"))] = key(
-        "dirichlet", "How samples are divided among the clients."
+        "dirichlet",
+        "How samples are divided among the clients. The default for texts whose clients are known "
+        "is `column`.",
     )
     seed: Natural = key(
         0, "Random seed for everything except the secret random numbers of private runs."

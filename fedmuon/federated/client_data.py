@@ -22,7 +22,7 @@ from fedmuon.config.user_objects import (
     object_options,
     user_objects,
 )
-from fedmuon.core.choices import DOCUMENTS, GIVEN, GLUE, OWN_FILES, TABLES, TEXTS, is_own
+from fedmuon.core.choices import DIALOGUES, DOCUMENTS, GIVEN, GLUE, OWN_FILES, TABLES, TEXTS, is_own
 from fedmuon.core.errors import Guard, InputError
 from fedmuon.core.registry import absolute_name, make, require_callable, takes
 from fedmuon.core.rng import Draw, generator
@@ -315,7 +315,11 @@ def _partition(config: Config) -> Any:
 
 
 def with_user_sizes(config: Config) -> Config:
-    """Set the numbers of samples and clients that follow from the user's data and partition."""
+    """Set the numbers of samples and clients that follow from the user's data and partition.
+
+    Texts of several clients are divided by these clients, unless the config has a partition.
+    """
+    config = _with_column_of_texts(config)
     objects, parts = user_objects(config), _index_arrays(config)
     owners = None
     with _partition_guard(config):
@@ -353,6 +357,31 @@ def with_user_sizes(config: Config) -> Config:
     tables = nested(config)
     tables |= {"data": tables["data"] | data, "federation": tables["federation"] | changed}
     return parse(tables).with_objects(config.given)
+
+
+def _with_column_of_texts(config: Config) -> Config:
+    """Return the config with the partition `column` if texts name their clients.
+
+    The labels of such texts are their clients. A partition by labels would mix the clients.
+
+    Raises:
+        InputError: If the config has a partition by labels.
+    """
+    federation, objects = config.federation, user_objects(config)
+    of_texts = objects.data is not None or config.data.name in DOCUMENTS
+    if not of_texts or objects.partition is not None or federation.partition not in BY_CLASS:
+        return config
+    source = read_source(config)
+    if not source.vocabulary or len(source.owner_names) < 2:
+        return config
+    if "partition" in federation.model_fields_set:
+        raise InputError(
+            f"the {'rows' if config.data.name in (GIVEN, *DIALOGUES) else 'texts'} name their "
+            f"clients, but [federation] partition = '{federation.partition}' would mix them. Set "
+            "partition = 'column'."
+        )
+    changed = federation.model_copy(update={"partition": "column"})
+    return config.model_copy(update={"federation": changed})
 
 
 def _without_classes(config: Config) -> bool:

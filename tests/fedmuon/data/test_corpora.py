@@ -13,11 +13,15 @@ import pytest
 from language_models import VOCABULARY, save_model, save_texts, save_tokenizer
 
 import fedmuon
+from fedmuon.config.load import parse
+from fedmuon.config.user_objects import UserObjects
 from fedmuon.core.errors import InputError
 from fedmuon.data import corpora
 from fedmuon.data.corpora import Owned, bible_text, expanded, packed, text_data
 from fedmuon.data.pretrained import model_tokens
 from fedmuon.data.readers import available, read, read_mapped
+from fedmuon.federated.build import ResolvedConfig, resolve
+from fedmuon.federated.client_data import build_data
 
 END = 256
 TEMPLATE = (
@@ -224,6 +228,32 @@ def test_rows_in_python_are_read_as_lines(model: str, tmp_path: Path) -> None:
                           "local": {"recipe": "local-adamw", "lr": 0.01}}, data=rows,
                          out=tmp_path / "run")  # fmt: skip
     assert result.summary["test_loss"] < result.summary["untrained"]["test_loss"]
+
+
+@pytest.mark.parametrize("name", ["given", "jsonl"])
+def test_rows_that_name_their_clients_are_divided_by_them(
+    model: str, tmp_path: Path, name: str
+) -> None:
+    turns = [{"prompt": "q?", "response": f"a{k}!", "client": "ab"[k % 2]} for k in range(200)]
+    (path := tmp_path / "chat.jsonl").write_text(lines(*turns))
+
+    def resolved(client: str = "client", **federation: str) -> ResolvedConfig:
+        data: dict[str, Any] = {"name": name}
+        if name == "jsonl":
+            data |= {"folder": str(path), "context": 6, "options": {"client": client}}
+        task = {"name": "causal-lm", "weights": model, "lora-rank": 2}
+        rows = text_data(turns, model, context=6, client=client) if name == "given" else None
+        config = parse({"task": task, "data": data, "federation": federation})
+        return resolve(config.with_objects(UserObjects(data=rows)))
+
+    config = resolved()
+    assert config.federation.partition == "column" and config.federation.clients == 2
+    assert build_data(config).client_names == ("a", "b")
+    for partition in ("dirichlet", "shards"):
+        with pytest.raises(InputError, match=rf"rows name their .* '{partition}' would mix them"):
+            resolved(partition=partition)
+    assert resolved(partition="iid").federation.clients == 20  # mixed on purpose
+    assert resolved(client="").federation.partition == "dirichlet"  # one client owns all rows
 
 
 @pytest.mark.parametrize("rows, said", [
