@@ -174,7 +174,8 @@ class RayGossip:
         """Start a worker for each part. A resumed run passes the states of the nodes."""
         objects = Handed.over(self.config.given) if self.config.given else None
         begin = {name: value.cpu() for name, value in state.params.items()}
-        actor: Any = ray.remote(**needs)(NodeWorker)
+        remote: Any = ray.remote
+        actor = remote(**needs)(NodeWorker)
         for place, part in enumerate(parts):
             stored = {node: experiment.client_states.read(node, state.round) for node in part}
             arguments = flatten(self.config), objects, parts, place, begin, stored
@@ -183,7 +184,7 @@ class RayGossip:
 
 def most_workers(needs: Mapping[str, float]) -> int:
     """Return how many workers fit on the machines of the connected Ray."""
-    there: dict[str, float] = ray.cluster_resources()
+    there: Mapping[str, float] = ray.cluster_resources()
     counts = [
         int(there.get(kind, 0.0) / needs[key])
         for key, kind in (("num_cpus", "CPU"), ("num_gpus", "GPU"))
