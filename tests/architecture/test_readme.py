@@ -50,6 +50,32 @@ def typed(shells: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(shlex.join(shlex.split(line, comments=True)) for line in lines))
 
 
+def imported(block: str) -> set[str]:
+    """The names of the packages that a block of Python imports."""
+    names = re.findall(r"^(?:from|import) ([\w., ]+)", block, re.MULTILINE)
+    return {name.strip().partition(".")[0] for line in names for name in line.split(",")}
+
+
+def test_pages_install_the_packages_that_their_code_imports() -> None:
+    """Pages whose code imports a package that fedmuon does not require tell how to install it."""
+    optional = {"accelerate", "lightning", "peft", "transformers"}
+    needed: dict[Path, set[str]] = {}
+    for page, block in blocks("python"):
+        needed.setdefault(page, set()).update(optional & {
+            word.partition(" ")[0] for word in imported(block)
+        })  # fmt: skip
+    assert set().union(*needed.values()) == optional
+    for page, packages in needed.items():
+        commands = " ".join(re.findall(r"`pip install ([^`]*)`", page.read_text("utf-8")))
+        words = {*commands.split()} | ({"transformers"} if "'.[l" in commands else set())
+        assert packages <= words, f"{page} does not say how to install {packages - words}"
+
+
+def test_the_first_pages_lead_to_language_models() -> None:
+    for page in (ROOT / "README.md", ROOT / "docs" / "start" / "index.md"):
+        assert "tutorials/language-model.md)" in page.read_text("utf-8"), page
+
+
 @functools.cache
 def lines() -> list[str]:
     return typed(block for _, block in blocks("sh"))
