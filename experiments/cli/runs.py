@@ -22,6 +22,7 @@ from fedmuon.experiments.cli.show import (
     accounts,
     brief_routes,
     columns,
+    step_sizes,
     summary_table,
     sweep_parts,
 )
@@ -138,15 +139,10 @@ def run(
                     and run_config
                     and reads(run_config, "local.route")
                 ):
-                    note(brief_routes(table.read_text(encoding="utf-8")))
+                    text = table.read_text(encoding="utf-8")
+                    note(brief_routes(text))
                     local = RunStatus(folder).config.local
-                    fixed = (
-                        ""
-                        if run_config.local.aux_lr
-                        else " (the default, which does not depend on lr)"
-                    )
-                    note(f"Step sizes: lr = {local.lr:g} for orthogonalized parameters, aux-lr = "
-                        f"{local.aux_lr:g} for all other parameters{fixed}.")  # fmt: skip
+                    note(step_sizes(text, local.lr, local.aux_lr, not run_config.local.aux_lr))
                 progress.on_start(completed, total)
 
             summary = execute(

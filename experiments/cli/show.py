@@ -68,6 +68,26 @@ def brief_routes(table: str) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
+def step_sizes(table: str, lr: float, aux_lr: float, default: bool) -> str:
+    """Return a sentence with the step sizes of the parameters in a table such as `routes.txt`.
+
+    Args:
+        table: The table.
+        lr: Step size of parameters that are orthogonalized.
+        aux_lr: Step size of all other parameters. Without such parameters, it is not stated.
+        default: Whether `aux_lr` is the default.
+    """
+    rows = [re.split(r"\s\s+", line.strip()) for line in table.splitlines()]
+    place = rows[0].index("optimizer")
+    if all(row[place] != "aux" for row in rows):
+        return f"Step size: lr = {lr:g} for all parameters, which are orthogonalized."
+    why = " (the default, which does not depend on lr)" if default else ""
+    return (
+        f"Step sizes: lr = {lr:g} for orthogonalized parameters, aux-lr = {aux_lr:g} for all other "
+        f"parameters{why}."
+    )
+
+
 def _noted(record: Record) -> Record:
     """Return the entries of a record that are shown next to the progress bar."""
     return {name: record[name] for name in NOTES if name in record}

@@ -3,7 +3,7 @@
 import math
 
 from fedmuon.config.load import Config
-from fedmuon.config.methods import average_of
+from fedmuon.config.methods import ORTHOGONALIZED, average_of
 from fedmuon.config.user_objects import user_objects
 from fedmuon.core.demands import setting
 from fedmuon.data.federated import FederatedData
@@ -15,13 +15,17 @@ from fedmuon.optim.adapters import find_pairs
 from fedmuon.optim.client_privacy import level_of
 from fedmuon.optim.recipe import shared_part
 from fedmuon.privacy.mechanisms.client_level import leaves
+from fedmuon.tasks.causal_lm import is_language_model
+
+LONG, USUAL = 1.0, 0.04  # step sizes of Muon on adapters of a pretrained model
 
 
 def config_notes(config: Config, data: FederatedData, experiment: Experiment) -> list[str]:
     """Return notes on settings that may not do what the user wants, for a run that begins."""
     return [*filter(None, (uneven_sizes(config, data, experiment),
                            swamping_noise(config, experiment),
-                           separate_adapters(config, experiment)))]  # fmt: skip
+                           separate_adapters(config, experiment),
+                           long_steps(config, experiment)))]  # fmt: skip
 
 
 def uneven_sizes(config: Config, data: FederatedData, experiment: Experiment) -> str:
@@ -69,4 +73,21 @@ def separate_adapters(config: Config, experiment: Experiment) -> str:
         f"separately, so a release has the epsilon of noise / √{blocks} = "
         f"{mechanism.noise / math.sqrt(blocks):.4g}. To clip all adapters of an example together, "
         "set privacy.clipping = 'flat'."
+    )
+
+
+def long_steps(config: Config, experiment: Experiment) -> str:
+    """Return a note if Muon's steps on the adapters of a pretrained model are very long.
+
+    The default step size suits the linear model. With it, one round can destroy a language model.
+    """
+    local = config.local
+    if local.lr < LONG or local.recipe not in ORTHOGONALIZED:
+        return ""
+    if not is_language_model(experiment.task):
+        return ""
+    return (
+        f"local.lr = {local.lr:g} is very long for low-rank adapters: steps of {local.recipe} have "
+        "this length in every direction, and usually destroy a pretrained model. Set local.lr to "
+        f"a smaller value, such as {USUAL:g}."
     )

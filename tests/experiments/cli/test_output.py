@@ -35,7 +35,14 @@ from fedmuon.experiments.cli import app, main
 from fedmuon.experiments.cli.completion import LISTED
 from fedmuon.experiments.cli.completion import keys as completed
 from fedmuon.experiments.cli.options import apart, changes_of, resumable
-from fedmuon.experiments.cli.show import MOST, Progress, Remembered, brief_routes, is_wanted
+from fedmuon.experiments.cli.show import (
+    MOST,
+    Progress,
+    Remembered,
+    brief_routes,
+    is_wanted,
+    step_sizes,
+)
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies.find import find
 from fedmuon.experiments.suites.contents import shipped
@@ -303,6 +310,14 @@ def test_layers_that_differ_in_their_numbers_are_one_line() -> None:
         ["0.weight", "4"], ["*.bias", "(12)"], ["*.weight", "(11)"], ["12.weight", "2"],
         ["12.bias", "2"],
     ]  # fmt: skip
+
+
+def test_the_second_step_size_is_stated_only_if_a_parameter_has_it() -> None:
+    net = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    said = step_sizes(str(routing_table(net)), 0.02, 0.05, default=True)
+    assert "lr = 0.02 for orthogonalized" in said and "aux-lr = 0.05 for all other" in said
+    alone = str(routing_table(nn.Linear(4, 4, bias=False), ends=False))
+    assert "muon" in alone and "aux" not in step_sizes(alone, 0.02, 0.05, default=True)
 
 
 def test_what_was_last_known_stays_on_the_bar() -> None:

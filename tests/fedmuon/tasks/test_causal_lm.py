@@ -38,12 +38,13 @@ from fedmuon.experiments.planning import cost
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.suites.contents import merged as merged_tables
 from fedmuon.federated import size_limits
-from fedmuon.federated.build import build_worker, resolve
+from fedmuon.federated.build import build_experiment, build_worker, resolve
 from fedmuon.federated.client_data import build_data
 from fedmuon.federated.rounds import run_rounds
 from fedmuon.optim.adapters import find_pairs
 from fedmuon.optim.frozen_factors import Unfrozen
 from fedmuon.optim.subspaces import Subspaces
+from fedmuon.runs.config_notes import config_notes
 from fedmuon.runs.observers.choice import observers_of
 from fedmuon.runs.prepare import prepare
 from fedmuon.tasks import frozen_base
@@ -802,6 +803,23 @@ def test_smollm2_learns_four_books(tmp_path: Path) -> None:
         assert present > 500_000 and changed == 0  # kB
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("local", "noted"),
+    [({"recipe": "fedmuon"}, True), ({"recipe": "lora-muon"}, True),
+     ({"recipe": "lora-muon", "lr": 0.04}, False), ({"recipe": "fedavg", "lr": 1.0}, False)],
+)  # fmt: skip
+def test_the_default_step_size_of_muon_is_noted(
+    local: dict[str, Any], noted: bool, llama: Path, texts: Path
+) -> None:
+    """A note before training, because the default step size destroys a pretrained model."""
+    config = tiny(llama, texts)
+    table = parse({"local": {"batch": 4, **local}}).local
+    config = resolve(config.model_copy(update={"local": table}))
+    data = build_data(config)
+    notes = config_notes(config, data, build_experiment(config, data))
+    assert any("local.lr = 1 is very long for low-rank adapters" in note for note in notes) == noted
 
 
 # --- What the command says ------------------------------------------------------------------------
