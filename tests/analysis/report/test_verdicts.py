@@ -149,7 +149,7 @@ def test_effects_are_shown_in_their_unit() -> None:
 # effects without a unit
 PURE = {"", "Spearman's ρ", "Spearman's ρ of gap and bound",
         "Spearman's ρ of predicted and measured gap", "mean ρ over test samples",
-        "lead in ρ", "‖M_t/s_t‖_F"}  # fmt: skip
+        "lead in ρ", "‖M_t/s_t‖_F", "difference of relative shifts"}  # fmt: skip
 
 
 def test_every_effect_of_the_product_has_a_unit() -> None:

@@ -248,7 +248,7 @@ def test_the_shipped_suite_encloses_its_choices_and_has_a_real_deadline() -> Non
     assert 0.75 < (took <= table.deadline).mean() < 0.85
     assert late[0].config.federation.rounds * 4 == 200
     again: Sequence[Any] = small.cells
-    assert len(again) == len(cells) == 28 and all(one.settings.extend for one in again)
+    assert len(again) == len(cells) == 36 and all(one.settings.extend for one in again)
 
 
 @pytest.mark.usefixtures("undrawn")

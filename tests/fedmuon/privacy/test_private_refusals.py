@@ -342,7 +342,7 @@ OTHER = {  # a value that is no default, of each key of [privacy]
     "honest": 1.0, "state-weight": 2.0, "cohorts": "fixed", "adjacency": "add-remove",
     "sampling": "cyclic",
     "noise-correlation": "sqrt-toeplitz", "band": 3, "buffers": 3, "population": 1000, "rate": 0.1,
-    "max-lot": 100,
+    "max-lot": 100, "inner-weights": "0.5, 0.25, 0.25",
     "kappa": 0.5, "lookahead": 0.25, "probes": 2, "noise-source": "pcg64",
     "arithmetic": "grid", "insecure-reproducible-noise": True, "blocks": "hidden",
 }  # fmt: skip
