@@ -48,7 +48,7 @@ from fedmuon.optim.recipes import aux_rate
 from fedmuon.optim.schedules import heavy_tailed
 from fedmuon.tasks import decoder as decoders
 from fedmuon.tasks.base import Batch, Loss, Params, Task, cross_entropy, labels_as_targets
-from fedmuon.tasks.causal_lm import causal_lm
+from fedmuon.tasks.causal_lm import causal_lm, is_language_model, require_known_tokens
 from fedmuon.tasks.decoder import (
     Form,
     add_adapters,
@@ -68,6 +68,7 @@ from fedmuon.tasks.peft_model import (
     brought_adapters,
     is_language_peft,
     peft_task,
+    require_adapters,
 )
 from fedmuon.tasks.user_task import Task as OwnTask
 from fedmuon.tasks.user_task import as_task, user_network
@@ -201,8 +202,8 @@ def build_experiment(
     data = build_data(config) if data is None else data
     shape = data.shape or data.inputs.shape[1:]
     task = build_task(config, shape, data.classes, data.vocabulary, data.stored)
+    held_out = data.test_inputs, data.validation_inputs, data.client_test_inputs
     if isinstance(task, MatrixTask):
-        held_out = data.test_inputs, data.validation_inputs, data.client_test_inputs
         for rows in (data.inputs, *held_out):
             squares = np.einsum("nd,nd->n", rows, rows)
             if not (squares <= 1 + ROUNDING).all():  # also rejects NaN
@@ -211,6 +212,9 @@ def build_experiment(
                     "'matrix' needs samples of norm 1 or less, because the theory's constants "
                     "are proved only for such samples. Set [data] normalize = 'unit'."
                 )
+    if is_language_model(task) and not data.vocabulary:
+        for rows in (data.inputs, *held_out):
+            require_known_tokens(task, rows)
     stacks = [len(values) for values in (lr, regularization) if isinstance(values, Tensor)]
     require_room_for_model(config, task, data.classes, len(data.labels), max(stacks, default=1))
     recipe = build_recipe(config, task, lr, regularization)
@@ -277,8 +281,7 @@ def build_task(
     dtype, device = DTYPES[engine.dtype], torch.device(engine.device)
     if user_objects(config).task is not None:
         facts = (("classes", classes), ("shape", shape), ("vocabulary", vocabulary))
-        integers = stored is not None and stored.kind in "iu" and stored != np.uint8
-        return _user_task(config, facts, integers, dtype, device)
+        return _user_task(config, facts, stored, dtype, device)
     if not classes:
         raise InputError(
             f"the labels of the data are real numbers, but [task] name = '{table.name}' predicts "
@@ -309,7 +312,7 @@ def build_task(
 def _user_task(
     config: Config,
     facts: tuple[tuple[str, Any], ...],
-    integers: bool,
+    stored: np.dtype | None,
     dtype: torch.dtype,
     device: torch.device,
 ) -> NetworkTask:
@@ -322,10 +325,14 @@ def _user_task(
     if is_language_peft(created):  # from a function that the config names
         created = brought_adapters(created)
     if isinstance(created, BroughtAdapters):
-        return peft_task(created, arguments["shape"], arguments["vocabulary"], dtype, device)
+        sizes = arguments["shape"], arguments["vocabulary"]
+        return peft_task(created, *sizes, dtype, device, stored)
+    integers = stored is not None and stored.kind in "iu" and stored != np.uint8
     within = guard(config, "task")
     with within:
         user_task = as_task(created, within.named)
+        if user_task.loss is None:
+            require_adapters(user_task.module, windows=bool(arguments["vocabulary"]))
         return user_network(
             user_task, arguments["shape"], arguments["classes"], integers, dtype, device, within
         )

@@ -88,6 +88,7 @@ class CausalLM(nn.Module):
         # Not registered: its children are registered, and names would begin with `model.` twice.
         object.__setattr__(self, "call", model.forward if call is None else call)
         self.dtype, self.base_dtype = dtype, base_dtype
+        self.vocabulary: int = model.config.get_text_config().vocab_size
         self.eval()
 
     def forward(self, windows: Tensor) -> Tensor:
@@ -205,6 +206,22 @@ def require_fitting_windows(
         raise InputError(
             f"the data has {vocabulary} different tokens, but the model {named} knows {tokens}. "
             "Use the tokenizer that belongs to the model."
+        )
+
+
+def require_known_tokens(task: Task, windows: np.ndarray) -> None:
+    """Raise an error if windows contain a token that a language model does not know.
+
+    Args:
+        task: The task of a `CausalLM`.
+        windows: Windows of tokens [n, T + 1], or no windows.
+    """
+    assert isinstance(task, NetworkTask) and isinstance(task.module, CausalLM)
+    largest = max(int(windows.max(initial=0)), -1 - int(windows.min(initial=0)))
+    if largest >= task.module.vocabulary:
+        raise InputError(
+            f"the data contains the token {largest}, but the model knows the tokens 0 to "
+            f"{task.module.vocabulary - 1}. Use the tokenizer that belongs to the model."
         )
 
 

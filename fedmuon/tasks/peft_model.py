@@ -67,6 +67,43 @@ def is_language_peft(value: Any) -> bool:
     return type(value.get_base_model()).__name__.endswith(HEADS)
 
 
+def require_adapters(module: nn.Module, windows: bool) -> None:
+    """Raise an error if a module is a language model that has to be passed in another way.
+
+    Args:
+        module: The user's module, which is no language model of peft. It has no loss of its own.
+        windows: Whether the samples are windows of tokens.
+    """
+    if windows and (advice := advice_for_peft(module)):
+        raise InputError(
+            f"the PeftModel {NAMED} is no causal language model, but the samples are windows of "
+            f"tokens. {advice}"
+        )
+    library, kind = sys.modules.get("transformers"), type(module).__name__
+    if library is None or not isinstance(module, library.PreTrainedModel):
+        return
+    if kind.endswith(HEADS):
+        raise InputError(
+            f"the task {kind} is a whole language model, but fedmuon trains adapters of language "
+            "models. Pass a PeftModel: peft.get_peft_model(model, peft.LoraConfig(...)), or set "
+            "[task] name = 'causal-lm' with weights."
+        )
+
+
+def advice_for_peft(module: nn.Module) -> str:
+    """Return what to do if a `PeftModel` does not fit its samples. For others, return nothing."""
+    peft = sys.modules.get("peft")
+    if peft is None or not isinstance(module, peft.PeftModel) or is_language_peft(module):
+        return ""
+    kind = module.peft_config[module.active_adapter].task_type
+    if not kind:
+        return ""
+    return (
+        f"Its task_type is {getattr(kind, 'value', kind)}. To train on text, task_type must be "
+        "CAUSAL_LM, with a base model such as AutoModelForCausalLM.from_pretrained(...)."
+    )
+
+
 def brought_adapters(model: Any) -> BroughtAdapters:
     """Take a `PeftModel` apart into structure, frozen weights and adapters.
 
@@ -158,6 +195,7 @@ def peft_task(
     vocabulary: int,
     dtype: torch.dtype,
     device: torch.device,
+    stored: np.dtype | None = None,
 ) -> NetworkTask:
     """Build the task of training the adapters of a `PeftModel`.
 
@@ -169,10 +207,12 @@ def peft_task(
         vocabulary: Number of tokens in the data, or 0 if it is unknown.
         dtype: Dtype of the adapters and of the loss.
         device: Device of the weights and adapters.
+        stored: Dtype of the samples, or None if it is unknown.
 
     Raises:
         InputError: If the model does not fit the data, or cannot be called.
     """
+    _require_windows(shape, stored)
     tensors = _frozen_tensors(brought, dtype, device)
     model = deepcopy(brought.structure).to(dtype=dtype)  # without values, so only adapters change
     with_buffers(model, tensors, brought.adapters)
@@ -190,6 +230,21 @@ def peft_task(
             network, shape, dtype, device,
             loss=token_cross_entropy, targets=predicted_tokens, start=partial(_current, start),
         )  # fmt: skip
+
+
+def _require_windows(shape: tuple[int, ...], stored: np.dtype | None) -> None:
+    """Raise an error if samples are not windows of tokens."""
+    fix = "Pass data=fedmuon.text_data(...), or set [data] name = 'text'."
+    if len(shape) != 1:
+        raise InputError(
+            "a PeftModel needs windows of tokens [n, T + 1], but a sample of the data has shape "
+            f"{shape}. {fix}"
+        )
+    if stored is not None and stored.kind not in "iu":
+        raise InputError(
+            "a PeftModel needs windows of tokens, and tokens must be integers, but the data has "
+            f"dtype {stored}. {fix}"
+        )
 
 
 def _current(

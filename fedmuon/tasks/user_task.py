@@ -27,6 +27,7 @@ from fedmuon.tasks.base import Batch, Loss, Params, Points, cross_entropy, is_st
 from fedmuon.tasks.dropout import Masks
 from fedmuon.tasks.models import reject_layers, statistics_of
 from fedmuon.tasks.networks import NetworkTask, evaluating
+from fedmuon.tasks.peft_model import advice_for_peft
 from fedmuon.tasks.per_example.clipping import Clipping
 
 Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one value per sample
@@ -128,6 +129,7 @@ def user_network(
         fit = _how_to_fit(module, sample)
         advice = f"Integers are treated as tokens. Convert features to floats, or {fit}"
         advice = advice if whole else f"{fit[0].upper()}{fit[1:]}"
+        advice = advice_for_peft(module) or advice
         raise InputError(
             f"the module does not accept samples of shape {shape} ({_line(error)}). {advice}"
         ) from error

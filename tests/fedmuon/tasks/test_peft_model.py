@@ -326,3 +326,46 @@ def test_data_that_do_not_fit_the_model_are_rejected(llama: Path, texts: Path) -
     unknown.peft_config["default"].base_model_name_or_path = None
     with pytest.raises(InputError, match=r"its tokenizer is unknown\. Set base_model_name_or_path"):
         fedmuon.run(settings(texts), task=unknown)
+
+
+def test_samples_must_be_windows_of_tokens_that_the_model_knows(llama: Path) -> None:
+    rng, labels = np.random.default_rng(0), np.zeros(60, np.int64)
+    tokens = rng.integers(0, END, (60, LENGTH + 1))
+    tables = {"federation": {"clients": 2, "per-round": 1, "rounds": 1}, "local": {"lr": 0.01}}
+    for windows, message in (
+        (rng.random((60, 4, 4)), r"needs windows of tokens \[n, T \+ 1\], but .* shape \(4, 4\)\. "
+         r"Pass data=fedmuon\.text_data"),
+        (rng.random((60, LENGTH + 1)), "tokens must be integers, but the data has dtype float64"),
+        (tokens + 1000, r"contains the token \d+, but the model knows the tokens 0 to 256"),
+        (-1 - (tokens + 1000), "the data contains the token"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            fedmuon.run(tables, task=peft_model(llama), data=(windows, labels))
+    byte_windows = tokens.astype(np.uint8)
+    fedmuon.run(tables, task=peft_model(llama), data=(byte_windows, labels))
+
+
+def test_tokens_outside_the_vocabulary_are_rejected_for_a_model_by_name(llama: Path) -> None:
+    tables = {"task": {"name": "causal-lm", "weights": str(llama), "lora-rank": 2},
+              "federation": {"clients": 2, "per-round": 1, "rounds": 1}}  # fmt: skip
+    windows = np.random.default_rng(0).integers(0, END, (60, LENGTH + 1)) + 1000
+    with pytest.raises(InputError, match="the data contains the token"):
+        fedmuon.run(tables, data=(windows, np.zeros(60, np.int64)))
+
+
+def test_other_models_of_transformers_are_told_what_to_pass(llama: Path) -> None:
+    """A whole language model, and a `PeftModel` for classes."""
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    rows = [{"prompt": "", "response": 40 * word, "client": word} for word in "abcd"]
+    data = fedmuon.text_data(rows, str(llama), context=LENGTH, prompt="")
+    whole = AutoModelForCausalLM.from_pretrained(str(llama))
+    tables = {"federation": {"per-round": 1, "rounds": 1}}
+    with pytest.raises(InputError, match=r"LlamaForCausalLM is a whole .* peft\.get_peft_model\("):
+        fedmuon.run(tables, task=whole, data=data)
+    classes = AutoModelForSequenceClassification.from_pretrained(str(llama))
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="SEQ_CLS")
+    classifier = peft.get_peft_model(classes, config)
+    for samples in (data, (np.zeros((60, 4, 4), np.int64), np.zeros(60, np.int64))):
+        with pytest.raises(InputError, match="task_type must be CAUSAL_LM"):
+            fedmuon.run(tables, task=classifier, data=samples)
