@@ -342,6 +342,11 @@ def with_user_sizes(config: Config) -> Config:
                 f"Remove the key clients from [federation], or set clients = {count}."
             )
         changed["clients"] = count
+        if owners and "per_round" in set_keys and federation.per_round > count:
+            raise InputError(
+                f"[federation] per-round = {federation.per_round}, but {_training(config, count)} "
+                f"Set per-round = {count} or less."
+            )
     if parts is not None:
         data = _sizes_of_parts(config, parts)
     if of_user and not {"train", "test", "minimum"} <= config.data.model_fields_set:
@@ -357,6 +362,17 @@ def with_user_sizes(config: Config) -> Config:
     tables = nested(config)
     tables |= {"data": tables["data"] | data, "federation": tables["federation"] | changed}
     return parse(tables).with_objects(config.given)
+
+
+def _training(config: Config, count: int) -> str:
+    """Return a sentence that says why this number of clients train."""
+    counts = {name: number for name, number in left_out_counts(config).items() if number}
+    if not counts:
+        return f"the data has {count} clients."
+    use = {UNSEEN: "unseen", VALIDATION: "validation clients"}
+    out = " and ".join(f"{number} are {use[name]}" for name, number in counts.items())
+    trains = f"{count} train{'s' if count == 1 else ''}"
+    return f"the data has {count + sum(counts.values())} clients, of which {out}, so {trains}."
 
 
 def _with_column_of_texts(config: Config) -> Config:

@@ -8,6 +8,7 @@ from torch import nn
 from fedmuon.config.load import Config
 from fedmuon.config.schema import reads
 from fedmuon.core.errors import InputError
+from fedmuon.optim.adapters import find_pairs
 from fedmuon.optim.routing import FUSED, RoutingTable, routing_table
 from fedmuon.tasks.base import Task
 from fedmuon.tasks.networks import NetworkTask
@@ -73,6 +74,12 @@ def matrix_counts(
     table = routes(network, rule, qkv, muon)
     counts = {row.name: row.matrices[0] if row.matrices else 0 for row in table}
     if not any(counts.values()):
+        if find_pairs(row.name for row in table):
+            raise InputError(
+                "the adapters have rank 1, so their factors are vectors, which leave no room for "
+                "Muon's matrices. Set the rank of the adapters to 2 or more, for example with "
+                "[task] lora-rank = 2, or set [local] recipe = 'fedavg'."
+            )
         vectors = "" if rule == "all-matrices" else "route = 'all-matrices', or "
         raise InputError(
             f"[local] route = '{rule}' finds no matrix to orthogonalize, because this network "

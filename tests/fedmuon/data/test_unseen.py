@@ -99,6 +99,23 @@ def test_a_group_may_be_empty(folder: Any, counts: tuple[int, int]) -> None:
     assert chosen.federation.clients == len(build_data(chosen).client_names) == 4
 
 
+@pytest.mark.parametrize(
+    ("counts", "per_round", "said"),
+    [({"unseen-clients": 5}, 2, "has 6 clients, of which 5 are unseen, so 1 trains. Set .* = 1 or"),
+     ({"unseen-clients": 1, "validation-clients": 2}, 4,
+      "of which 1 are unseen and 2 are validation clients, so 3 train. "),
+     ({}, 7, "per-round = 7, but the data has 6 clients. Set per-round = 6 or less")],
+)  # fmt: skip
+def test_a_round_has_only_clients_that_train(
+    folder: Any, counts: dict[str, int], per_round: int, said: str
+) -> None:
+    federation = {"partition": "column", "per-round": per_round}
+    with pytest.raises(InputError, match=said):
+        resolve(config(folder, data=counts, federation=federation))
+    fewer = {**federation, "per-round": 1}
+    assert resolve(config(folder, data=counts, federation=fewer)).federation.per_round == 1
+
+
 def test_clients_must_be_known() -> None:
     digits = parse({"data": {"name": "digits", "unseen-clients": 1},
                     "federation": {"partition": "column"}})  # fmt: skip

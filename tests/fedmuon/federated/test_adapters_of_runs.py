@@ -424,6 +424,15 @@ def test_equal_ranks_change_nothing() -> None:
 
 # What is rejected
 
+
+@pytest.mark.parametrize("way", ["factors", "subspace"])
+def test_factors_of_rank_1_have_no_matrix_for_muon(way: str) -> None:
+    federation = {"subspace-rounds": 1} if way == "subspace" else {}
+    with pytest.raises(InputError, match=r"adapters have rank 1, .* lora-rank = 2, or set"):
+        built(config(way, adapted(0.0, 1), federation=federation))
+    built(config(way, adapted(0.0, 3), federation=federation))
+
+
 REJECTED: dict[str, tuple[str, dict[str, Any], str]] = {
     "client rule": ("exact", {"local": {"recipe": "scaffold"}}, "stores or returns more than"),
     "own server": ("exact", {"local": {"recipe": "fedavgm"}}, "takes its own steps"),

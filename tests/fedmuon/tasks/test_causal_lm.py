@@ -523,7 +523,7 @@ def test_the_clients_of_texts_limit_a_round(llama: Path, texts: Path) -> None:
     sizes: dict[str, dict] = {"data": {"train": 60}, "federation": {"per-round": 3}}
     assert resolve(tiny(llama, texts, **sizes)).federation.clients == 3
     sizes["federation"]["per-round"] = 4
-    with pytest.raises(InputError, match="per-round = 4 exceeds clients = 3"):
+    with pytest.raises(InputError, match="per-round = 4, but the data has 3 clients"):
         resolve(tiny(llama, texts, **sizes))
 
 
