@@ -169,7 +169,7 @@ def jsonl(
             "[data] name = 'jsonl' needs the tokens of a pretrained model. Set [task] name = "
             "'causal-lm'."
         )
-    lines = _lines(path, [key for key in (prompt, response, client) if key])
+    lines = _lines(path, [key for key in (prompt, response, client) if key], client)
     return _dialogues("jsonl", lines, tokens, context, (prompt, response, client), str(path))
 
 
@@ -222,6 +222,7 @@ def text_data(
                     f"row {number} has no {key!r}: add it, or pass prompt, response and client "
                     f"with the names of the keys. This row has the keys {listed(row)}."
                 )
+            _require_text(row[key], f"{key!r} in row {number}", number_allowed=key == client)
         lines.append(row)
     if not lines:
         raise InputError("rows is empty. Pass at least one row with a text.")
@@ -258,8 +259,11 @@ def _dialogues(
     return packed(name, parts, context, tokens.vocabulary, place)
 
 
-def _lines(path: Path, keys: Iterable[str]) -> list[dict[str, Any]]:
-    """Return the objects of a JSONL file, or the rows of a CSV file. Each must have these keys."""
+def _lines(path: Path, keys: Iterable[str], client: str) -> list[dict[str, Any]]:
+    """Return the objects of a JSONL file, or the rows of a CSV file. Each must have these keys.
+
+    The values are texts. That of the key `client` may also be a number.
+    """
     try:
         text = read_text(path, "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -275,19 +279,24 @@ def _lines(path: Path, keys: Iterable[str]) -> list[dict[str, Any]]:
                     f"line {number} of {path} has no {key!r}: add it, or set [data.options] to "
                     f"the keys of the file. This line has the keys {listed(line)}."
                 )
-            _require_text(line[key], f"{key!r} in line {number} of {path}")
+            named = f"{key!r} in line {number} of {path}"
+            _require_text(line[key], named, number_allowed=key == client)
     if not lines:
         content = "a line of column names, and rows" if is_table else "one JSON object in each line"
         raise InputError(f"{path} is empty: write {content}")
     return list(lines.values())
 
 
-def _require_text(value: object, named: str) -> None:
-    """Raise an error if a value is a list or an object, or contains half of a character."""
+def _require_text(value: object, named: str, number_allowed: bool) -> None:
+    """Raise an error if a value is not text, or contains half of a character."""
     if isinstance(value, list | dict):
         raise InputError(
             f"{named} is not text, but a {'list' if isinstance(value, list) else 'JSON object'}: "
             "write one text"
+        )
+    if not isinstance(value, str) and not number_allowed:
+        raise InputError(
+            f"{named} is not text, but {value!r}: write it as a text, such as '{value}'"
         )
     try:
         str(value).encode()

@@ -73,6 +73,21 @@ def stored_model(weights: str) -> StoredModel:
     return StoredModel(_downloaded(weights))
 
 
+def stored_weights(weights: str) -> StoredModel:
+    """Return the local folder of a model, which has a config.
+
+    Raises:
+        InputError: If the model does not exist, has no config, or the hub cannot be reached.
+    """
+    place = stored_model(weights)
+    if not place.gguf and not (place.folder / "config.json").is_file():
+        raise InputError(
+            f"the folder [task] weights = '{weights}' has no config.json. Set weights to a folder "
+            "with config.json and .safetensors files, or to a .gguf file."
+        )
+    return place
+
+
 def _in_package() -> StoredModel:
     spec = find_spec(PACKAGE)  # without importing the package, which loads other packages
     files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
@@ -201,6 +216,8 @@ def model_tokens(weights: str) -> ModelTokens:
         InputError: If the model has no tokenizer.
     """
     library, place = transformers(), stored_model(weights)
+    if not any(file.name.startswith("tokenizer") for file in place.files):
+        place = stored_weights(weights)  # it rejects a folder that contains no model at all
     with readable(weights, "tokenizer"):
         pieces = library.AutoTokenizer.from_pretrained(**place.arguments)
     return ModelTokens(pieces, len(pieces), pieces.eos_token_id)

@@ -200,7 +200,8 @@ def require_fitting_windows(
     if limit is not None and shape[0] - 1 > limit:
         raise InputError(
             f"[data] context = {shape[0] - 1} is longer than the model {named} allows, which is "
-            f"{limit} tokens. Set context to {limit} or less."
+            f"{limit} tokens. Set context, or the argument context of fedmuon.text_data, to "
+            f"{limit} or less."
         )
     if vocabulary > tokens:
         raise InputError(

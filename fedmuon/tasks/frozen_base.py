@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import cache_folder, read_text
 from fedmuon.data.gguf_header import gguf_entries
-from fedmuon.data.pretrained import StoredModel, readable, stored_model, transformers
+from fedmuon.data.pretrained import StoredModel, readable, stored_weights, transformers
 
 VERSION = 1  # of the stored files; increase it when their content changes
 WEIGHTS, DIGEST = "model.safetensors", "digest"
@@ -50,7 +50,7 @@ def frozen_model(weights: str, dtype: torch.dtype, device: torch.device) -> Any:
     Raises:
         InputError: If the model cannot be read.
     """
-    place = stored_model(weights)
+    place = stored_weights(weights)
     try:
         folder = _prepared(weights, place, dtype)
     except OSError:  # the cache folder is not writable, or the disk is full
@@ -70,7 +70,7 @@ def frozen_model(weights: str, dtype: torch.dtype, device: torch.device) -> Any:
 
 def base_digest(weights: str, dtype: torch.dtype) -> str:
     """Return a hash of the frozen weights, in the precision of the run."""
-    place = stored_model(weights)
+    place = stored_weights(weights)
     try:
         return read_text(_prepared(weights, place, dtype) / DIGEST).strip()
     except OSError:
@@ -79,12 +79,12 @@ def base_digest(weights: str, dtype: torch.dtype) -> str:
 
 def stored_version(weights: str) -> str:
     """Return a text that changes when the files of a stored model change."""
-    return _version(stored_model(weights))
+    return _version(stored_weights(weights))
 
 
 def stored_entries(weights: str) -> int:
     """Return the number of entries of a stored model, from the headers of its files."""
-    place, entries = stored_model(weights), 0
+    place, entries = stored_weights(weights), 0
     if place.gguf:
         with readable(weights, "model"):
             return gguf_entries(place.folder / place.gguf)

@@ -259,6 +259,10 @@ def test_rows_that_name_their_clients_are_divided_by_them(
 @pytest.mark.parametrize("rows, said", [
     ([], "rows is empty"), (["q"], "row 0 is a str"),
     ([{"prompt": "q"}], "row 0 has no 'response'"),
+    ([{"prompt": "q", "response": 4, "client": 1}],
+     "'response' in row 0 is not text, but 4: write it as a text, such as '4'"),
+    ([{"prompt": float("nan"), "response": "a", "client": 1}], "'prompt' in row 0 is not text"),
+    ([{"prompt": "q", "response": ["a"], "client": 1}], "'response' in row 0 is not text, but a"),
 ])  # fmt: skip
 def test_rows_without_texts_are_rejected(model: str, rows: list[Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
@@ -284,6 +288,10 @@ def test_prompts_use_the_chat_template(tmp_path: Path) -> None:
             "'prompt' in line 1 .* but a list",
         ),
         (lines({"prompt": "a", "response": {"b": 1}, "client": 1}), "but a JSON object"),
+        (
+            lines({"prompt": "a", "response": 4, "client": 1}),
+            "'response' in line 1 .* but 4: write",
+        ),
         (lines({"prompt": "a", "response": "\ud800", "client": 1}), "ud800', which is half"),
         (lines({"prompt": "a", "response": "b", "client": "\ud800"}), "'client' in line 1 .* half"),
         ("[" * 100_000, "line 1 of .* is not a JSON object"),

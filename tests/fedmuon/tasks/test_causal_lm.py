@@ -527,6 +527,21 @@ def test_the_clients_of_texts_limit_a_round(llama: Path, texts: Path) -> None:
         resolve(tiny(llama, texts, **sizes))
 
 
+def test_a_folder_without_a_config_is_named(llama: Path, tmp_path: Path) -> None:
+    for names in ((), ("model.safetensors",), ("tokenizer.json", "tokenizer_config.json")):
+        place = tmp_path / f"{len(names)} files"
+        place.mkdir()
+        for name in names:
+            shutil.copy(llama / name, place)
+        with pytest.raises(InputError, match=r"weights = '.*' has no config\.json\. Set weights"):
+            frozen_model(str(place), torch.float32, CPU)
+        if "tokenizer.json" in names:
+            assert model_tokens(str(place)).vocabulary == VOCABULARY
+        else:
+            with pytest.raises(InputError, match=r"has no config\.json"):
+                model_tokens(str(place))
+
+
 def test_files_without_all_weights_are_rejected(llama: Path, tmp_path: Path) -> None:
     """The library transformers draws weights that are missing at random."""
     name, place = "model.layers.0.mlp.up_proj.weight", tmp_path / "odd"
@@ -834,6 +849,7 @@ CHAT = '{"prompt": "a", "response": "b", "client": "c"}'
          "linear layers are named"),
         ("data.context=33", "context = 33 is longer than the model"),
         ("data.context=600", "context = 600 tokens needs 601 tokens"),
+        ("task.weights=empty", "the folder [task] weights = 'empty' has no config.json. Set"),
         ("task.weights=bare", "the tokenizer of [task] weights = 'bare' cannot be read"),
         ("task.weights=owner/no-such-model", "could not be downloaded from the Hugging Face hub"),
         ("task.weights=./nowhere", "does not exist. Set weights to a folder"),
@@ -854,6 +870,7 @@ def test_the_command_ends_with_2_and_one_sentence(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
     save_model(tmp_path / "bare")
+    (tmp_path / "empty").mkdir()
     (tmp_path / "chat.jsonl").write_text(CHAT)
     if change.endswith(".gguf"):
         for file in (write_gguf(tmp_path / "odd.gguf", "Q8_K"),):
