@@ -27,6 +27,7 @@ from fedmuon.core.arrays import to_numpy
 from fedmuon.core.errors import InputError
 from fedmuon.data.partition import weights
 from fedmuon.experiments.engines.processes import importable
+from fedmuon.experiments.planning.model_memory import evaluated_at_once
 from fedmuon.federated.accountant import RunAccountant
 from fedmuon.federated.evaluation import risk, sample_weights
 from fedmuon.federated.experiment import Engine, Experiment, Round
@@ -248,7 +249,8 @@ def evaluation(run: Run, state: ServerState) -> float:
     estimate = taken * (train + held_out) / rows
     if estimate <= LOOK:
         return statistics.median(seconds(lambda: evaluate(run, state)) for _ in range(3))
-    rows = max(rows, min(train, int((train + held_out) * LOOK / estimate)))
+    least = evaluated_at_once(task)  # so that the trial's memory is that of the run
+    rows = max(rows, min(train, max(least, int((train + held_out) * LOOK / estimate))))
     return seconds(partial(look, rows)) * (train + held_out) / rows
 
 

@@ -61,6 +61,7 @@ CPU = torch.device("cpu")
 TORCH = "torch.nn.modules."
 NO_STATISTICS: Params = {}
 MEMORY = {"cpu": 1 << 28, "cuda": 1 << 32}  # bytes of activations that a thread stores at once
+LOSS_COPIES = 3  # tensors of the outputs' size: outputs, log-probabilities, and a gradient
 STACKED_PARAMETERS = {"cpu": 1 << 19, "cuda": 1 << 27}  # maximum parameters in a batch of clients
 SMALL = 1 << 21  # up to this number of activations per replica, convolutions share a call
 Start = Callable[[nn.Module, np.random.Generator], dict[str, np.ndarray]]
@@ -100,6 +101,7 @@ class NetworkTask:
     activations: int | None = None
     # The following are computed when the task is created.
     saved: int = field(init=False)  # number of activations that autograd stores per sample
+    outputs: int = field(init=False)  # number of outputs per sample
     products: int = field(init=False)  # approximate number of products per sample
     convolves: bool = field(init=False)
     channels_last: bool = field(init=False)  # memory order of convolution weights during a call
@@ -108,6 +110,7 @@ class NetworkTask:
     axes: tuple[int, ...] = field(init=False)  # axis of the samples in the input of each dropout
     stack_limit: int = field(init=False)  # number of parameters up to which a batch is faster
     chunks: Chunks = field(init=False)
+    evaluation_chunks: Chunks = field(init=False)  # without gradients, only outputs are stored
     thread_safe: bool = field(init=False)  # whether threads may call it, each with its own copy
     own_module: Callable[[], nn.Module] = field(init=False)  # returns the calling thread's copy
     clipped_sums: Callable[[], ClippedSums] = field(init=False)  # the same for clipped sums
@@ -120,17 +123,21 @@ class NetworkTask:
         entry = torch.empty((), dtype=self.dtype).element_size()
         trial = try_module(self.module, self.shape, self.whole)
         saved = max(1, trial.saved if self.activations is None else self.activations)
-        # The factor 3 leaves space for temporary tensors.
-        limit = MEMORY.get(device, 1 << 32) // (3 * entry * saved)
+        outputs = max(1, trial.outputs)
+        # The factor 3 leaves space for temporary tensors. The loss stores three tensors of the size
+        # of the outputs, which are larger than all activations if the vocabulary is large.
+        limit = MEMORY.get(device, 1 << 32) // (LOSS_COPIES * entry * max(saved, outputs))
+        evaluated = MEMORY.get(device, 1 << 32) // (LOSS_COPIES * entry * outputs)
         # Each product reads all frozen weights, so products with few samples are slow. The
         # activations may therefore take twice the space of frozen weights.
         frozen = {value.data_ptr(): value.nbytes for value in self.module.buffers()}
-        limit = max(limit, 2 * sum(frozen.values()) // (entry * saved))
+        limit = max(limit, 2 * sum(frozen.values()) // (entry * (saved + LOSS_COPIES * outputs)))
         called = [self.loss, self.targets, *(self.metrics or {}).values()]
         thread_safe = device == "cpu" and copyable(self.module) and all(map(stateless, called))
         modules = PerThread(partial(deepcopy, self.module)) if thread_safe else lambda: self.module
         derived = {
             "saved": saved,
+            "outputs": outputs,
             "axes": trial.axes,
             "statistics": tuple(statistics_of(self.module)),
             # The search for shared parameters takes time in each call of a model with many layers.
@@ -142,6 +149,7 @@ class NetworkTask:
             "channels_last": thread_safe and self.dtype == torch.float32,
             "stack_limit": STACKED_PARAMETERS.get(device, 1 << 27),
             "chunks": Chunks(max(1, limit)),
+            "evaluation_chunks": Chunks(max(1, min(limit, evaluated))),
             "thread_safe": thread_safe,
             "own_module": modules,
             "clipped_sums": PerThread(self._sums),
@@ -238,7 +246,7 @@ class NetworkTask:
         per_thread = self.clipped_sums if self.thread_safe else None
         return ClippedSums(
             module, self.shape, self.loss, self.device, self.saved, ghosts, per_thread, self.masks,
-            self.whole,
+            self.whole, self.outputs,
         )  # fmt: skip
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
@@ -247,7 +255,7 @@ class NetworkTask:
         rows, replicas = len(batch.labels), size_of(params)
         shared = replicas > 1 and self._vectorizes(rows)
         with torch.no_grad(), exact_on(self.device):
-            results = self.chunks.each(
+            results = self.evaluation_chunks.each(
                 lambda part: self._map_replicas(self._losses, params, samples.rows(part), shared),
                 rows, replicas if shared else 1,
             )  # fmt: skip

@@ -83,11 +83,13 @@ class Trial(NamedTuple):
     """Properties of a module that trial calls with one and two samples show.
 
     `saved` is how many numbers autograd stores per sample. `axes` contains, for each dropout in a
-    call, the axis of its input that runs over the samples.
+    call, the axis of its input that runs over the samples. `outputs` is how many numbers the module
+    returns per sample.
     """
 
     saved: int
     axes: tuple[int, ...]
+    outputs: int
 
 
 def _global_draws() -> dict[str, Any]:
@@ -125,6 +127,7 @@ def try_module(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -
     first = next(iter(copies.values()))
     kind = torch.long if whole else first.dtype
     counts: list[int] = []
+    returned: list[int] = []
     shapes: list[Shapes] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -140,7 +143,8 @@ def try_module(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -
         versions = {name: copies[name]._version for name, _ in module.named_buffers()}
         drawn = _global_draws()
         with saved_tensors_hooks(keep, lambda tensor: tensor), Masks(None, seen=shapes[-1]):
-            functional_call(module, copies, (samples,))
+            result = functional_call(module, copies, (samples,))
+        returned.append(result.numel() if isinstance(result, Tensor) else 0)
         after = _global_draws()
         shapes[-1].others += [name for name, state in drawn.items() if after[name] != state]
         if samples._version > before:
@@ -156,7 +160,8 @@ def try_module(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -
                 "buffers, so engines and resumed runs would differ. Compute this value from the "
                 "batch, store it as a parameter instead of a buffer, or use BatchNorm."
             )
-    return Trial(counts[0] - counts[1], sample_axes(shapes[1], shapes[0]))
+    axes = sample_axes(shapes[1], shapes[0])
+    return Trial(counts[0] - counts[1], axes, returned[0] - returned[1])
 
 
 def exact_on(device: torch.device) -> AbstractContextManager[None]:

@@ -78,8 +78,9 @@ class ClippedSums:
         ghosts: The layers for the method of `ghost.py`. With None, `torch.func` is used.
         each: Function that returns a copy of this object with its own module for the calling
             thread. With None, one thread does all the work.
-        whole: Whether samples are integers, such as tokens.
         masks: Function from the keys of samples to the context that draws their dropout masks.
+        whole: Whether samples are integers, such as tokens.
+        outputs: Number of outputs per sample, of which a loss stores three tensors.
     """
 
     module: nn.Module
@@ -91,6 +92,7 @@ class ClippedSums:
     each: Callable[[], "ClippedSums"] | None = None
     masks: Callable[[Tensor], AbstractContextManager[Any]] = lambda keys: nullcontext()
     whole: bool = False
+    outputs: int = 0
 
     def __call__(
         self, points: Points, batches: Sequence[Batch], clipping: Clipping
@@ -165,12 +167,12 @@ class ClippedSums:
         """Return groups of samples whose activations and gradients fit into `MEMORY`."""
         entry = next(iter(params.values())).element_size()
         weights = sum(value.numel() for value in params.values())
-        kind = self.device.type
+        kind, kept = self.device.type, max(self.kept, 3 * self.outputs)
         memory = MEMORY.get(kind, 1 << 32)
         if self.ghosts is None:
-            limit = memory // (entry * (3 * self.kept + (points + 1) * weights))
+            limit = memory // (entry * (3 * kept + (points + 1) * weights))
         else:  # use a quarter if that is enough, because every thread has a group
-            fitting = memory // (entry * (self.kept + points * self.ghosts.entries))
+            fitting = memory // (entry * (kept + points * self.ghosts.entries))
             limit = fitting if kind == "cuda" else min(fitting, max(ENOUGH, fitting // 4))
         return Chunks(max(1, min(limit, MOST.get(kind, limit))))
 

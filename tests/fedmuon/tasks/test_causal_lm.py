@@ -47,12 +47,13 @@ from fedmuon.optim.subspaces import Subspaces
 from fedmuon.runs.config_notes import config_notes
 from fedmuon.runs.observers.choice import observers_of
 from fedmuon.runs.prepare import prepare
-from fedmuon.tasks import frozen_base
+from fedmuon.tasks import frozen_base, networks
 from fedmuon.tasks.base import IGNORED, Batch, Params, one_at_a_time, token_cross_entropy
 from fedmuon.tasks.base import cross_entropy as window_cross_entropy
 from fedmuon.tasks.causal_lm import add_adapters, causal_lm, merged, predicted_tokens
 from fedmuon.tasks.frozen_base import base_digest, frozen_model, stored_entries
 from fedmuon.tasks.networks import NetworkTask
+from fedmuon.tasks.per_example import clipped_sums
 from fedmuon.tasks.per_example.clipping import Clipping
 
 LENGTH, RANK, ALPHA = 12, 2, 6.0
@@ -724,7 +725,11 @@ def test_a_plan_states_memory_and_bytes(
     assert record["memory"]["model"]["adapters"] == 8 * adapters
     frozen = record["memory"]["model"]["frozen weights"]
     assert 8 * base <= frozen <= 8 * base + 1000  # with the frequencies of positions
-    assert record["memory"]["model"]["activations"] == 4 * 8 * task.saved
+    logits = LENGTH * VOCABULARY
+    assert record["memory"]["model"]["activations"] == 4 * 8 * (task.saved + 3 * logits)
+    evaluated = config.data.test * 2 * logits * 8  # fits into memory at once
+    assert record["memory"]["model"]["evaluation"] <= evaluated
+    assert record["memory"]["model"]["evaluation"] % (2 * logits * 8) == 0
     assert record["bytes"]["a client up"] == record["bytes"]["a client down"] == 8 * adapters
     half = cost.plan(tiny(llama, texts, task={"base-dtype": "bfloat16", "checkpointing": True}))
     assert half["memory"]["model"]["frozen weights"] < 0.3 * frozen
@@ -742,6 +747,35 @@ def test_a_complete_gguf_file_is_read() -> None:
     from packages import read_gguf  # imported here: it imports gguf
 
     assert read_gguf.main() == 0
+
+
+@pytest.mark.parametrize("windows", [1, 2])
+def test_few_logits_are_in_memory_at_once(
+    windows: int, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loss stores three tensors of the size of the logits, in evaluations and in groups of
+    clipped gradients. With a large vocabulary, they are larger than all activations."""
+    few = {"layers": "*layers.1.mlp.down_proj"}  # autograd stores less than the logits
+    together, samples = task_for(llama, **few), batch(7)
+    params = learned(together)
+    expected, scores = together.losses(params, samples)
+    assert together.outputs == LENGTH * VOCABULARY
+    monkeypatch.setattr(networks, "MEMORY", {"cpu": windows * 3 * 8 * LENGTH * VOCABULARY})
+    monkeypatch.setattr(clipped_sums, "MEMORY", {"cpu": windows * 3 * 8 * LENGTH * VOCABULARY})
+    task = task_for(llama, **few)
+    called: list[int] = []
+    task.module.register_forward_hook(lambda module, inputs, outputs: called.append(len(outputs)))
+    losses, parts = task.losses(params, samples)
+    assert max(called) == windows and sum(called) == 7
+    torch.testing.assert_close(losses, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(parts, scores, rtol=1e-12, atol=1e-12)
+    one = {name: value[0] for name, value in params.items()}
+    assert task.clipped_sums().chunks(one, 1).most <= windows
+    # Negative control: with more memory, all windows are evaluated at once.
+    called.clear()
+    together.module.register_forward_hook(lambda *call: called.append(len(call[2])))
+    together.losses(params, samples)
+    assert called == [7]
 
 
 def test_gguf_types_that_cannot_be_dequantized_are_rejected(tmp_path: Path) -> None:

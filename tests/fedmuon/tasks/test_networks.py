@@ -137,7 +137,7 @@ def test_replaced_rows_are_data_made_by_hand(vectorized: bool) -> None:
 def test_losses_are_those_of_each_sample(vectorized: bool) -> None:
     module, batch = toy(), batch_of(7, 0)
     task = NetworkTask(module, TOY, torch.float64, vectorized=vectorized)
-    task.chunks.most = 4
+    task.evaluation_chunks.most = 4
     params = stack_of(module, 3)
     losses, scores = task.losses(params, batch)
     right = scores["accuracy"]
