@@ -22,12 +22,13 @@ from fedmuon.experiments.cli.show import (
     accounts,
     brief_routes,
     columns,
+    final_evaluation,
     step_sizes,
     summary_table,
     sweep_parts,
 )
 from fedmuon.experiments.suites.workers import Workers
-from fedmuon.runs.directory import RunDirectory
+from fedmuon.runs.directory import Record, RunDirectory
 
 MOST_JOBS = 256
 SettingName = Annotated[
@@ -145,18 +146,23 @@ def run(
                     note(step_sizes(text, local.lr, local.aux_lr, not run_config.local.aux_lr))
                 progress.on_start(completed, total)
 
+            def on_round_end(record: Record) -> None:
+                progress.on_round_end(record)
+                if progress.is_last(record):
+                    note(final_evaluation(RunStatus(folder).config))
+
             summary = execute(
                 run_config,
                 folder,
                 resume,
-                progress.on_round_end,
+                on_round_end,
                 on_start,
                 verbose,
                 say=note,
                 warn=warn,
             )
         tell({"folder": folder, **summary}, summary_table(summary))
-        note(progress.risen())
+        note(progress.risen(summary))
         personalized = run_config and run_config.local.recipe in PERSONALIZED
         if run_config and personalized and not run_config.data.client_test:
             note("Note: these results are for the server's model. Set data.client-test=0.2 to test "

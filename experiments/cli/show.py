@@ -33,9 +33,10 @@ from fedmuon.experiments.tables import (
     standing,
     unreleased,
 )
-from fedmuon.runs.directory import AXES, positions
+from fedmuon.runs.directory import AXES, UNTRAINED, positions
 
 if TYPE_CHECKING:  # these load pydantic and torch
+    from fedmuon.config.load import Config
     from fedmuon.experiments.inspect.status import RunStatus
     from fedmuon.runs.loop import OnRoundEnd, OnStart
 
@@ -172,12 +173,31 @@ class Progress(bars.Progress):
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
             self._printed, self._unprinted = completed, {}
 
-    def risen(self) -> str:
-        """Return a warning if the loss grew in a run that was not resumed, otherwise ""."""
-        first, last = self._losses if len(self._losses) == 2 else (0.0, 0.0)
-        if not (self._whole and 0 < RISEN * first < last):
+    def is_last(self, record: Record) -> bool:
+        """Return whether a record is that of the last round."""
+        return record["round"] == self._total
+
+    def risen(self, summary: Record) -> str:
+        """Return a warning if the loss grew, otherwise "".
+
+        The warning compares the evaluated losses of the untrained and the final model. Without
+        these, it compares the client losses of the first and last round, which may belong to
+        different clients. The first round of a resumed run is not known.
+
+        Args:
+            summary: The summary of the run.
+        """
+        before, losses = summary.get(UNTRAINED) or {}, self._losses
+        evaluated = next((name for name in FIRST[:2] if name in before and name in summary), "")
+        first, last, words = 0.0, 0.0, "the loss"
+        if evaluated:
+            first, last = before[evaluated], summary[evaluated]
+            words = f"the {evaluated.replace('_', ' ')}"
+        elif self._whole and len(losses) == 2:
+            first, last = losses
+        if not 0 < RISEN * first < last:
             return ""
-        return f"Note: the loss grew from {number(first)} to {number(last)}. Lower [local] lr."
+        return f"Note: {words} grew from {number(first)} to {number(last)}. Lower [local] lr."
 
     def _remember(self, records: Sequence[Record]) -> str:
         """Add these records, and return the latest measurements and the loss curve as text."""
@@ -237,6 +257,14 @@ class NotebookLine:
         text = f"{self._counted} {completed}/{self._total}  {note}"
         bar = f'<progress value="{completed}" max="{self._total}"></progress> {text}'
         return {"text/plain": text, "text/html": bar}
+
+
+def final_evaluation(config: Config) -> str:
+    """Describe what a run does after its last round, if this takes long, otherwise ""."""
+    if config.task.name != "causal-lm":
+        return ""
+    clients = count(config.federation.clients + config.data.unseen_clients, "client")
+    return f"All rounds are done. Evaluating the model on the text of {clients} ..."
 
 
 def is_wanted(progress: bool | None) -> bool:

@@ -248,7 +248,8 @@ class RunStatus:
         if self.rounds:
             completed, seconds = len(self.rounds), (self.summary or self.rounds[-1])["seconds"]
             total = self.config.federation.rounds
-            lines["state"] += f", {completed} of {total} rounds in {digits(seconds)} s"
+            ending = " and the final evaluation" if self.summary else ""
+            lines["state"] += f", {completed} of {total} rounds{ending} in {digits(seconds)} s"
             if sent := traffic_of(self.rounds):
                 down, up = (in_bytes(size) for size in sent)
                 lines["traffic"] = f"{down} to clients, {up} to the server"

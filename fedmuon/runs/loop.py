@@ -90,8 +90,7 @@ def train(
             if state.round % every == 0 and state.round < last:
                 save()
             asked = time.monotonic()
-        seconds = time.monotonic() - start
-        return _finish(run, state, observers, accountant, stopped, seconds)
+        return _finish(run, state, observers, accountant, stopped, start)
 
 
 def _opened(run: Run, state: ServerState) -> RunAccountant | None:
@@ -110,9 +109,12 @@ def _finish(
     observers: Sequence[Observer],
     accountant: RunAccountant | None,
     stopped: str,
-    seconds: float,
+    start: float,
 ) -> Record:
-    """Write the model and the summary, and tell the observers."""
+    """Measure the final model, write it and the summary, and tell the observers.
+
+    The seconds of the summary count from `start`, so they include the final measurements.
+    """
     summary: Record = {}
     files: dict[str, bytes] = {}
     for observer in observers:
@@ -123,7 +125,7 @@ def _finish(
         summary["stopped"] = stopped
     if accountant:
         summary["privacy"] = accountant.summary(bool(stopped))
-    summary = in_order(summary | facts(run, state.round, seconds))
+    summary = in_order(summary | facts(run, state.round, time.monotonic() - start))
     run.directory.finish(*end_bytes(state), summary, files)
     run.experiment.client_states.remove()
     for observer in observers:

@@ -360,7 +360,7 @@ def test_a_run_that_goes_on_begins_with_what_was_last_known() -> None:
     progress = Progress(Console(file=io.StringIO(), force_terminal=True), before=before)
     progress.on_start(15, 40)
     note = progress.tasks[0].fields["note"]
-    assert note.startswith(f"loss {1 / 15:.5f}  accuracy 0.5100  ") and progress.risen() == ""
+    assert note.startswith(f"loss {1 / 15:.5f}  accuracy 0.5100  ") and progress.risen({}) == ""
     afresh = Progress(Console(file=io.StringIO(), force_terminal=True), before=before)
     afresh.on_start(0, 40)
     assert afresh.tasks[0].fields["note"] == ""

@@ -283,7 +283,22 @@ def test_a_loss_that_grows_is_said(tmp_path: Path, capsys: pytest.CaptureFixture
     progress.on_start(5, 8)
     for round, loss in ((6, 1.0), (7, 2.0)):
         progress.on_round_end({"round": round, "client_loss": loss})
-    assert not progress.risen()
+    assert not progress.risen({})
+
+
+def test_evaluated_losses_decide_whether_the_loss_grew() -> None:
+    """The client losses of two rounds are those of different clients."""
+    progress = Progress(Console())
+    progress.on_start(0, 8)
+    for round, loss in ((1, 3.2), (8, 3.525)):
+        progress.on_round_end({"round": round, "client_loss": loss})
+    assert "the loss grew from 3.2 to 3.525" in progress.risen({"test_loss": 3.8})
+    losses = {"untrained": {"test_loss": 4.05, "train_loss": 3.9}, "test_loss": 3.79}
+    assert not progress.risen(losses)
+    risen = progress.risen({**losses, "test_loss": 12.9})
+    assert risen == "Note: the test loss grew from 4.05 to 12.9. Lower [local] lr."
+    without_tests = {"untrained": {"train_loss": 3.9}, "train_loss": 3.7}
+    assert not progress.risen(without_tests)
 
 
 def test_a_folder_that_cannot_be_made() -> None:
