@@ -20,7 +20,7 @@ from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from fedmuon.analysis.report.numbers import written
+from fedmuon.analysis.report.numbers import digits, written
 from fedmuon.analysis.report.overlay import UNEVEN
 from fedmuon.analysis.report.tables import Columns as Columns
 from fedmuon.core.errors import InputError
@@ -384,9 +384,11 @@ LOSSES: dict[str, Look] = {
     "train_loss": PLAIN,
     "test_loss": ("--", "s", 1.2),
     "client_loss": ("-", "", 0.6),  # recorded in every round, also without an evaluation
+    "unseen_loss": ("-.", "D", 1.2),
 }
 AGAIN: tuple[Look, ...] = (PLAIN, (":", "^", 1.2), ("-.", "D", 1.2))  # looks for repeated colours
-WORDS = {"train loss": "solid", "test loss": "dashed", "client loss": "thin"}
+WORDS = {"train loss": "solid", "test loss": "dashed", "client loss": "thin",
+         "unseen loss": "dash-dotted"}  # fmt: skip
 FEW = 12  # maximum number of points that get marks
 
 
@@ -416,8 +418,34 @@ def round_panels(
         panels[0].set_xscale("log", nonpositive="mask")
     for axes, measure in zip(panels, [LOSS, *measures], strict=True):
         finish_axes(axes, places, measure, x, panels[0].get_xlim())
-    legend_below(figure, panels[0], 1 if narrow else 3 if len(curves) == 1 else 2)
+        if len(curves) == 1:
+            write_single_points(axes, measure, x)
+    legend_below(figure, panels[0], 1 if narrow else 4 if len(curves) == 1 else 2)
     return figure
+
+
+def write_single_points(axes: Axes, measure: str, x: str) -> None:
+    """Replace a panel by numbers if each of its curves has only a single point."""
+    lines = [line for line in axes.lines if len(np.asarray(line.get_xdata()))]
+    if not lines or any(len(np.asarray(line.get_xdata())) > 1 for line in lines):
+        return
+    axes.set_axis_off()
+    for place, line in enumerate(lines):
+        label = str(line.get_label())
+        name = measure if label.startswith("_") else label
+        value = float(np.asarray(line.get_ydata())[0])
+        line.set_visible(False)
+        line.set_label(f"_{label}")  # not in the legend
+        height = 0.5 + 0.14 * ((len(lines) - 1) / 2 - place)
+        axes.text(
+            0.5, height, f"{name.replace('_', ' ')} {digits(value)}", color=line.get_color(),
+            ha="center", transform=axes.transAxes,
+        )  # fmt: skip
+    at = float(np.asarray(lines[0].get_xdata())[0])
+    axes.text(
+        0.5, 0.1, f"measured only at {AXES[x]} {at:g}", color="0.4", ha="center",
+        transform=axes.transAxes,
+    )  # fmt: skip
 
 
 by_round = styled(round_panels)

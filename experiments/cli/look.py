@@ -121,7 +121,7 @@ def show(
     elif figure is not None:
         from fedmuon.analysis.report.style import by_round, saved_as  # matplotlib
 
-        saved_as(by_round({run.path.name: [run.rounds]}, x=x), figure)
+        saved_as(by_round({run.path.name: [run.from_start]}, x=x), figure)
         print_path("The curves are in", figure)
 
 

@@ -21,8 +21,9 @@ from fedmuon.experiments.inspect.status import RunStatus
 from fedmuon.experiments.results import compared
 from fedmuon.experiments.stability.neighbours_report import account
 from fedmuon.experiments.tables import short, unreleased
-from fedmuon.runs.directory import Record
+from fedmuon.runs.directory import Record, losses_before
 
+CLIENT_LOSS = "client_loss"
 SHORT = 90  # maximum number of characters of the reason why a run failed
 
 
@@ -85,7 +86,7 @@ def of_run(run: RunStatus, x: str = "rounds") -> Findings:
         claims=[],
         numbers_title="Measured in the last round",
         head=("", "value"),
-        numbers=[(name.replace("_", " "), digits(value)) for name, value in run.measures.items()],
+        numbers=[(name.replace("_", " "), digits(value)) for name, value in _measures(run).items()],
         note=account((run.summary or {}).get("privacy")) or run.note,
         pictures=[
             *([_picture({run.path.name: [run.from_start]}, x)] if run.measures else []),
@@ -96,6 +97,16 @@ def of_run(run: RunStatus, x: str = "rounds") -> Findings:
         more=continuations_tables(run.path),
     )
     return with_certificates(findings, run.path, run.risk)
+
+
+def _measures(run: RunStatus) -> Record:
+    """Return the measures of the last round, and the losses before training on unseen clients.
+
+    The client loss comes last, because it is the loss of only the clients of the last round.
+    """
+    measures = {name: value for name, value in run.measures.items() if name != CLIENT_LOSS}
+    last = {name: run.measures[name] for name in (CLIENT_LOSS,) if name in run.measures}
+    return measures | losses_before(run.summary or {}) | last
 
 
 def drawn(run: RunStatus) -> DrawnRun:

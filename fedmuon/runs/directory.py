@@ -69,6 +69,7 @@ AXES = {
     "bytes-up": "MB sent up",
     "bytes": "MB sent up and down",
 }
+BEFORE = "_before"  # end of the names of losses of the untrained model on unseen clients
 UNTRAINED = "untrained"  # key of the summary with the results of the untrained model
 SO_FAR = ("bytes_down", "bytes_up", "simulated_seconds")  # these are zero before the first round
 NO_FILES: Mapping[str, bytes] = {}
@@ -591,14 +592,23 @@ def traffic_of(rounds: Sequence[Record]) -> tuple[int, int] | None:
 def from_start(rounds: Sequence[Record], summary: Record | None) -> list[Record]:
     """Return the records of all rounds, preceded by a record of the untrained model as round 0.
 
-    Round 0 comes from the summary of a finished run. Unfinished runs and runs of older versions
-    start with round 1.
+    Round 0 comes from the summary of a finished run. It includes the losses on unseen clients.
+    Unfinished runs and runs of older versions start with round 1.
     """
     start = (summary or {}).get(UNTRAINED)
-    if not rounds or not start:
+    if not summary or not rounds or not start:
         return [*rounds]
     nothing = {name: 0 for name in SO_FAR if name in rounds[0]}
-    return [{"round": 0, **nothing, **start}, *rounds]
+    unseen = {name.removesuffix(BEFORE): value for name, value in losses_before(summary).items()}
+    return [{"round": 0, **nothing, **start, **unseen}, *rounds]
+
+
+def losses_before(summary: Record) -> Record:
+    """Return the losses of the untrained model on clients that do not train, by their full names.
+
+    The names end with `BEFORE`.
+    """
+    return {name: value for name, value in summary.items() if name.endswith(f"_loss{BEFORE}")}
 
 
 def positions(rounds: Sequence[Record], x: str = "rounds", name: str = "the run") -> list[float]:

@@ -71,6 +71,8 @@ def test_curves_begin_with_the_untrained_model(tmp_path: Path) -> None:
     old = {name: one for name, one in found.summary.items() if name != UNTRAINED}
     assert from_start(found.rounds, None) == from_start(found.rounds, old) == found.rounds
     assert from_start([], found.summary) == []
+    unseen = found.summary | {"unseen_loss_before": 0.7, "unseen_loss": 0.6}
+    assert from_start(found.rounds, unseen)[0] == start | {"unseen_loss": 0.7}
 
 
 def test_means_over_seeds_lie_at_the_mean_place(runs: Path, tmp_path: Path) -> None:

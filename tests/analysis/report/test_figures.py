@@ -274,6 +274,26 @@ def test_a_run_that_was_evaluated_once_has_a_curve_and_whole_rounds() -> None:
     assert losses.get_xlim() == accuracy.get_xlim()
 
 
+def test_a_single_measurement_is_a_number_and_not_a_lonely_dot() -> None:
+    last = {"round": 3, "train_loss": 0.4, "test_loss": 0.5, "accuracy": 0.25}
+    losses, accuracy = by_round({"a": [[last]]}).axes
+    for axes, numbers in ((losses, ["train loss 0.4000", "test loss 0.5000"]),
+                          (accuracy, ["accuracy 0.2500"])):  # fmt: skip
+        assert not axes.axison and not any(line.get_visible() for line in axes.lines)
+        assert [text.get_text() for text in axes.texts] == [*numbers, "measured only at round 3"]
+    start = {"round": 0, "train_loss": 0.9, "test_loss": 0.9, "accuracy": 0.1}
+    for axes in by_round({"a": [[start, last]]}).axes:
+        assert axes.axison and not axes.texts
+
+
+def test_the_loss_on_unseen_clients_is_drawn_with_the_losses() -> None:
+    records = [{"round": r, "train_loss": 1 / r, "unseen_loss": 2 / r} for r in (1, 2, 3)]
+    (losses,) = by_round({"a": [records]}).axes
+    drawn = {str(line.get_label()): line for line in losses.lines}
+    assert list(np.asarray(drawn["unseen loss"].get_ydata())) == [2, 1, 2 / 3]
+    assert "dash-dotted the unseen loss" in in_words(by_round({"a": [records]}))
+
+
 @pytest.mark.parametrize(("long", "columns"), [(5, 4), (35, 2), (400, 1)])
 def test_a_legend_of_long_names_has_fewer_columns(long: int, columns: int) -> None:
     records = [{"round": r, "train_loss": 1 / r, "test_loss": 2 / r} for r in (1, 2)]

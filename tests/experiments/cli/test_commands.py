@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import fedmuon
 from docs.making import commands
+from fedmuon.analysis.report import style
 from fedmuon.config.load import Config
 from fedmuon.config.names import COMPRESSORS, NAMES
 from fedmuon.config.schema import FIELDS
@@ -183,6 +184,21 @@ def test_compressors_are_those_of_the_config() -> None:
     field = FIELDS["compression"]["uplink"]
     assert set(COMPRESSORS) == set(get_args(field.annotation))
     assert set(completion.values("compression.downlink")) == set(COMPRESSORS) - {"power"}
+
+
+def test_the_figure_of_a_run_begins_with_the_untrained_model(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn, original = [], style.by_round
+
+    def seen(curves: Any, **options: Any) -> Any:
+        drawn.append(curves)
+        return original(curves, **options)
+
+    monkeypatch.setattr(style, "by_round", seen)
+    done("show", f"{runs}/plain", "--figure", str(tmp_path / "curves.svg"))
+    ((records,),) = drawn[0].values()
+    assert [record["round"] for record in records][:2] == [0, 1]
 
 
 def test_the_figure_of_a_run_is_drawn(runs: Path, tmp_path: Path) -> None:

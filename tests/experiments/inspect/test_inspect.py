@@ -166,6 +166,18 @@ def test_show(runs: Path, width: int) -> None:
     assert "not released" in private and "model.safetensors" in private and "zero-out" in private
 
 
+def test_a_page_has_the_unseen_loss_before_and_the_client_loss_last(
+    runs: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(runs / "a0", tmp_path / "a")
+    status = RunStatus(tmp_path / "a")
+    assert status.summary is not None
+    status.summary["unseen_loss_before"] = 0.75
+    names = [name for name, _ in of_run(status).numbers]
+    assert ("unseen loss before", digits(0.75)) in of_run(status).numbers
+    assert names[-1] == "client loss" and names[0] == "train loss"
+
+
 def test_show_says_how_to_go_on(runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "half"
     shutil.copytree(runs / "half", out)
