@@ -10,6 +10,7 @@ import torch
 
 from fedmuon.config.load import Config, absolute_paths, flatten, load
 from fedmuon.config.methods import has
+from fedmuon.config.schema import reads
 from fedmuon.core.cores import few_free_cores
 from fedmuon.core.errors import InputError, shown
 from fedmuon.core.locks import held
@@ -124,6 +125,11 @@ def _config_to_resume(config: Config | None, out: Path) -> Config:
         return written
     written = written.with_objects(config.given)
     if (passed := resolve(config, resumed=written)) != written:
+        if changed := _changed_data(config, written, passed):
+            raise InputError(
+                f"{changed} Restore the file or folder to resume the run. To train on the new "
+                "samples, leave --resume out and choose another folder with --out."
+            )
         raise InputError(
             f"the settings in {file} differ from the settings that you passed"
             f"{_first_difference(written, passed)}. To resume the run, leave out the config or "
@@ -132,6 +138,26 @@ def _config_to_resume(config: Config | None, out: Path) -> Config:
             "out and choose another folder with --out."
         )
     return written
+
+
+def _changed_data(config: Config, written: Config, passed: Config) -> str:
+    """Return a sentence if only values that the samples determine differ, otherwise "".
+
+    Such a value is in no setting, for example the number of samples in the files of `data.folder`.
+    """
+    if not (reads(passed, "data.folder") and passed.data.folder):
+        return ""
+    old, new = flatten(written), flatten(passed)
+    different = [key for key in new | old if old.get(key) != new.get(key)]  # in config order
+    settings, defaults = flatten(config), flatten(Config())
+    if any(settings.get(key) != defaults.get(key) for key in different):
+        return ""
+    key = different[0]
+    was, now = (shown(values[key]) if key in values else "not set" for values in (old, new))
+    return (
+        f"{passed.data.folder} changed since the run started: {key} was {was}, and is {now} with "
+        "the present samples."
+    )
 
 
 def _first_difference(written: Config, passed: Config) -> str:

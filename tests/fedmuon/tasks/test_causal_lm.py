@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import struct
+import time
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +27,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from fedmuon.config.load import Config, parse
+from fedmuon.config.load import Config, dump, load, parse
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import cache_folder, is_path
 from fedmuon.core.rng import Draw, generator
@@ -34,6 +35,8 @@ from fedmuon.data.corpora import BIBLE
 from fedmuon.data.gguf_header import gguf_entries
 from fedmuon.data.pretrained import model_tokens, stored_model
 from fedmuon.experiments.cli import main
+from fedmuon.experiments.cli.show import final_evaluation
+from fedmuon.experiments.inspect.status import RunStatus
 from fedmuon.experiments.planning import cost
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.suites.contents import merged as merged_tables
@@ -43,9 +46,11 @@ from fedmuon.federated.client_data import build_data
 from fedmuon.federated.rounds import run_rounds
 from fedmuon.optim.adapters import find_pairs
 from fedmuon.optim.frozen_factors import Unfrozen
+from fedmuon.optim.stage import ServerState
 from fedmuon.optim.subspaces import Subspaces
 from fedmuon.runs.config_notes import config_notes
 from fedmuon.runs.observers.choice import observers_of
+from fedmuon.runs.observers.client_texts import ClientTexts
 from fedmuon.runs.prepare import prepare
 from fedmuon.tasks import frozen_base, networks
 from fedmuon.tasks.base import IGNORED, Batch, Params, one_at_a_time, token_cross_entropy
@@ -747,6 +752,53 @@ def test_a_complete_gguf_file_is_read() -> None:
     from packages import read_gguf  # imported here: it imports gguf
 
     assert read_gguf.main() == 0
+
+
+def test_the_command_announces_the_final_evaluation(
+    llama: Path,
+    texts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes minutes with a large model. The seconds of the summary include it."""
+    original = ClientTexts.end
+
+    def slow(self: ClientTexts, state: ServerState) -> Any:
+        time.sleep(3)
+        return original(self, state)
+
+    monkeypatch.setattr(ClientTexts, "end", slow)
+    sizes = {"data": {"train": 60, "test": 20}, "federation": {"clients": 3}}
+    (file := tmp_path / "texts.toml").write_text(dump(tiny(llama, texts, **sizes)))
+    out = tmp_path / "run"
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(file), "--out", str(out)])
+    assert not ended.value.code
+    shown = " ".join(capsys.readouterr().out.split())
+    said = "All rounds are done. Evaluating the model on the text of 3 clients ..."
+    assert shown.count(said) == 1 and shown.index("rounds 2/2") < shown.index(said)
+    status = RunStatus(out)
+    assert status.summary is not None
+    assert status.summary["seconds"] > status.rounds[-1]["seconds"] + 2.9
+    assert "2 of 2 rounds and the final evaluation in" in dict(status.card())["state"]
+    assert final_evaluation(small()) == ""  # other tasks are evaluated in an instant
+
+
+def test_a_run_whose_files_changed_says_so(llama: Path, tmp_path: Path) -> None:
+    """And not that a setting differs which nobody set."""
+    folder, out = save_texts(tmp_path / "texts"), tmp_path / "run"
+    config = tiny(llama, folder)
+    execute(config, out)
+    with (folder / "two").open("a") as file:
+        file.write("the moon is white, the night is black. " * 9)
+    was = load(out / "config.toml").data.train
+    said = rf"texts changed since the run started: data.train was {was}, and is \d+ with"
+    with pytest.raises(InputError, match=said):
+        execute(config, out, resume=True)
+    other = tiny(llama, folder, local={"lr": 0.25})  # a setting that differs
+    with pytest.raises(InputError, match=r"the settings in .* differ from the settings"):
+        execute(other, out, resume=True)
 
 
 @pytest.mark.parametrize("windows", [1, 2])
