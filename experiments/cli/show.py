@@ -52,6 +52,7 @@ FIRST = ("train_loss", "test_loss", "accuracy", "client_loss")  # order of the c
 SIGNED = ("test_gap", "average_test_gap")
 TEST_GAP = "The test gap is the test loss minus the train loss."
 CLIENT_LOSS = "The client loss is the mean loss of a round's clients before their last step."
+LOOSER = " (a looser upper bound on the same ε)"
 NO_CURVES = (*SIGNED, "simulated_seconds")
 
 
@@ -403,7 +404,7 @@ def accounts(summary: Record | None) -> list[Table]:
         lines = {
             "epsilon": bracket["epsilon"],
             "at least": bracket["lower"],
-            "by RDP": bracket["rdp"],
+            "by RDP": bracket["rdp"] + LOOSER * (bracket["rdp"] != bracket["epsilon"]),
             "at delta": number(private["delta"], 3),
             "refers to": standing(private),
             "certified": "yes" if private["certified"] else "NO",

@@ -22,7 +22,7 @@ from fedmuon.analysis.report.numbers import digits
 from fedmuon.core.errors import Interrupted, NonFinite
 from fedmuon.core.locks import LOCK, held, writer
 from fedmuon.experiments.cli import app
-from fedmuon.experiments.cli.show import CLIENT_LOSS, TEST_GAP
+from fedmuon.experiments.cli.show import CLIENT_LOSS, TEST_GAP, accounts
 from fedmuon.experiments.inspect import plots, status
 from fedmuon.experiments.inspect.page import of_run, of_runs
 from fedmuon.experiments.inspect.status import NEIGHBOURS, RunStatus
@@ -164,6 +164,16 @@ def test_show(runs: Path, width: int) -> None:
     assert "not released" not in text and "resume with" not in text
     private = " ".join(said("show", str(runs / "p"), width=120).split())
     assert "not released" in private and "model.safetensors" in private and "zero-out" in private
+    # The second bound exceeds the first one, and says why.
+    assert "(a looser upper bound on the same ε)" in private
+    summary = json.loads((runs / "p" / "summary.json").read_text())
+    account = summary["privacy"]
+    assert account["rdp"] > account["epsilon"]
+    (table,) = accounts({"privacy": account | {"rdp": account["epsilon"]}})  # the only bound
+    console = Console(file=io.StringIO(), width=100)
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    assert "by RDP" in console.file.getvalue() and "looser" not in console.file.getvalue()
 
 
 def test_a_page_has_the_unseen_loss_before_and_the_client_loss_last(
