@@ -62,19 +62,20 @@ def require_ball(config: Config) -> None:
     local, table = config.local, config.orthogonalizer
     known = is_own(table.name) or growth(table.name) is None
     reasons: Mapping[str, bool] = {
-        setting(config, "local.recipe"): not _takes_muon_steps(config),
-        setting(config, "local.weight-decay"): local.weight_decay > 0,
-        setting(config, "local.adjust"): local.adjust == "polargrad",
-        setting(config, "local.renormalize"): local.renormalize,
-        setting(config, "local.epochs"): local.epochs > 0,
-        setting(config, "orthogonalizer.name"): known,
-        setting(config, "orthogonalizer.products"): table.products != "full",
-        setting(config, "orthogonalizer.row-memory"): table.row_memory > 0,
+        "local.recipe": not _takes_muon_steps(config),
+        "local.weight-decay": local.weight_decay > 0,
+        "local.adjust": local.adjust == "polargrad",
+        "local.renormalize": local.renormalize,
+        "local.epochs": local.epochs > 0,
+        "orthogonalizer.name": known,
+        "orthogonalizer.products": table.products != "full",
+        "orthogonalizer.row-memory": table.row_memory > 0,
     }
     for key, leaves in reasons.items():
-        if leaves:
+        if leaves and reads(config, key):
             raise InputError(
-                f"[robust] ball = '{config.robust.ball}' has no radius of its own with {key}, "
+                f"[robust] ball = '{config.robust.ball}' has no radius of its own with "
+                f"{setting(config, key)}, "
                 "because then no bound on the length of a client's change is known. Set [robust] "
                 "radius, or change this key."
             )

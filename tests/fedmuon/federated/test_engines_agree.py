@@ -97,7 +97,7 @@ PRIVATE = {"noise": 0.5, "lot": 8.0, "insecure-reproducible-noise": True}
 MATRICES.append({"local": {"recipe": "disk-muonbc", "steps": 2}, "privacy": PRIVATE})
 INNER = {**PRIVATE, "inner-weights": "0.5, 0.3, 0.2"}
 MATRICES.append({"local": {"recipe": "dp-muon-im", "steps": 2}, "privacy": INNER,
-                 "orthogonalizer": {"noise-floor": 0.5}})  # fmt: skip
+                 "orthogonalizer": {"noise-floor": 0.5, "lambda": 0.0001}})  # fmt: skip
 MATRICES.append({"data": {"validation": 5, "client-test": 0.3}, "local": {"batch": 4}})
 OTHERS = ("fedprox", "fedadam", "fedyogi", "fedadagrad", "local-adamw", "diloco", "muloco")
 MATRICES += [{"local": {"recipe": recipe, "steps": 2, "batch": 4}} for recipe in OTHERS]

@@ -739,6 +739,7 @@ def on_engines(name: str, clients: int) -> Config:
     row = STAGES[name]
     tables = {**row.tables, **row.on_engines}
     fewer = {"per-round": 2, **tables.get("federation", {})}
+    fewer["per-round"] = min(fewer["per-round"], clients)
     federation = {**fewer, "clients": clients, "rounds": 3}
     return config({**tables, "federation": federation})
 
