@@ -85,7 +85,7 @@ rooms, out, sys.argv = json.loads(sys.argv[1]), sys.argv[2], ["fedmuon", *sys.ar
 called, rounds, running = set(), [], []
 def watch(frame, event, _):
     code = frame.f_code
-    if code.co_name == "run_rounds" and event in ("call", "return"):
+    if code.co_name == "_server_rounds" and event in ("call", "return"):
         running[:] = [set()] if event == "call" else []  # each `yield` of a round is a return
         rounds.extend(running)
     if event == "call":
