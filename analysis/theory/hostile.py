@@ -18,8 +18,8 @@ The mean of all clients gives
 
 Bounds of honest clients grow or shrink as in the recursion of the matrix task. All bounds are also
 at most those of two runs that only share X0: without server momentum, x <= 2 rho R.
-To remain valid for fewer hostile clients than `a` counts, the code replaces x + 2 rho by the larger
-of x_e and x + 2 rho, and 2 mu by the larger of m_e and 2 mu.
+The bounds must also hold for fewer hostile clients than `a` counts. So the code uses max(x_e, x + 2
+rho) in place of x + 2 rho, and max(m_e, 2 mu) in place of 2 mu.
 """
 
 from dataclasses import dataclass

@@ -244,7 +244,7 @@ class CertifiedSetting:
 
     @property
     def known_start(self) -> Start | None:
-        """What is known about X0 and all possible samples. A client may use any samples."""
+        """Return the known start. With clients as neighbours, samples may have negative entries."""
         if self.start is None or not of_clients(self.config):
             return self.start
         return dataclasses.replace(self.start, nonnegative=False)

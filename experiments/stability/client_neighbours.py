@@ -161,13 +161,13 @@ def search(
     experiment = smooth(run)
     for _ in range(PASSES):
         chosen = candidates.steepest(experiment, towards, clients, run.config.federation.seed)
-        found = [
+        replacements = [
             same_for_all(run.data, client, int(candidates.index[p]), int(candidates.label[p]))
             for client, p in zip(clients, chosen, strict=True)
         ]
-        moved, shifts = _shifts(run, found, engine, size)
+        moved, shifts = _shifts(run, replacements, engine, size)
         for t in np.flatnonzero(moved > far):
-            attacks[t], far[t] = found[t], moved[t]
+            attacks[t], far[t] = replacements[t], moved[t]
             for name, value in shifts.items():
                 towards[name][t] = value[t]
     return relabelled_only, attacks

@@ -275,7 +275,7 @@ def require_methods(pairs: Sequence[tuple[str, str]], methods: Mapping[str, Meth
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Compared]:
     """Return a cell for each model, alpha and method."""
     contents.require_other_seeds(settings.seeds, settings.tuning_seeds, "the step sizes")
-    require_methods([(one.better, one.than) for one in settings.claims], settings.methods)
+    require_methods([(claim.better, claim.than) for claim in settings.claims], settings.methods)
     contents.require_free("[base]", settings.base, SETTLED)
     for label, method in settings.methods.items():
         contents.require_free("--set", request.changes, set_by(f"[methods.{label!r}]", method))

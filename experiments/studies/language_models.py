@@ -231,7 +231,7 @@ class ComparedRun:
 def cells(settings: Settings, request: SuiteRequest) -> Sequence[Tuned]:
     """Return a cell for each data set and method."""
     contents.require_other_seeds(settings.seeds, settings.tuning_seeds, "the step sizes")
-    require_methods([(one.better, one.than) for one in settings.claims], settings.methods)
+    require_methods([(claim.better, claim.than) for claim in settings.claims], settings.methods)
     contents.require_free("[base]", settings.base, SETTLED)
     for name, texts in settings.texts.items():
         keys = [

@@ -84,10 +84,10 @@ def measure(variant: str, config: Config) -> Record:
     source, seed = read_source(config), config.federation.seed
     data = build_data(config, source)
     run = FinishedRun(config, source, data, build_experiment(config, data), Path())
-    labels, found = search(run)
-    clients = [int(rows[0, 0]) for rows in found]
+    relabelled_clients, worst = search(run)
+    clients = [int(rows[0, 0]) for rows in worst]
     fresh = [_fresh(run, client) for client in clients]
-    attacks = [*fresh, *labels, *found]
+    attacks = [*fresh, *relabelled_clients, *worst]
     start = begin(run.experiment.recipe, run.experiment.task, seed).params["weight"]
     neighbours = stack_clients(source, attacks, config.data.normalize)
     moved, last = [], {}
@@ -240,8 +240,8 @@ def shifts(rows: Columns, curves: Columns, narrow: bool = False) -> Figure:
     figure, panels = style.canvas(len(names), narrow, 2.2, min(4, len(names)))
     for place, (axes, name) in enumerate(zip(panels, names, strict=True)):
         part = where(curves, variant=name, seed=seed)
-        begun = part["certificate"] > 0  # the client has taken part
-        part = {column: values[begun] for column, values in part.items()}
+        took_part = part["certificate"] > 0
+        part = {column: values[took_part] for column, values in part.items()}
         axes.plot(part["round"], part["certificate"], color=style.BLACK, lw=1.6,
                   label="certificate")  # fmt: skip
         for (attack, words), look in zip(reversed(ATTACKS.items()), style.SERIES, strict=False):

@@ -90,7 +90,9 @@ class Compared:
     def defences(self) -> dict[str, dict[str, dict[str, Any]]]:
         """The defences that the method can use."""
         without = self.settings.models[self.model].methods[self.method].without
-        return {name: one for name, one in self.settings.defences.items() if name not in without}
+        return {
+            name: tables for name, tables in self.settings.defences.items() if name not in without
+        }
 
     def final(self, part: str, *changes: Mapping[str, Mapping[str, Any]]) -> tuple[float, float]:
         """Return loss and accuracy of the final model on `validation` or `test` samples.
@@ -213,8 +215,8 @@ def _by_seed(rows: Columns) -> dict[int, float]:
 
 def saved(rows: Columns, model: str, method: str, defence: str) -> Slope:
     """Return the damage of FedAvg minus that of a method, paired by seed."""
-    mine, theirs = (damages(rows, model, name, defence) for name in (method, GRADIENTS))
-    pairs = [(theirs[seed], mine[seed]) for seed in mine]
+    of_method, of_fedavg = (damages(rows, model, name, defence) for name in (method, GRADIENTS))
+    pairs = [(of_fedavg[seed], of_method[seed]) for seed in of_method]
     mean, half = paired(pairs)
     return Slope(mean, mean - half, mean + half, free=max(1.0, len(pairs) - 1.0))
 
