@@ -447,7 +447,7 @@ STAGES: dict[str, Row] = {
         lambda case: case._replace(
             method=adapters.following(methods.fedmuon(LR), 1, 2, 2, of_trained=True)),
         lambda config: adapters.following(methods.fedmuon(LR), 1, 2, 2), module=wide,
-        on_engines={"task": {"name": ADAPTED.replace("fresh", "wide")}},
+        on_engines={"task": {"name": ADAPTED.replace(":fresh", ":wide")}},
     ),
     **{
         f"clients of different ranks, {way}": Row(
