@@ -24,6 +24,7 @@ RUNS = (*SETTING, "gap", "bound", "mean_perturbation", "max_perturbation", "with
 # The bound with the constants of all models; the range of the loss; terminal measures.
 ASIDE = ("bound_global", "share_global", "range", "accuracy", "train_loss", "test_loss")
 TRIALS = ("trial", "client", "index", "replacement", "perturbation", "exposure", "certificate")
+SHIFTS = ("round", "trial", "client", "shift", "certificate")
 NEIGHBOURS = (*SETTING, *TRIALS, "size", "old_label", "new_label")
 WORDS = ("suite", "data", "within")
 # Columns that may be nan: the theory may reject them, or there are no held-out samples.

@@ -27,6 +27,23 @@ others. The certificate does not cover them.
 whose loss is the mean loss of the client. Then N replaces n, 1 / sum_i p_i^2 replaces n_eff, and
 eps_i = min(B, L_loss 2 G_max Y_i). The clients' data sets must be independent, and samples of one
 client may depend on each other.
+
+**Participation gap.** The bound limits sum_i p_i (F_i - F_hat_i). F_i is the expected loss of the
+model on a new data set of client i. If the clients are independent draws from one population, F_i
+is the same for all clients: it is the expected loss F of a client that did not train. With
+p_i = 1/N, the bound then limits the participation gap, F minus the mean train loss of the N
+participants, and n_eff = N. The inequalities are those of Theorem 4.1 for N independent clients:
+the branch G is McDiarmid's inequality for the gap, and the branch H follows from the moments of
+McDiarmid's inequality and from Rio's inequality.
+
+The certificate keeps n_i, so F_i must not depend on n_i: the number of samples of a client must say
+nothing about its data. Exchangeable clients are not enough. If one data set is dealt among N
+clients, the shares of a label sum to 1 over the clients (Dirichlet), so the clients depend on each
+other, and no samples remain for an unseen client.
+
+`participation_gap` estimates the gap from M unseen clients. Given the model, their losses are
+independent draws with the mean F, in an interval of length B. So the intervals of `measured_gap`
+hold, with one class and a client in place of a sample.
 """
 
 from dataclasses import replace
@@ -36,6 +53,7 @@ import numpy as np
 from fedmuon.analysis.theory import recursion
 from fedmuon.analysis.theory.checks import sample_sizes
 from fedmuon.analysis.theory.corollaries import Participation, Realized, Run, certificate
+from fedmuon.analysis.theory.generalization import Interval, MeasuredGap, measured_gap
 
 INDEPENDENT_CLIENTS = (
     "The data sets of the clients are independent, and the samples of one client may depend on "
@@ -44,6 +62,11 @@ INDEPENDENT_CLIENTS = (
 PROTOCOL = (
     "The data of client i are replaced by the same number of any samples of norm at most 1. The "
     "client follows the protocol."
+)
+SAME_POPULATION = (
+    "Participants and unseen clients are independent draws from one population of clients. The "
+    "number of samples of a client says nothing about its data. Clients that were made by dividing "
+    "one data set by label are no such draws."
 )
 
 
@@ -87,3 +110,41 @@ def client_certificate(
         share = 0.5
     of_sample = certificate(replace(run, batch=0), l_orth, participation)
     return recursion.product(of_sample, share * sizes)  # Δ_i of full batches is 2 G_max / n_i
+
+
+def participation_gap(
+    participants: np.ndarray,
+    unseen: np.ndarray,
+    interval: Interval = "shorter",
+    loss_bound: float = 1.0,
+    confidence: float = 0.95,
+) -> MeasuredGap:
+    """Estimate the loss on unseen clients minus the train loss of the participants.
+
+    Each client has the same weight.
+
+    Args:
+        participants: The mean train loss of each participant `[N]`.
+        unseen: The mean loss of each unseen client `[M]`, at least one.
+        interval: Method of the interval, as in `measured_gap`. "normal" needs two unseen clients.
+        loss_bound: Length B of the interval that contains all losses. "normal" does not need B.
+        confidence: Probability with which the interval holds.
+
+    Returns:
+        The gap and its interval, which holds for this model over draws of unseen clients.
+
+    Raises:
+        InputError: If a number is out of range, or there are too few unseen clients.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedmuon.analysis.theory.client_neighbours import participation_gap
+        >>> found = participation_gap(np.array([0.25, 0.75]), np.array([0.5, 0.75, 1.0]))
+        >>> found.gap, found.low < found.gap < found.high
+        (0.25, True)
+    """
+    count = len(participants)
+    return measured_gap(
+        participants, np.full(count, 1 / count), np.ones((count, 1)), unseen,
+        np.zeros(len(unseen), int), confidence=confidence, interval=interval, loss_bound=loss_bound,
+    )  # fmt: skip

@@ -112,11 +112,12 @@ def show(
     if figure is not None and x == "rounds" and NEIGHBOURS in sums_of(run.path):
         from fedmuon.analysis.report.style import saved_as  # matplotlib
         from fedmuon.analysis.report.tables import TRIALS, read_csv  # numpy
-        from fedmuon.experiments.stability.figure import census_figure
+        from fedmuon.experiments.stability.figure import census_figure, shifts_of
 
         require_sound(run.path, [NEIGHBOURS])
         neighbours = read_csv(run.path / NEIGHBOURS, TRIALS)
-        saved_as(census_figure(neighbours, bound=run.bound), figure)
+        shifts = shifts_of(run.path)
+        saved_as(census_figure(neighbours, bound=run.bound, shifts=shifts), figure)
         print_path("The neighbours are in", figure)
     elif figure is not None:
         from fedmuon.analysis.report.style import by_round, saved_as  # matplotlib

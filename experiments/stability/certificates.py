@@ -43,6 +43,11 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.files import finite
 from fedmuon.data.partition import weights
 from fedmuon.data.source import Source
+from fedmuon.experiments.stability.participation_bound import (
+    bound_entries,
+    bound_rows,
+    participation_bound,
+)
 from fedmuon.experiments.tables import BALL_NAMES, BOUND_NAMES, facts, listed
 from fedmuon.federated.plan import BIASED, RandomnessPlan
 from fedmuon.federated.schedule import schedule_of
@@ -336,6 +341,8 @@ class Certificate:
         loss_bound: The length B of an interval that contains all losses.
         status: If there is no bound, the status of the certificates.
         scope: If there is no bound, the runs for which the certificates hold.
+        participation: The bound on the participation gap, if a neighbour differs in a whole client
+            and the clients may be draws from one population.
     """
 
     l_orth: float | None
@@ -346,6 +353,7 @@ class Certificate:
     loss_bound: float = 1.0
     status: Status | Literal["realized", "refused"] = "refused"
     scope: str = ""
+    participation: Bound | None = None
 
     def violation(self, moved: np.ndarray | None) -> float:
         """Return the largest ratio perturbation / certificate if it exceeds 1, otherwise 0."""
@@ -480,23 +488,33 @@ def _theorem(case: CertifiedSetting, method: Method, l_orth: float) -> Certifica
     assumed += [] if sound else [EXACT]
     if status == "certified" and not sound:
         status = "real-arithmetic"
-    bound = analysis.bound(
-        analysis.loss_stability(proved, run.constants.lipschitz, run.constants.loss_bound),
-        case.counts,
-        run.weights,
-        stability.delta,
-        run.constants.loss_bound,
-        stability.c_hp,  # type: ignore[arg-type]
-        shares=shares,
-        status=status,
-        assumptions=tuple(assumed),
-        other_failure=failure,
-        deviations=deviations,
-    )
+    eps = analysis.loss_stability(proved, run.constants.lipschitz, run.constants.loss_bound)
+
+    def bound_with(weights: np.ndarray) -> Bound:
+        return analysis.bound(
+            eps,
+            case.counts,
+            weights,
+            stability.delta,
+            run.constants.loss_bound,
+            stability.c_hp,  # type: ignore[arg-type]
+            shares=shares,
+            status=status,
+            assumptions=tuple(assumed),
+            other_failure=failure,
+            deviations=deviations,
+        )
+
+    bound, participation = bound_with(run.weights), None
+    if of_clients(case.config):
+        participation = participation_bound(case.config, len(case.sizes), bound_with)
     if stability.unit == "removed-clients":
         proved = analysis.client_certificate(following, l_orth, part, removed=True)
     promised = np.where(proved > 0, proved + rounding, 0.0)
-    return Certificate(l_orth, exposures, promised, bound, loss_bound=run.constants.loss_bound)
+    top = run.constants.loss_bound
+    return Certificate(
+        l_orth, exposures, promised, bound, loss_bound=top, participation=participation
+    )
 
 
 def _moved(case: CertifiedSetting, run: Run, l_orth: float) -> tuple[np.ndarray, np.ndarray]:
@@ -626,7 +644,11 @@ def report(case: CertifiedSetting, certificate: Certificate) -> dict[str, Any]:
         "l_orth": certificate.l_orth,
         "kinds": kinds,
         "n_eff": bound.n_eff if bound else effective_size(case.counts, run.weights),
-        **({"unit": stability.unit} if of_clients(case.config) else {}),
+        **(
+            {"unit": stability.unit, **bound_entries(case.config, certificate)}
+            if of_clients(case.config)
+            else {}
+        ),
         "max_exposure": None if exposures is None else finite(exposures.max()),
         "max_certificate": None if promised is None else finite(promised.max()),
         "status": "violated" if violation else status,
@@ -678,5 +700,6 @@ def table(record: dict[str, Any]) -> Table:
             constant = "-" if other["l_orth"] is None else number(other["l_orth"], 6)
             value = "-" if other["value"] is None else number(other["value"], 6)
             rows.append((f"with its {kind} constant", f"bound {value}, constant {constant}"))
-    rows += [*listed("assumes", record["assumptions"]), ("note", record["note"])]
+    rows += [*listed("assumes", record["assumptions"]), *bound_rows(record)]
+    rows.append(("note", record["note"]))
     return facts(f"bound with {constant_of(record)}", [*rows, ("no bound", record["refusal"])])

@@ -1,6 +1,7 @@
 """The figure of all perturbations of a run, by client, with the certificates."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,10 @@ from matplotlib.figure import Figure
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.claims import DRAWS, Columns, expected_maximum, share
 from fedmuon.analysis.report.numbers import number
+from fedmuon.analysis.report.tables import SHIFTS, read_csv
+from fedmuon.core.files import require_sound, sums_of
+
+SHIFTS_FILE = "shifts.csv"
 
 
 def census_panels(
@@ -18,14 +23,20 @@ def census_panels(
     width: float = 0.0,
     *,
     bound: Mapping[str, Any] | None = None,
+    shifts: Columns | None = None,
 ) -> Figure:
     """Draw the perturbations of all neighbours of one run by client, with the certificates.
 
     The second panel shows the perturbations divided by their certificates. Without certificates,
     the second panel shows the perturbations. `bound` is the content of bound.json, whose bound is
-    in the legend, because it is a loss and the panels show distances.
+    in the legend, because it is a loss and the panels show distances. `shifts` are the columns of
+    shifts.csv, which runs with client neighbours have. A third panel then shows them.
     """
-    figure, (left, right) = style.canvas(2, narrow, 3.3, width=width)
+    panels = 2 if shifts is None else 3
+    figure, axes = style.canvas(panels, narrow, 3.3, min(panels, 2), width)
+    left, right = axes[:2]
+    if shifts is not None:
+        draw_shifts(axes[2], shifts)
     draw_strips(left, neighbours)
     if bound is not None:
         left.plot([], [], " ", label=bound_words(bound))
@@ -55,6 +66,14 @@ def census_panels(
 
 
 census_figure = style.styled(census_panels)
+
+
+def shifts_of(folder: Path) -> Columns | None:
+    """Return the columns of shifts.csv, or None if the run has no such file."""
+    if SHIFTS_FILE not in sums_of(folder):
+        return None
+    require_sound(folder, [SHIFTS_FILE])
+    return read_csv(folder / SHIFTS_FILE, SHIFTS)
 
 
 def bound_words(record: Mapping[str, Any]) -> str:
@@ -113,3 +132,18 @@ def draw_strips(axes: Axes, neighbours: Columns) -> None:
     else:
         axes.set_xlabel(f"clients in increasing order of {order}")
     axes.set_ylabel(rf"perturbation $\Vert X-X'\Vert_F${style.scale_of(axes.yaxis)}")
+
+
+def draw_shifts(axes: Axes, shifts: Columns) -> None:
+    """Draw the shift of the worst measured client over rounds, with its certificate above."""
+    rounds, client = shifts["round"], int(shifts["client"][0])
+    for name, color, label in (
+        ("certificate", style.BLACK, f"certificate of client {client} after this round"),
+        ("shift", style.BLUE, "shift by the neighbour with the largest perturbation"),
+    ):
+        positive = np.where(shifts[name] > 0, shifts[name], np.nan)  # before its first round: 0
+        axes.plot(rounds, positive, color=color, lw=1.6, marker=".", label=label)
+    style.log_y(axes)
+    axes.set_xlabel("round")
+    axes.set_ylabel(rf"shift $\Vert X-X'\Vert_F${style.scale_of(axes.yaxis)}")
+    style.legend(axes, 1)

@@ -53,6 +53,9 @@ from fedmuon.experiments.stability.influence import (
     require_smooth,
     stored_ranking,
 )
+from fedmuon.experiments.stability.participation_bound import bound_rows
+from fedmuon.experiments.stability.participation_gap import gap_rows, measure_participation_gap
+from fedmuon.experiments.stability.shift_by_round import shift_file
 from fedmuon.experiments.tables import facts, unreleased
 from fedmuon.federated.experiment import Engine
 from fedmuon.federated.neighbour_runs import distances, run_neighbours
@@ -86,6 +89,10 @@ OF_NEIGHBOURS = (
 MEANINGS = (
     "The population gap is the loss on new samples, estimated from held-out samples with the "
     "clients' label shares, minus the train loss."
+)
+PARTICIPATION_GAP = (
+    "The participation gap is the loss on unseen clients minus the train loss of the participants. "
+    "Each client has the same weight."
 )
 PREDICTED_GAP = (
     " The predicted gap follows from derivatives through the run. It is an estimate and no bound "
@@ -122,12 +129,15 @@ def execute(
         with RunDirectory(out).failing():
             compared, extra = on_engine(
                 run.config,
-                lambda engine: _run_and_compare(run, certificate, on_round_end, on_start, engine),
+                lambda engine: _run_and_compare(
+                    run, case, certificate, on_round_end, on_start, engine
+                ),
             )
         moved = largest_moves(out / CENSUS, len(case.sizes))
         case = dataclasses.replace(case, moved=moved)
         record = certificates.report(case, certificate)
         record |= gap.measure_gap(run, case, certificate) | prediction.prediction(run) | compared
+        record |= measure_participation_gap(run, case, certificate)
         record |= gap.beside_start(run, record["value"])
         failure = certificate.bound.failure if certificate.bound else run.config.stability.delta
         record |= held_out_change(run, failure, gap.change_range(case, certificate))
@@ -164,6 +174,7 @@ def require_measurable(config: Config) -> None:
 
 def _run_and_compare(
     run: FinishedRun,
+    case: certificates.CertifiedSetting,
     certificate: certificates.Certificate,
     on_round_end: OnRoundEnd,
     on_start: OnStart,
@@ -171,6 +182,8 @@ def _run_and_compare(
 ) -> tuple[Record, dict[str, bytes]]:
     """Train the neighbours. If they were ranked, also compare predictions with exact runs."""
     ranking = measure(run, certificate, on_round_end, on_start, engine)
+    if certificates.of_clients(run.config):
+        return {}, shift_file(run, case, engine)
     if ranking is None:
         return {}, {}
     top = read_census(run.out / CENSUS, usecols=(4,))[:, 0]
@@ -380,13 +393,13 @@ def verdict_table(out: Path, record: Record) -> Table:
         rows += [(GAP, record["gap_refusal"])]
     else:
         low, high = record["gap_low"], record["gap_high"]
-        within = None if value is None else _within(record, value)
+        within = None if value is None else _within(low, high, value)
         ends = f"{written(low, '+.4g')} to {written(high, '+.4g')}"
         rows += [(GAP, written(record["gap"], "+.4g")), ("its 95% interval", ends)]
         if within is None or within is INCONCLUSIVE:
             rows += [("why so wide", " ".join(record.get("gap_notes", [])))]
         rows += [] if within is None else [(f"{GAP} within the bound", within)]
-    rows += prediction.rows_of(record)
+    rows += [*prediction.rows_of(record), *_of_participation(record)]
     summary = RunDirectory(out).summary() or {}
     names = ("accuracy", "train_loss", "test_loss")
     rows += [(f"{name.replace('_', ' ')} (measured)", summary.get(name)) for name in names]
@@ -396,15 +409,26 @@ def verdict_table(out: Path, record: Record) -> Table:
     title = f"{len(moved)} neighbours; the bound is {record['status']} (with {constants})"
     table = facts(title + unreleased(summary), rows, 4)
     words = [IS_NEIGHBOUR[record.get("unit", "samples")], OF_NEIGHBOURS]
-    table.caption = " ".join([*words, *([MEANINGS] if record["gap"] is not None else [])])
+    words += [PARTICIPATION_GAP] if "participation_bound" in record else []
+    words[2:2] = [MEANINGS] if record["gap"] is not None else []
+    table.caption = " ".join(words)
     if record.get("predicted_gap") is not None:
         table.caption += PREDICTED_GAP
     return table
 
 
-def _within(record: Record, value: float) -> Text:
+def _of_participation(record: Record) -> list[tuple[str, object]]:
+    """Return the rows on the participation gap: its bound, the measured gap, and the verdict."""
+    rows = [*bound_rows(record), *gap_rows(record)]
+    gap, value = record.get("participation_gap"), record.get("participation_bound")
+    if gap is None or value is None:
+        return rows
+    low, high = record["participation_gap_low"], record["participation_gap_high"]
+    return [*rows, ("participation gap within its bound", _within(low, high, value))]
+
+
+def _within(low: float, high: float, value: float) -> Text:
     """State as text whether the gap's interval is below the bound, above the bound, or neither."""
-    low, high = record["gap_low"], record["gap_high"]
     return INCONCLUSIVE if low <= value < high else _yes(high <= value)
 
 

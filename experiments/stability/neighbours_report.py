@@ -22,7 +22,7 @@ from fedmuon.config.load import Config, load
 from fedmuon.config.user_objects import IN_PYTHON, handed_over
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import read_text, require_regular, require_sound
-from fedmuon.experiments.stability.figure import census_figure
+from fedmuon.experiments.stability.figure import census_figure, shifts_of
 from fedmuon.experiments.stability.gap import start_words
 from fedmuon.experiments.stability.held_out_change import held_out_words
 from fedmuon.experiments.stability.influence import CALIBRATION
@@ -58,6 +58,9 @@ def findings(folder: Path) -> Findings:
     of_gap = with_range(of_gap, record)
     if of_gap.changes:  # these changes make the interval of the gap shorter
         of_gap = replace(of_gap, command=_command(name, config, "shorter", of_gap.changes))
+    draw = functools.partial(
+        census_figure, neighbours, bound=record, shifts=shifts_of(folder)
+    )
     facts = {
         "scale": "one run",
         "seed": summary.get("seed"),
@@ -83,7 +86,7 @@ def findings(folder: Path) -> Findings:
         + learned(summary, record),
         note=" ".join(filter(None, (_note(record), account(summary.get("privacy"))))),
         pictures=[
-            Picture.known("census", functools.partial(census_figure, neighbours, bound=record))
+            Picture.known("census", draw)
         ],
         stands_on=stands_on(record, str(record["kind"])),
         assumptions=[str(text) for text in record["assumptions"]],

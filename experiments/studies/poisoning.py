@@ -31,6 +31,7 @@ from fedmuon.data.client_neighbours import draw_clients, stack_clients
 from fedmuon.experiments.stability.certificates import CertifiedSetting, certify, start_of
 from fedmuon.experiments.stability.client_neighbours import search
 from fedmuon.experiments.stability.finished_run import FinishedRun
+from fedmuon.experiments.stability.shift_by_round import certificates_by_round
 from fedmuon.experiments.studies.study import Call, Study, distinct, heading
 from fedmuon.experiments.suites.contents import Nested, SuiteRequest, cell
 from fedmuon.federated.build import build_experiment, resolve
@@ -127,23 +128,18 @@ def _fresh(run: FinishedRun, client: int) -> np.ndarray:
 
 def _certificates(run: FinishedRun, start: np.ndarray) -> np.ndarray:
     """Return the certificates [R, N] of the run as if it had ended after each round."""
-    plan, table, certified = run.experiment.plan, run.config.federation, []
-    schedule, factors = plan.schedule(), plan.factors()
-    for rounds in range(1, len(schedule) + 1):
-        federation = table.model_copy(update={"rounds": rounds})
-        case = CertifiedSetting(
-            run.config.model_copy(update={"federation": federation}),
-            run.data.sizes,
-            Realized(schedule[:rounds]),
-            start.shape,
-            factors=None if factors is None else factors[:rounds],
-            start=start_of(start, run.source),
-        )
-        verdict = certify(case)
-        if verdict.certificates is None:
-            raise InputError(f"the run has no certificate: {verdict.refusal}")
-        certified.append(verdict.certificates)
-    return np.array(certified)
+    plan = run.experiment.plan
+    case = CertifiedSetting(
+        run.config,
+        run.data.sizes,
+        Realized(plan.schedule()),
+        start.shape,
+        factors=plan.factors(),
+        start=start_of(start, run.source),
+    )
+    if refusal := certify(case).refusal:
+        raise InputError(f"the run has no certificate: {refusal}")
+    return certificates_by_round(case, range(1, plan.rounds + 1))
 
 
 # Claims

@@ -17,6 +17,7 @@ from fedmuon.core.registry import Registry
 
 Partition = Callable[[np.ndarray, int, np.random.Generator], Any]
 PARTITIONS: Registry[Partition] = Registry()
+BY_CLASS = ("dirichlet", "shards")  # partitions that divide the samples of each class
 
 
 @PARTITIONS.add("dirichlet")

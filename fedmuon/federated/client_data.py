@@ -30,6 +30,7 @@ from fedmuon.core.tables import Option
 from fedmuon.data.features import Features
 from fedmuon.data.federated import Dealt, FederatedData, federate, first_of, split
 from fedmuon.data.partition import (
+    BY_CLASS,
     COLUMN,
     PARTITIONS,
     by_partitioner,
@@ -50,7 +51,6 @@ from fedmuon.federated.language_model import require_room_for_base, tokenizer_of
 from fedmuon.federated.size_limits import require_room
 
 Facts = tuple[tuple[str, Any], ...]
-BY_CLASS = ("dirichlet", "shards")  # partitions that divide the samples of each class
 TEST = 5  # by default, one fifth of a small source is held out
 _shared: ContextVar[bool] = ContextVar("shared", default=False)
 

@@ -30,10 +30,13 @@ def run_neighbours(
 
 
 def neighbour_rounds(
-    experiment: Experiment, neighbours: Neighbours | ClientNeighbours, seed: int
+    experiment: Experiment,
+    neighbours: Neighbours | ClientNeighbours,
+    seed: int,
+    engine: Engine = run_rounds,
 ) -> Iterator[Params]:
     """Train one replica on each data set in `neighbours`, and yield all models of each round."""
-    for result in run_rounds(*_stacked(experiment, neighbours, seed)):
+    for result in engine(*_stacked(experiment, neighbours, seed)):
         yield result.state.params
 
 

@@ -105,7 +105,9 @@ class LeftOutSamples(NamedTuple):
     names: tuple[str, ...]
 
 
-def left_out_samples(config: Config, task: Task, group: str) -> LeftOutSamples | None:
+def left_out_samples(
+    config: Config, task: Task, group: str, everything: bool = False
+) -> LeftOutSamples | None:
     """Return samples of the clients that never train, or None if the group has no clients.
 
     There are about `[data] test` samples, with the same number of each client, as far as it has so
@@ -115,12 +117,16 @@ def left_out_samples(config: Config, task: Task, group: str) -> LeftOutSamples |
         config: The resolved config.
         task: The task, whose dtype and device the samples get.
         group: `unseen` or `validation`.
+        everything: Whether to return all samples from which training clients get their train
+            samples: those before the official test part, if there are any.
     """
     source = left_out(config, group)
     if source is None:
         return None
     assert source.owner is not None
     chosen = some_of_each(source, config.data.test)
+    if everything:
+        chosen = np.arange(source.official_test or len(source.labels))
     rows = torch.from_numpy(source.rows(config.data.normalize, chosen))
     labels = targets_on(task.device, task.dtype, source.labels[chosen])
     names = source.owner_names or tuple(map(str, range(int(source.owner.max()) + 1)))
