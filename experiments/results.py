@@ -393,7 +393,7 @@ class StabilityResult(Result):
 
         Returns:
             The axes. If you pass neither `metric` nor `ax`, the result is a tuple with the axes of
-            both panels.
+            all panels.
 
         Raises:
             InputError: If the run does not record the metric, or `x` has no effect.
@@ -410,7 +410,7 @@ class StabilityResult(Result):
         # These modules import matplotlib.
         from fedmuon.analysis.report.curves import WIDTHS, drawing, require_width
         from fedmuon.analysis.report.style import Panels, canvas, legend
-        from fedmuon.experiments.stability.figure import census_panels, draw_strips
+        from fedmuon.experiments.stability.figure import census_panels, draw_strips, shifts_of
 
         require_width(width, ax)
         columns = {
@@ -424,7 +424,11 @@ class StabilityResult(Result):
         narrow, inches = width == "column", WIDTHS[width] if width else 0.0
         with drawing(width):
             if metric is None:
-                return Panels(census_panels(columns, narrow, inches, bound=self.bound).axes)
+                shifts = shifts_of(self.path)
+                figure = census_panels(
+                    columns, narrow, inches, bound=self.bound, shifts=shifts
+                )
+                return Panels(figure.axes)
             _, (panel,) = canvas(1, narrow, 3.3, width=inches)
             draw_strips(panel, columns)
             legend(panel, 1 if narrow else 2)

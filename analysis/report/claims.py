@@ -71,6 +71,7 @@ def run_claims(neighbours: Columns, bound: Mapping[str, Any], census: bool) -> l
     claims = [gap_within_bound(row), within_certificate(neighbours)]
     claims.append(client_by_client(neighbours, census))
     claims += [census_needed(neighbours)] if census else []
+    claims += [participation_gap_within_bound(bound)] if bound.get("unseen_clients") else []
     if bound.get("status") != "refused":
         return claims
     reason = "no theorem covers this run"
@@ -102,6 +103,19 @@ def gap_within_bound(runs: Columns) -> Claim:
     return Claim(
         _GAP, effect, Rule(high=0.0), detail + _left_out(judged, "run"), also * (vacuous > 0), limit
     )
+
+
+def participation_gap_within_bound(bound: Mapping[str, Any]) -> Claim:
+    """Return the claim that the measured participation gap of a run is at most its bound.
+
+    `bound` is the content of a bound.json with a measured participation gap.
+    """
+    gap = "participation_gap"
+    names = {"gap": gap, "gap_low": f"{gap}_low", "gap_high": f"{gap}_high",
+             "bound": "participation_bound"}  # fmt: skip
+    row = {name: np.array([bound[key]], dtype=float) for name, key in names.items()}  # None is nan
+    row["range"] = np.array([bound.get("range", 1.0)])
+    return replace(gap_within_bound(row), sentence=_PARTICIPATION)
 
 
 def within_certificate(neighbours: Columns) -> Claim:
@@ -303,6 +317,7 @@ def _left_out(judged: np.ndarray, noun: str) -> str:
     return f"; {_count(missing, noun)} could not be judged" if missing else ""
 
 
+_PARTICIPATION = "The participation gap is at most its bound."
 _UNKNOWN = "{} is not available in any of {} cases"
 _GAP = "Every gap is at most its bound."
 _WITHIN = "Every perturbation is at most its certificate."

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.claims import DRAWS, Columns, expected_maximum, share
@@ -33,9 +34,11 @@ def census_panels(
     shifts.csv, which runs with client neighbours have. A third panel then shows them.
     """
     panels = 2 if shifts is None else 3
-    figure, axes = style.canvas(panels, narrow, 3.3, min(panels, 2), width)
+    figure, axes = style.canvas(panels, narrow, 3.6, 2, width)  # room for a legend of five lines
     left, right = axes[:2]
     if shifts is not None:
+        grid = axes[2].get_gridspec()
+        axes[2].set_subplotspec(grid[-1, :])  # the whole row
         draw_shifts(axes[2], shifts)
     draw_strips(left, neighbours)
     if bound is not None:
@@ -137,13 +140,16 @@ def draw_strips(axes: Axes, neighbours: Columns) -> None:
 def draw_shifts(axes: Axes, shifts: Columns) -> None:
     """Draw the shift of the worst measured client over rounds, with its certificate above."""
     rounds, client = shifts["round"], int(shifts["client"][0])
-    for name, color, label in (
-        ("certificate", style.BLACK, f"certificate of client {client} after this round"),
-        ("shift", style.BLUE, "shift by the neighbour with the largest perturbation"),
-    ):
-        positive = np.where(shifts[name] > 0, shifts[name], np.nan)  # before its first round: 0
-        axes.plot(rounds, positive, color=color, lw=1.6, marker=".", label=label)
+    certificate, shift = (  # both are 0 before the first round of the client
+        np.where(shifts[name] > 0, shifts[name], np.nan) for name in ("certificate", "shift")
+    )
+    if np.isfinite(certificate).any():
+        axes.plot(rounds, certificate, color=style.BLACK, lw=1.6, marker=".", ms=4,
+                  label=f"certificate of client {client}, if the run ended after this round")  # fmt: skip
+    axes.plot(rounds, shift, color=style.BLUE, lw=1.6, marker=".", ms=4,
+              label=f"the neighbour that moves the final model most (client {client})")  # fmt: skip
     style.log_y(axes)
+    axes.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 5, 10], integer=True))
     axes.set_xlabel("round")
     axes.set_ylabel(rf"shift $\Vert X-X'\Vert_F${style.scale_of(axes.yaxis)}")
     style.legend(axes, 1)

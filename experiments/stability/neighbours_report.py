@@ -26,6 +26,8 @@ from fedmuon.experiments.stability.figure import census_figure, shifts_of
 from fedmuon.experiments.stability.gap import start_words
 from fedmuon.experiments.stability.held_out_change import held_out_words
 from fedmuon.experiments.stability.influence import CALIBRATION
+from fedmuon.experiments.stability.participation_bound import bound_rows
+from fedmuon.experiments.stability.participation_gap import gap_rows
 from fedmuon.experiments.stability.prediction import rows_of
 from fedmuon.experiments.suites.suite import settings_card
 from fedmuon.experiments.tables import BALL_NAMES, BOUND_NAMES, standing, unreleased
@@ -35,6 +37,8 @@ NAMES = BOUND_NAMES | {"gap": "measured gap", "gap_low": "lower end of its 95% i
 BOUND_WORDS = ("c_hp", "kind", "status", "assumptions", "refusal")
 MODES = {"all": "census of all {} neighbours", "own": "{} random neighbours",
          "worst": "the {} neighbours predicted to be worst"}  # fmt: skip
+CLIENT_MODES = {"all": "each of {} clients as the neighbour", "own": "{} random client neighbours",
+                "worst": "the worst found samples of {} clients"}  # fmt: skip
 
 
 def findings(folder: Path) -> Findings:
@@ -45,7 +49,8 @@ def findings(folder: Path) -> Findings:
     record = read_json(folder / "bound.json", (*NAMES, *BOUND_WORDS))
     summary = read_json(folder / "summary.json", ("recipe", "data", "rounds", "seconds"))
     neighbours = read_csv(folder / "neighbours.csv", TRIALS)
-    mode, name = _mode(folder, neighbours), folder.resolve().name
+    of_samples = "unit" not in record
+    mode, name = _mode(folder, neighbours, of_samples), folder.resolve().name
     config: list[Config] = []
     with contextlib.suppress(InputError):  # the config may name files that are missing
         config = [load(folder / "config.toml")]
@@ -54,7 +59,7 @@ def findings(folder: Path) -> Findings:
         with np.load(require_regular(folder / "partition.npz")) as split:
             trained = len(split["client"])
     count, compared = len(neighbours["trial"]), record.get("influence")
-    of_gap, *claims = run_claims(neighbours, record, mode == "all")
+    of_gap, *claims = run_claims(neighbours, record, of_samples and mode == "all")
     of_gap = with_range(of_gap, record)
     if of_gap.changes:  # these changes make the interval of the gap shorter
         of_gap = replace(of_gap, command=_command(name, config, "shorter", of_gap.changes))
@@ -68,7 +73,8 @@ def findings(folder: Path) -> Findings:
         "device": summary.get("device"),
         "threads": summary.get("machine", {}).get("threads"),
     }
-    label = MODES.get(mode, "{} neighbours").format(count)
+    modes = MODES if of_samples else CLIENT_MODES
+    label = modes.get(mode, "{} neighbours").format(count)
     return Findings(
         name=name,
         title=f"{summary['recipe']} on {summary['data']}: {label}{unreleased(summary)}",
@@ -82,12 +88,11 @@ def findings(folder: Path) -> Findings:
             if name in NAMES or name in record
         ]
         + [(text, str(value)) for text, value in rows_of(record)]
+        + [(text, _cell(value)) for text, value in (*bound_rows(record), *gap_rows(record))]
         + [(text, number(compared[name])) for name, text in CALIBRATION.items() if compared]
         + learned(summary, record),
         note=" ".join(filter(None, (_note(record), account(summary.get("privacy"))))),
-        pictures=[
-            Picture.known("census", draw)
-        ],
+        pictures=[Picture.known("census", draw)],
         stands_on=stands_on(record, str(record["kind"])),
         assumptions=[str(text) for text in record["assumptions"]],
         again=_command(name, config, "again"),
@@ -97,6 +102,10 @@ def findings(folder: Path) -> Findings:
         about=[(words, str(value)) for words, value in facts.items() if value is not None],
         card=card_of({"card": settings_card(config)}),
     )
+
+
+def _cell(value: object) -> str:
+    return number(value) if isinstance(value, float) else str(value)
 
 
 def _command(name: str, config: Sequence[Config], end: str, changes: Sequence[str] = ()) -> str:
@@ -143,19 +152,20 @@ def account(private: Mapping[str, Any] | None) -> str:
     return f"{spent} {private['note']}"
 
 
-def _mode(folder: Path, neighbours: Columns) -> str:
+def _mode(folder: Path, neighbours: Columns, of_samples: bool) -> str:
     """Return the run's `stability.neighbours`. Raise InputError if neighbours are missing."""
     require_sound(folder, ["config.toml", "partition.npz"])
     try:
         config = tomllib.loads(read_text(folder / "config.toml"))
         mode = str(config["stability"]["neighbours"])
         with np.load(require_regular(folder / "partition.npz")) as split:
-            indices = np.sort(split["train_index"])
+            every = split["train_index"] if of_samples else np.unique(split["client"])
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         raise InputError(
             f"{folder}: config.toml or partition.npz is damaged: {RUN_AGAIN}"
         ) from None
-    if mode == "all" and not np.array_equal(np.sort(neighbours["index"]), indices):
+    tried = neighbours["index" if of_samples else "client"]
+    if mode == "all" and not np.array_equal(np.sort(tried), np.sort(every)):
         raise InputError(
             f"{folder} does not contain all neighbours yet. Continue with `fedmuon stability "
             f"--resume --out {folder}`."

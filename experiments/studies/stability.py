@@ -425,6 +425,13 @@ def stacks(suite: Suite, source: Source | None, changes: Tables) -> list[Stack]:
                 "[output] clients = true has no effect in this suite, because only single runs "
                 "write records of clients. Leave clients out."
             )
+        if config.stability.unit != "samples":
+            raise InputError(
+                f"[stability] unit = {config.stability.unit!r}, but the neighbours of this suite "
+                "differ in one sample, as in the Stability note. Leave unit out. For whole "
+                "clients, use `fedmuon suite poisoning`, or `fedmuon stability --neighbours "
+                "clients` for one run."
+            )
         if len(grid.lambda_) > 1 and not reads(config, "orthogonalizer.lambda"):
             raise InputError(f"[grid] {refusal(config, 'orthogonalizer.lambda', grid.lambda_)}")
         for first in range(0, len(pairs), share):
