@@ -94,6 +94,10 @@ def _say_all() -> None:
 def tampered(what: Mapping[str, Any]) -> None:
     if "fail" in what:
         _failing(what["below"], what["fail"], what["code"], what["again"])
+    if "kill" in what:
+        _killing(what["below"], what["kill"])
+    if "stack" in what:
+        _small_stacks(what["stack"])
     if "listed" in what:
         _listing(what["below"], what["listed"])
     if "longest" in what:
@@ -117,6 +121,24 @@ def _failing(below: str, number: int, code: str, again: bool) -> None:
             raise OSError(refused, os.strerror(refused), path)
 
     _before_each(below, operate)
+
+
+def _killing(below: str, number: int) -> None:
+    """The process kills itself before the operation of that number (from 1) below the folder."""
+    count = itertools.count(1)
+
+    def operate(what: str, path: str) -> None:
+        if next(count) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    _before_each(below, operate)
+
+
+def _small_stacks(most: int) -> None:
+    """At most so many neighbours are trained together, so that a small census has many stacks."""
+    from fedmuon.experiments.stability import neighbours
+
+    neighbours.MOST = most
 
 
 def _listing(below: str, listed: str) -> None:

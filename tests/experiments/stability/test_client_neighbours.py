@@ -273,6 +273,38 @@ def test_a_client_whose_gradients_are_larger_breaks_the_certificate() -> None:
     assert shares(neighbours).max() <= 1 < shares(large).max()
 
 
+# By round
+
+
+def test_shifts_by_round_are_those_of_shorter_runs_by_hand(tmp_path: Path) -> None:
+    execute(small(stability={"unit": "clients", "trials": 3}), tmp_path / "a")
+    rounds, trial, client, shifts, certified = np.loadtxt(
+        tmp_path / "a" / "shifts.csv", delimiter=",", skiprows=1
+    ).T
+    worst = table(tmp_path / "a")[int(trial[0])]
+    assert rounds.tolist() == [*range(1, 9)] and (client == worst[1]).all()
+    assert shifts[-1] == pytest.approx(table(tmp_path / "a")[:, 4].max(), rel=1e-9)
+    assert certified[-1] == worst[6] and (shifts <= certified).all()
+    inputs, labels = load("synthetic", n=150, dimension=7, classes=3, seed=3)
+    with np.load(tmp_path / "a" / "partition.npz") as split:
+        parts = [split["train_index"][split["client"] == i] for i in range(6)]
+    schedule = np.load(tmp_path / "a" / "schedule.npy")
+    start = load_file(tmp_path / "a" / "initial.safetensors")["weight"]
+    samples: list[Any] = [(inputs[rows], labels[rows]) for rows in parts]
+    others, new = list(samples), read_attacks(tmp_path / "a" / "replaced.csv")[int(trial[0])][:, 2]
+    others[int(client[0])] = inputs[new], labels[new]
+    for end in (3, 6):
+        moved = np.linalg.norm(
+            loop(start, schedule[:end], others) - loop(start, schedule[:end], samples)
+        )
+        assert shifts[end - 1] == pytest.approx(moved, rel=1e-9, abs=1e-14)
+        shorter = small(federation={"rounds": end}, stability={"unit": "clients", "trials": 3})
+        execute(shorter, tmp_path / f"{end}")
+        promised = table(tmp_path / f"{end}")[int(trial[0]), 6]
+        assert certified[end - 1] == pytest.approx(promised, rel=1e-12)
+    assert certified[2] < certified[5] / 1.5  # negative control: the rounds differ
+
+
 # The commands
 
 
