@@ -425,9 +425,7 @@ class StabilityResult(Result):
         with drawing(width):
             if metric is None:
                 shifts = shifts_of(self.path)
-                figure = census_panels(
-                    columns, narrow, inches, bound=self.bound, shifts=shifts
-                )
+                figure = census_panels(columns, narrow, inches, bound=self.bound, shifts=shifts)
                 return Panels(figure.axes)
             _, (panel,) = canvas(1, narrow, 3.3, width=inches)
             draw_strips(panel, columns)

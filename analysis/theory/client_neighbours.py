@@ -32,7 +32,7 @@ client may depend on each other.
 model on a new data set of client i. If the clients are independent draws from one population, F_i
 is the same for all clients: it is the expected loss F of a client that did not train. With
 p_i = 1/N, the bound then limits the participation gap, F minus the mean train loss of the N
-participants, and n_eff = N. The inequalities are those of Theorem 4.1 for N independent clients:
+clients, and n_eff = N. The inequalities are those of Theorem 4.1 for N independent clients:
 the branch G is McDiarmid's inequality for the gap, and the branch H follows from the moments of
 McDiarmid's inequality and from Rio's inequality.
 
@@ -64,7 +64,7 @@ PROTOCOL = (
     "client follows the protocol."
 )
 SAME_POPULATION = (
-    "Participants and unseen clients are independent draws from one population of clients. The "
+    "Training clients and unseen clients are independent draws from one population of clients. The "
     "number of samples of a client says nothing about its data. Clients that were made by dividing "
     "one data set by label are no such draws."
 )
@@ -113,18 +113,18 @@ def client_certificate(
 
 
 def participation_gap(
-    participants: np.ndarray,
+    training: np.ndarray,
     unseen: np.ndarray,
     interval: Interval = "shorter",
     loss_bound: float = 1.0,
     confidence: float = 0.95,
 ) -> MeasuredGap:
-    """Estimate the loss on unseen clients minus the train loss of the participants.
+    """Estimate the loss on unseen clients minus the train loss of the clients that train.
 
     Each client has the same weight.
 
     Args:
-        participants: The mean train loss of each participant `[N]`.
+        training: The mean train loss of each client that trains `[N]`.
         unseen: The mean loss of each unseen client `[M]`, at least one.
         interval: Method of the interval, as in `measured_gap`. "normal" needs two unseen clients.
         loss_bound: Length B of the interval that contains all losses. "normal" does not need B.
@@ -143,8 +143,8 @@ def participation_gap(
         >>> found.gap, found.low < found.gap < found.high
         (0.25, True)
     """
-    count = len(participants)
+    count = len(training)
     return measured_gap(
-        participants, np.full(count, 1 / count), np.ones((count, 1)), unseen,
+        training, np.full(count, 1 / count), np.ones((count, 1)), unseen,
         np.zeros(len(unseen), int), confidence=confidence, interval=interval, loss_bound=loss_bound,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -489,25 +489,21 @@ def _theorem(case: CertifiedSetting, method: Method, l_orth: float) -> Certifica
     if status == "certified" and not sound:
         status = "real-arithmetic"
     eps = analysis.loss_stability(proved, run.constants.lipschitz, run.constants.loss_bound)
-
-    def bound_with(weights: np.ndarray) -> Bound:
-        return analysis.bound(
-            eps,
-            case.counts,
-            weights,
-            stability.delta,
-            run.constants.loss_bound,
-            stability.c_hp,  # type: ignore[arg-type]
-            shares=shares,
-            status=status,
-            assumptions=tuple(assumed),
-            other_failure=failure,
-            deviations=deviations,
-        )
-
-    bound, participation = bound_with(run.weights), None
-    if of_clients(case.config):
-        participation = participation_bound(case.config, len(case.sizes), bound_with)
+    bound_with = partial(
+        analysis.bound,
+        eps,
+        case.counts,
+        delta=stability.delta,
+        loss_bound=run.constants.loss_bound,
+        c_hp=stability.c_hp,  # type: ignore[arg-type]
+        shares=shares,
+        status=status,
+        assumptions=tuple(assumed),
+        other_failure=failure,
+        deviations=deviations,
+    )
+    bound = bound_with(run.weights)
+    participation = participation_bound(case.config, len(case.sizes), bound_with)
     if stability.unit == "removed-clients":
         proved = analysis.client_certificate(following, l_orth, part, removed=True)
     promised = np.where(proved > 0, proved + rounding, 0.0)

@@ -143,11 +143,12 @@ def draw_shifts(axes: Axes, shifts: Columns) -> None:
     certificate, shift = (  # both are 0 before the first round of the client
         np.where(shifts[name] > 0, shifts[name], np.nan) for name in ("certificate", "shift")
     )
+    look = {"lw": 1.6, "marker": ".", "ms": 4}
     if np.isfinite(certificate).any():
-        axes.plot(rounds, certificate, color=style.BLACK, lw=1.6, marker=".", ms=4,
-                  label=f"certificate of client {client}, if the run ended after this round")  # fmt: skip
-    axes.plot(rounds, shift, color=style.BLUE, lw=1.6, marker=".", ms=4,
-              label=f"the neighbour that moves the final model most (client {client})")  # fmt: skip
+        words = f"certificate of client {client}, if the run ended after this round"
+        axes.plot(rounds, certificate, color=style.BLACK, label=words, **look)
+    words = f"the neighbour that moves the final model most (client {client})"
+    axes.plot(rounds, shift, color=style.BLUE, label=words, **look)
     style.log_y(axes)
     axes.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 5, 10], integer=True))
     axes.set_xlabel("round")

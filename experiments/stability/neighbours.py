@@ -91,8 +91,8 @@ MEANINGS = (
     "clients' label shares, minus the train loss."
 )
 PARTICIPATION_GAP = (
-    "The participation gap is the loss on unseen clients minus the train loss of the participants. "
-    "Each client has the same weight."
+    "The participation gap is the loss on unseen clients minus the train loss of the clients that "
+    "train. Each client has the same weight."
 )
 PREDICTED_GAP = (
     " The predicted gap follows from derivatives through the run. It is an estimate and no bound "

@@ -63,9 +63,7 @@ def findings(folder: Path) -> Findings:
     of_gap = with_range(of_gap, record)
     if of_gap.changes:  # these changes make the interval of the gap shorter
         of_gap = replace(of_gap, command=_command(name, config, "shorter", of_gap.changes))
-    draw = functools.partial(
-        census_figure, neighbours, bound=record, shifts=shifts_of(folder)
-    )
+    draw = functools.partial(census_figure, neighbours, bound=record, shifts=shifts_of(folder))
     facts = {
         "scale": "one run",
         "seed": summary.get("seed"),

@@ -1,4 +1,4 @@
-"""The bound on the participation gap: the loss on unseen clients minus that of participants.
+"""The bound on the participation gap: the loss on unseen clients minus that of training clients.
 
 `fedmuon.analysis.theory.client_neighbours` states the theorem and its assumptions. This module
 needs only NumPy. The module `participation_gap.py` measures the gap.
@@ -40,14 +40,18 @@ def dealt_by_class(config: Config) -> str:
 def participation_bound(
     config: Config, clients: int, bound_with: Callable[[np.ndarray], Bound]
 ) -> Bound | None:
-    """Return the bound on the participation gap, or None if the clients are no population.
+    """Return the bound on the participation gap, or None if there is none.
+
+    There is none if neighbours differ in samples, or if the clients are no population.
 
     Args:
         config: The config.
-        clients: Number of participants N.
+        clients: Number of training clients N.
         bound_with: A function that returns the bound of the setting for weights p_i.
     """
-    return None if dealt_by_class(config) else bound_with(np.full(clients, 1 / clients))
+    if config.stability.unit == "samples" or dealt_by_class(config):
+        return None
+    return bound_with(np.full(clients, 1 / clients))
 
 
 def bound_entries(config: Config, certificate: "Certificate") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The measured participation gap: the loss on unseen clients minus that of participants.
+"""The measured participation gap: the loss on unseen clients minus that of training clients.
 
 Each client has the same weight. The unseen clients are those of [data] unseen-clients, and all
 their samples are used. The interval is over unseen clients, for the final model.
@@ -35,9 +35,9 @@ def measure_participation_gap(
     if not of_clients(run.config):
         return {}
     try:
-        participants, unseen = losses_of_clients(run)
+        training, unseen = losses_of_clients(run)
         gap = participation_gap(
-            participants, unseen,
+            training, unseen,
             "shorter" if run.config.task.name == "matrix" else "normal",
             proved_range(case, certificate),
         )  # fmt: skip
@@ -47,23 +47,23 @@ def measure_participation_gap(
         "participation_gap": gap.gap,
         "participation_gap_low": gap.low,
         "participation_gap_high": gap.high,
-        "participants_loss": gap.empirical,
+        "training_clients_loss": gap.empirical,
         "unseen_clients_loss": gap.population,
         "unseen_clients": len(unseen),
     }
 
 
 def losses_of_clients(run: FinishedRun) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean train loss of each participant, and the mean loss of each unseen client."""
+    """Return the mean losses of the clients that train [N], and of the unseen clients [M]."""
     task, shards, model = run.experiment.task, run.experiment.shards, run.model()
     apart = left_out_samples(run.config, task, UNSEEN, everything=True)
     if apart is None:
         raise InputError(NOBODY)
     sizes = run.data.sizes
     owners = np.repeat(np.arange(len(sizes)), sizes)
-    participants = client_losses(task, model, Batch(shards.inputs, shards.labels), owners)
+    training = client_losses(task, model, Batch(shards.inputs, shards.labels), owners)
     unseen = client_losses(task, model, apart.samples, apart.owners)
-    return participants.losses, unseen.losses
+    return training.losses, unseen.losses
 
 
 def gap_rows(record: Record) -> list[tuple[str, object]]:

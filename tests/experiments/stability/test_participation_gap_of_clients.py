@@ -126,8 +126,11 @@ def naive_bound(run: Path, sensitivity: np.ndarray) -> tuple[float, float]:
         mean = sum(p * e for p, e in zip(weights, eps, strict=True))
         mcdiarmid = mean + math.sqrt(math.log(1 / delta) / 2 * squares)
         n_eff, r = 1 / sum(p * p for p in weights), max(2.0, math.log(1 / delta))
-        tree = math.sqrt(2) * r * math.ceil(math.log2(count)) * math.sqrt(
-            sum(e * e for e in eps) / n_eff
+        tree = (
+            math.sqrt(2)
+            * r
+            * math.ceil(math.log2(count))
+            * math.sqrt(sum(e * e for e in eps) / n_eff)
         )
         values.append(min(mcdiarmid, 2 * mean + math.e * (math.sqrt(r / n_eff) + tree)))
     return values[0], values[1]
