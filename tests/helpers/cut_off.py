@@ -1,5 +1,7 @@
 """Runs that end in the middle."""
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,15 @@ from fedmuon.federated.rounds import run_rounds
 from fedmuon.runs.loop import train
 from fedmuon.runs.prepare import Run, prepare
 
+WALL = ("seconds", "train_seconds", "check")  # fields of a record that depend on the machine
+
 
 class Stop(Exception):
     """Ends a run in the middle."""
+
+
+class Killed(BaseException):
+    """Ends a run as `kill -9` does. Unlike after other errors, no checkpoint is saved."""
 
 
 def run_until(last: int, config: Config, folder: Path, **given: Any) -> None:
@@ -26,6 +34,39 @@ def run_until(last: int, config: Config, folder: Path, **given: Any) -> None:
 
     with pytest.raises(Stop):
         execute(config, folder, on_round_end=stop, **given)
+
+
+def killed(config: Config, folder: Path, rounds: Iterable[int]) -> None:
+    """Kill a run after each of these rounds, resume it each time, and let it end."""
+    for last in rounds:
+
+        def kill(record: dict[str, Any], last: int = last) -> None:
+            if record["round"] == last:
+                raise Killed
+
+        with pytest.raises(Killed):
+            execute(config, folder, on_round_end=kill, resume=(folder / "config.toml").exists())
+    execute(config, folder, resume=True)
+
+
+def same_states(folder: Path, other: Path) -> None:
+    """Two runs have the same model, the same states, and the same timetable, if they have one."""
+    names = {path.name for path in other.iterdir() if path.suffix in (".safetensors", ".npz")}
+    assert "model.safetensors" in names
+    for name in names:
+        assert (folder / name).read_bytes() == (other / name).read_bytes()
+
+
+def same_runs(folder: Path, other: Path) -> None:
+    """Two runs also have the same records, except for wall times."""
+    same_states(folder, other)
+    assert without_wall_times(folder) == without_wall_times(other)
+
+
+def without_wall_times(folder: Path) -> list[dict[str, Any]]:
+    """The records of a run, without the fields that depend on the machine."""
+    records = [json.loads(line) for line in (folder / "rounds.jsonl").open()]
+    return [{key: record[key] for key in record if key not in WALL} for record in records]
 
 
 def dying(run: Run, at: int = 0, after: int = 0) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import quick, small
+from cut_off import killed, same_states
 from safetensors.numpy import load_file
 
 from fedmuon.config.load import Config
@@ -68,17 +69,9 @@ def test_ray_equals_inline(cluster: str, graph: dict[str, Any], tmp_path: Path) 
 
 def test_a_killed_run_resumes_on_ray(cluster: str, tmp_path: Path) -> None:
     config = table(GRAPHS[2], cluster, output={"checkpoint-every": 2})
-
-    def stop(record: Any) -> None:
-        if record["round"] == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        execute(config, tmp_path / "run", on_round_end=stop)
-    execute(config, tmp_path / "run", resume=True)
+    killed(config, tmp_path / "run", [3])
     execute(config, tmp_path / "whole")
-    models = [load_file(tmp_path / run / "model.safetensors") for run in ("run", "whole")]
-    assert all(np.array_equal(models[0][name], value) for name, value in models[1].items())
+    same_states(tmp_path / "run", tmp_path / "whole")
     errors = [[line["consensus_error"] for line in records(tmp_path / run)]
               for run in ("run", "whole")]  # fmt: skip
     assert errors[0] == errors[1] and len(errors[0]) == 6

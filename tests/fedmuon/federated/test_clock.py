@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from chaos.nursery import Nursery
 from conftest import small
+from cut_off import killed, same_runs
 
 from fedmuon.config.load import Config, dump, parse
 from fedmuon.config.user_objects import UserObjects
@@ -529,11 +530,27 @@ LATE_RUNS: dict[str, dict[str, Any]] = {
             "dropout": 0.2,
         },
     },
+    "fedasync": {
+        "local": {"recipe": "scaffold", "steps": 2, "batch": 4},
+        "devices": {"mode": "fedasync", "speeds": "log-normal", "dropout": 0.2},
+    },
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", LATE_RUNS)
+def test_late_runs_resume_bit_identically_after_20_kills(mode: str, tmp_path: Path) -> None:
+    """One kill after each of 20 rounds, most of them between checkpoints."""
+    config = small(**LATE_RUNS[mode], federation={"rounds": 21, "per-round": 4},
+                   output={"evaluate-every": 7, "checkpoint-every": 3})  # fmt: skip
+    killed(config, tmp_path / "run", range(1, 21))
+    execute(config, tmp_path / "whole")
+    same_runs(tmp_path / "run", tmp_path / "whole")
+    assert (tmp_path / "run" / "clock.npz").exists()
+    assert max(max(record["staleness"]) for record in records(tmp_path / "run")) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["fedbuff", "threshold"])
 def test_late_replies_resume_bit_for_bit_after_20_kills(
     mode: str, forks: Nursery, tmp_path: Path
 ) -> None:
@@ -568,15 +585,8 @@ def test_late_replies_resume_bit_for_bit_after_20_kills(
     assert middle == 20
     again = forks.run(["run", str(file), f"--out={cut}", "--resume"], 200)
     assert again.code == 0, again.err
-    states = {path.name for path in (tmp_path / "whole").glob("*.safetensors")}
-    for name in (*states, "clock.npz"):
-        assert (cut / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    wall = ("seconds", "train_seconds", "check")
-    found, wanted = (
-        [{key: value for key, value in one.items() if key not in wall} for one in records(run)]
-        for run in (cut, tmp_path / "whole")
-    )
-    assert found == wanted and len(found) == 600
+    same_runs(cut, tmp_path / "whole")
+    assert len(records(cut)) == 600
 
 
 def table_of(config: Config) -> Timetable:

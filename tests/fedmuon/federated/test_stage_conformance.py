@@ -27,6 +27,7 @@ from compared import (
     with_module,
 )
 from conftest import small
+from cut_off import killed
 from faulty_client import app
 from live_grid import LiveGrid
 from reference import adapters, compressors, methods, robust, rounds
@@ -152,6 +153,11 @@ def late(
 
 FEDASYNC = {"mode": "fedasync", "speeds": "log-normal", "mixing": 0.7, "staleness-power": 1.5}
 THRESHOLD = {"mode": "threshold", "threshold": 2, "buffer": 2, "speeds": "log-normal"}
+# Three clients work at a time and each reply is an update, so some are discarded within 3 rounds.
+DISCARDING = {
+    "devices": {"mode": "threshold", "threshold": 2, "speeds": "log-normal"},
+    "federation": {"per-round": 3},
+}
 
 
 def of_gradients(config: Config) -> Method:
@@ -466,7 +472,8 @@ STAGES: dict[str, Row] = {
     ),
     "replies below a threshold": replace(late(devices=THRESHOLD), wrong=older),
     "gradients below a threshold": replace(
-        late(method=of_gradients, local={"recipe": "ringmaster"}, devices=THRESHOLD), wrong=older
+        late(method=of_gradients, local={"recipe": "ringmaster"}, devices=THRESHOLD),
+        wrong=older, on_engines=DISCARDING,
     ),
     "late signs": late(
         Channel(compressors.sign, "error"), fedavg, local=FEDAVG,
@@ -545,14 +552,7 @@ def test_result_equals_the_reference(name: str) -> None:
 def test_resumed_run_is_bit_identical(name: str, tmp_path: Path) -> None:
     saved = {} if "privacy" in STAGES[name].tables else {"checkpoint-every": 1}
     table = table_of(name, output={"evaluate-every": 4, **saved})
-
-    def stop(record: Any) -> None:
-        if record["round"] == table.federation.rounds // 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        execute(table, tmp_path / "run", on_round_end=stop)
-    execute(table, tmp_path / "run", resume=True)
+    killed(table, tmp_path / "run", [table.federation.rounds // 2])
     weights = load_file(tmp_path / "run" / "model.safetensors")
     whole = ended(built(table)).params
     assert all(np.array_equal(weights[key], value[0].numpy()) for key, value in whole.items())
@@ -746,13 +746,37 @@ def on_engines(name: str, clients: int) -> Config:
 
 SUPER_LINK = ("top-k with EF21", "sign of SCAFFOLD", "votes", "personal parameters",
               "custom stage", "subspaces", "subspaces that follow the gradient",
-              "late sparse replies")  # fmt: skip
+              "late sparse replies", "replies that mix", "replies below a threshold",
+              "gradients below a threshold")  # fmt: skip
+SCHEDULE = ("participants", "staleness", "discarded", "simulated_seconds", "bytes_down", "bytes_up")
+
+
+def test_late_rows_are_late_on_engines() -> None:
+    """Three nodes and three rounds are enough for late and for discarded replies."""
+    for name in ("replies that mix", "replies below a threshold", "gradients below a threshold"):
+        schedule = built(on_engines(name, NODES)).plan.timetable
+        assert schedule is not None
+        lateness = np.concatenate([r - v for r, v in enumerate(schedule.versions)])
+        assert 0 < lateness.max() < 2
+        assert bool(schedule.discarded) == ("gradients" in name)
 
 
 def same_models(folder: Path, other: Path) -> None:
     models = [load_file(run / "model.safetensors") for run in (folder, other)]
     for key, value in models[0].items():
-        np.testing.assert_allclose(models[1][key], value, rtol=1e-11, atol=1e-12)
+        np.testing.assert_allclose(models[1][key], value, rtol=1e-12, atol=1e-12)
+
+
+def same_schedules(folder: Path, other: Path) -> None:
+    """The same clients answer at the same simulated times, and replies are as late and as large."""
+    schedules = [
+        [
+            [json.loads(line).get(field) for field in SCHEDULE]
+            for line in (run / "rounds.jsonl").open()
+        ]
+        for run in (folder, other)
+    ]
+    assert schedules[0] == schedules[1] and len(schedules[0]) == 3
 
 
 @pytest.mark.slow
@@ -765,10 +789,7 @@ def test_ray_equals_inline(live: LiveGrid, name: str, tmp_path: Path) -> None:
     run = prepare(resolve(table), tmp_path / "ray")
     live.do(lambda grid: train(run, FlowerEngine(run.config, grid)))
     same_models(tmp_path / "inline", tmp_path / "ray")
-    lines = [[json.loads(line) for line in (tmp_path / engine / "rounds.jsonl").open()]
-             for engine in ("inline", "ray")]  # fmt: skip
-    sizes = [[(line["bytes_down"], line["bytes_up"]) for line in records] for records in lines]
-    assert sizes[0] == sizes[1]
+    same_schedules(tmp_path / "inline", tmp_path / "ray")
 
 
 @pytest.mark.slow
@@ -783,3 +804,4 @@ def test_super_link_equals_inline(
     execute(table, tmp_path / "inline")
     deployment.execute(table, tmp_path / "deployed")
     same_models(tmp_path / "inline", tmp_path / "deployed")
+    same_schedules(tmp_path / "inline", tmp_path / "deployed")

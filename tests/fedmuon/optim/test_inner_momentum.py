@@ -10,6 +10,7 @@ import torch
 from adapted import fresh
 from compared import built, ended, gap, problem_of, with_module
 from conftest import small
+from cut_off import killed, same_states
 from reference import private_muon
 from reference.private_methods import block, flat
 from reference.private_muon import Settings, clip_then_average
@@ -168,24 +169,11 @@ def test_past_models_are_sent_and_stored() -> None:
 
 
 def test_a_resumed_run_is_bit_identical(tmp_path: Path) -> None:
-    """Interrupted after each round, also between checkpoints."""
+    """The past models are in the checkpoint, and a round that was lost is repeated."""
     table = config(CENTRAL | {"rounds": 5}, privacy={"inner-weights": "0.5, 0.3, 0.2"})
-
-    def final(folder: Path) -> bytes:
-        return (folder / "model.safetensors").read_bytes()
-
+    killed(table, tmp_path / "run", range(1, 5))
     execute(table, tmp_path / "whole")
-    for last in range(1, 5):
-        folder = tmp_path / str(last)
-
-        def stop(record: dict[str, Any], last: int = last) -> None:
-            if record["round"] == last:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            execute(table, folder, on_round_end=stop)
-        execute(table, folder, resume=True)
-        assert final(folder) == final(tmp_path / "whole")
+    same_states(tmp_path / "run", tmp_path / "whole")
 
 
 def test_the_account_is_that_of_dp_muon(tmp_path: Path) -> None:

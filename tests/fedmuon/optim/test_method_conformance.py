@@ -14,6 +14,7 @@ import torch
 from adapted import adapted
 from compared import built, ended, gap, image, perceptron, problem_of, with_module
 from conftest import quick, small
+from cut_off import killed
 from reference import methods, rounds
 from reference.rounds import Method
 from safetensors.numpy import load_file
@@ -21,7 +22,6 @@ from safetensors.numpy import load_file
 from fedmuon import orthogonalizers, recipes
 from fedmuon.config.load import Config
 from fedmuon.config.methods import BUILT_IN, BY_SAMPLES, ORTHOGONALIZED, PRIVATE, has
-from fedmuon.experiments.run import execute
 from fedmuon.federated.build import build_experiment
 from fedmuon.federated.rounds import begin, received_message, run_round, simulate, train_group
 from fedmuon.optim.recipe import Recipe
@@ -282,14 +282,7 @@ def test_config_equals_the_recipe_in_python(name: str) -> None:
 @pytest.mark.parametrize("name", quick(METHODS, ["adamw", "ditto", "ef21-muon", "scaffold"]))
 def test_resumed_run_is_bit_identical(name: str, tmp_path: Path) -> None:
     table = config(name, output={"checkpoint-every": 1, "evaluate-every": 3})
-
-    def stop(record: Any) -> None:
-        if record["round"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        execute(table, tmp_path / "run", on_round_end=stop)
-    execute(table, tmp_path / "run", resume=True)
+    killed(table, tmp_path / "run", [2])
     weights = load_file(tmp_path / "run" / "model.safetensors")
     whole = ended(built(table)).params
     assert all(np.array_equal(weights[key], value[0].numpy()) for key, value in whole.items())

@@ -10,6 +10,7 @@ import pytest
 import torch
 from compared import built, ended, gap, problem_of
 from conftest import small
+from cut_off import killed, same_states
 from reference import private_muon
 from reference.private_methods import block
 from reference.private_muon import Settings
@@ -170,19 +171,9 @@ def test_the_account_is_that_of_dp_muon(tmp_path: Path) -> None:
 def test_a_resumed_run_is_bit_identical(tmp_path: Path) -> None:
     """The moments of the noise are in the checkpoint."""
     table = config(FEDERATION)
+    killed(table, tmp_path / "run", range(1, 4))
     execute(table, tmp_path / "whole")
-    for last in range(1, 4):
-        folder = tmp_path / str(last)
-
-        def stop(record: dict[str, Any], last: int = last) -> None:
-            if record["round"] == last:
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            execute(table, folder, on_round_end=stop)
-        execute(table, folder, resume=True)
-        files = [place / "model.safetensors" for place in (folder, tmp_path / "whole")]
-        assert files[0].read_bytes() == files[1].read_bytes()
+    same_states(tmp_path / "run", tmp_path / "whole")
 
 
 BASE = {"local": {"recipe": "dp-muon"}, "privacy": {"noise": 1.0, "lot": 8.0}}
