@@ -20,7 +20,10 @@ from fedmuon.runs.directory import Record
 WORDS = ("run", "state", "recipe", "data")
 COLUMNS = (*WORDS, "seed", "rounds", "accuracy", "test_loss", "train_loss", "seconds")
 LATE = ("test_gap", "seconds")  # measurements that come last in tables, or are left out
-ZERO_IS = {"devices.deadline": "none", "devices.select": "per-round", "devices.buffer": "per-round"}
+ZERO_IS = {
+    "devices.deadline": "none", "devices.select": "per-round", "devices.buffer": "default",
+    "devices.threshold": "per-round",
+}  # fmt: skip
 MOST = 3  # a row with more folders names only the first and the last
 
 

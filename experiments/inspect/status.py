@@ -14,7 +14,7 @@ from fedmuon.analysis.report.numbers import digits, in_bytes
 from fedmuon.config.describe import SYMBOLS
 from fedmuon.config.incompatible import is_private
 from fedmuon.config.load import Config, load
-from fedmuon.config.methods import PRIVATE
+from fedmuon.config.methods import PRIVATE, has
 from fedmuon.config.schema import reads
 from fedmuon.config.user_objects import IN_PYTHON, handed_over
 from fedmuon.core.errors import InputError
@@ -50,9 +50,12 @@ LINES = {
     "messages": ("compression.uplink", "compression.downlink", "compression.share",
                  "compression.levels", "compression.rank", "compression.iterations",
                  "compression.feedback"),
+    "graph": ("federation.graph", "federation.edge-share", "federation.graph-file",
+              "federation.varying-graph"),
     "devices": ("devices.mode", "devices.select", "devices.deadline", "devices.buffer",
-                "devices.speeds", "devices.bandwidths", "devices.availability",
-                "devices.dropout"),
+                "devices.threshold", "devices.threshold-growth", "devices.mixing",
+                "devices.staleness-power", "devices.speeds", "devices.bandwidths",
+                "devices.availability", "devices.dropout"),
     "privacy": ("privacy.noise", "privacy.bound", "privacy.lot", "privacy.epsilon"),
     "computed": ("engine.name", "engine.dtype", "engine.device", "federation.seed"),
 }  # fmt: skip
@@ -65,14 +68,19 @@ SHORT = SYMBOLS | {
     "compression.uplink": "up", "compression.downlink": "down", "compression.share": "share",
     "compression.levels": "levels", "compression.rank": "rank",
     "compression.iterations": "iterations", "compression.feedback": "feedback",
+    "federation.edge-share": "edge share", "federation.graph-file": "file",
+    "federation.varying-graph": "varying",
     "devices.select": "asked", "devices.deadline": "seconds", "devices.buffer": "buffer",
+    "devices.threshold": "threshold", "devices.threshold-growth": "growth",
+    "devices.mixing": "mixing", "devices.staleness-power": "staleness power",
     "devices.speeds": "speeds", "devices.bandwidths": "bandwidths",
     "devices.availability": "available", "devices.dropout": "dropout",
 }  # fmt: skip
 # Values in the next tables and keys that are left out, because they have no effect
 UNSET = ("none", "constant", "always", "factors", "random", "", 0)
 SPARSE = ("compression", "devices", "federation.adapters", "federation.subspace-rounds",
-          "federation.subspace-bases", "federation.adapter-ranks")  # fmt: skip
+          "federation.subspace-bases", "federation.adapter-ranks",
+          "federation.varying-graph")  # fmt: skip
 SETTLED = 2 * 10**9  # ns; a file changed more recently may change again without a new time stamp
 _listings: dict[Path, tuple[tuple[int, int, int], list[Path], Path | None]] = {}
 
@@ -252,7 +260,9 @@ class RunStatus:
             lines["state"] += f", {completed} of {total} rounds{ending} in {digits(seconds)} s"
             if sent := traffic_of(self.rounds):
                 down, up = (in_bytes(size) for size in sent)
-                lines["traffic"] = f"{down} to clients, {up} to the server"
+                both_ways = f"{down} to clients, {up} to the server"
+                gossip = has(self.config.local.recipe, "gossip")
+                lines["traffic"] = f"{up} between nodes" if gossip else both_ways
             lines["replies"] = _replies_of(self.rounds, self.config.federation.clients)
         if self.summary is not None:
             lines["workers"] = _memory_of(self.summary.get("workers", []))
@@ -277,11 +287,14 @@ def changed(folder: Path) -> Changed:
 def _replies_of(rounds: Sequence[Record], clients: int) -> str:
     """Return, as text, how many replies were used and how many clients sent them.
 
-    The text is empty if all replies were used.
+    A reply that was discarded because it was too late counts as unused. The text is empty if all
+    replies were used.
     """
     used = [answered(record) for record in rounds]
     late = [age for record in rounds for age in record.get("staleness", ())]
-    expected, received = sum(len(record["participants"]) for record in rounds), sum(map(len, used))
+    discarded = sum(record.get("discarded", 0) for record in rounds)
+    expected = sum(len(record["participants"]) for record in rounds) + discarded
+    received = sum(map(len, used))
     if expected == received and not late:
         return ""
     words = (
@@ -428,6 +441,7 @@ def settings(config: Config) -> dict[str, str]:
             if key == "federation.aggregate" and value == "mean":
                 value = "mean with equal weights"
             text = f"{value:g}" if isinstance(value, float) else f"{value}"
+            text = text.lower() if isinstance(value, bool) else text
             words.append(f"{SHORT[key]} = {text}" if key in SHORT else text)
         lines[line] = ", ".join(words)
     return {line: words for line, words in lines.items() if words}

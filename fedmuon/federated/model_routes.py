@@ -80,10 +80,11 @@ def matrix_counts(
                 "Muon's matrices. Set the rank of the adapters to 2 or more, for example with "
                 "[task] lora-rank = 2, or set [local] recipe = 'fedavg'."
             )
-        vectors = "" if rule == "all-matrices" else "route = 'all-matrices', or "
+        of_norms = any(param.ndim >= 2 and param.requires_grad for param in network.parameters())
+        fix = "route = 'all-matrices', or " if of_norms and rule != "all-matrices" else ""
         raise InputError(
             f"[local] route = '{rule}' finds no matrix to orthogonalize, because this network "
-            f"has only vectors, norms and scalars. Set {vectors}recipe = 'fedavg'."
+            f"has only vectors, norms and scalars. Set {fix}recipe = 'fedavg'."
         )
     if qkv == "whole" and counts == matrix_counts(network, rule, "split", muon):
         raise InputError(

@@ -18,7 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import fedmuon
-from fedmuon.analysis.report.numbers import digits
+from fedmuon.analysis.report.numbers import digits, in_bytes
 from fedmuon.core.errors import Interrupted, NonFinite
 from fedmuon.core.locks import LOCK, held, writer
 from fedmuon.experiments.cli import app
@@ -537,3 +537,25 @@ def test_the_card_has_compression_devices_and_unused_replies(runs: Path, tmp_pat
     ages = [age for one in found.rounds for age in one["staleness"]]
     assert len(ages) == 4
     assert dict(found.card())["replies"].endswith(f"mean staleness {digits(sum(ages) / 4)}")
+
+
+def test_the_card_has_discarded_replies_and_graphs(tmp_path: Path) -> None:
+    threshold = small(
+        {"federation": {"rounds": 12}},
+        devices={"mode": "threshold", "threshold": 2, "speeds": "log-normal", "speed-spread": 1.0},
+    )
+    execute(threshold, tmp_path / "threshold")
+    found = RunStatus(tmp_path / "threshold")
+    discarded = sum(record["discarded"] for record in found.rounds)
+    card = dict(found.card())
+    assert discarded and card["replies"].startswith(f"12 of {12 + discarded} used, from ")
+    assert card["devices"] == "threshold, threshold = 2, speeds = log-normal"
+    nodes = {"clients": 4, "per-round": 4, "rounds": 1, "graph": "exponential"}
+    for varying, words in ((False, "exponential"), (True, "exponential, varying = true")):
+        folder = tmp_path / words
+        graph = {**nodes, "varying-graph": varying}
+        execute(small({"federation": graph}, local={"recipe": "demuon"}), folder)
+        card = dict(RunStatus(folder).card())
+        assert card["graph"] == words
+        edges = 4 if varying else 8
+        assert card["traffic"] == f"{in_bytes(2 * edges * 21 * 8)} between nodes"

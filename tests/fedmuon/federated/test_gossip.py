@@ -20,7 +20,7 @@ from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.run import execute
 from fedmuon.federated.build import build_experiment, resolve
-from fedmuon.federated.gossip import consensus_error, gossip_of
+from fedmuon.federated.gossip import NodeGroup, consensus_error, gossip_of
 from fedmuon.federated.rounds import begin, run_rounds, simulate
 from fedmuon.optim.graphs import Graph, contraction
 from fedmuon.server.strategy import FlowerEngine
@@ -122,6 +122,39 @@ def test_mean_of_trackers_is_the_mean_of_momenta() -> None:
         means = [gossip.mean([arrays(states[name]) for states in nodes])
                  for name in ("momentum", "node-tracker")]  # fmt: skip
         assert largest_gap(*means) < 1e-14
+
+
+@pytest.mark.parametrize("kind", ["tracker", "model"])
+def test_a_false_message_moves_the_mean_of_all_nodes_for_good(kind: str) -> None:
+    """By its error divided by the number of nodes. Correct messages do not remove the error."""
+    made = built(table({"graph": "ring"}))
+    weights, numbers = gossip_of(made.recipe).graph.weights(0), range(N)
+    start = begin(made.recipe, made.task, made.plan.seed)
+    means = {}
+    for error in (0.0, 3.0):
+        nodes = [made.client(node) for node in numbers]
+        group = NodeGroup(made.recipe, made.task, made.plan, nodes, start.params,
+                          {node: {} for node in numbers})  # fmt: skip
+        for round in range(4):
+            messages = group.track(round)
+            if kind == "tracker" and round == 1:
+                messages[0]["weight"] = messages[0]["weight"] + error
+            messages = group.step(round, weights, messages)
+            if kind == "model" and round == 3:  # the last round, because gradients see the models
+                messages[0]["weight"] = messages[0]["weight"] + error
+            group.average(weights, messages)
+        states = [group.states[node] for node in numbers]
+        means[error] = {
+            name: gossip.mean([arrays(state[name]) for state in states])["weight"]
+            for name in ("momentum", "node-tracker", "node-model")
+        }
+    if kind == "tracker":  # the mean of the momenta is that of the trackers without the error
+        for error, of_run in means.items():
+            shift = of_run["node-tracker"] - of_run["momentum"]
+            np.testing.assert_allclose(shift, error / N, atol=1e-13)
+    else:
+        shift = means[3.0]["node-model"] - means[0.0]["node-model"]
+        np.testing.assert_allclose(shift, 3.0 / N, rtol=1e-12)
 
 
 @pytest.mark.parametrize("graph", ["ring", "torus", "random"])

@@ -301,7 +301,12 @@ def test_muon_takes_the_largest_matrix_of_a_shallow_network(
 
 def test_a_network_without_a_matrix_is_rejected_by_muon_alone() -> None:
     norm = nn.Sequential(nn.Flatten(), nn.LayerNorm(64))
-    with pytest.raises(
-        InputError, match=r"only vectors, norms and scalars\. Set recipe = 'fedavg'"
-    ):
-        matrix_counts(norm, "all-matrices")
+    for rule in ("hidden", "all-matrices"):
+        with pytest.raises(
+            InputError, match=r"only vectors, norms and scalars\. Set recipe = 'fedavg'"
+        ):
+            matrix_counts(norm, rule)
+    images = nn.LayerNorm((8, 8))  # whose weight is a matrix
+    with pytest.raises(InputError, match="Set route = 'all-matrices', or"):
+        matrix_counts(images, "hidden")
+    assert matrix_counts(images, "all-matrices")["weight"] == 1
