@@ -13,6 +13,7 @@ import pytest
 import scipy.sparse
 import torch
 from PIL import Image
+from sentences import one_sentence
 from sklearn.datasets import load_digits
 from sklearn.utils import Bunch
 from torch.utils.data import TensorDataset
@@ -198,9 +199,8 @@ REJECTED: dict[str, tuple[Callable[[], Any], str]] = {
     (as_source((X, Y)), "y", "no effect, because a Source already has labels"),
 ])  # fmt: skip
 def test_a_target_that_is_not_there_is_named(given: Any, target: str, words: str) -> None:
-    with pytest.raises(InputError, match=words) as rejected:
+    with one_sentence(words):
         as_source(given, target=target)
-    assert "\n" not in str(rejected.value)
 
 
 @pytest.mark.parametrize("data", [FRAME, TWICE, LABELLED])
@@ -321,9 +321,8 @@ def test_pixels_have_channels_first(mode: str) -> None:
 @pytest.mark.parametrize("name", list(REJECTED))
 def test_what_cannot_be_read_is_named(name: str) -> None:
     given, words = REJECTED[name]
-    with pytest.raises(InputError, match=words) as rejected:
+    with one_sentence(words):
         as_source(given())
-    assert "\n" not in str(rejected.value)
 
 
 # A public center

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import quick, small
+from sentences import one_sentence
 
 from fedmuon.config.load import Config, load
-from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability.certificates import Uncertified, method_of
@@ -155,9 +155,8 @@ REJECTED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("tables", "said"), REJECTED, ids=lambda one: str(one)[:40])
 def test_what_does_not_fit_is_rejected(tables: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said.replace("[", r"\[")) as caught:
+    with one_sentence(said.replace("[", r"\[")):
         small(**tables)
-    assert str(caught.value).count("\n") == 0
 
 
 def test_a_rejected_run_ends_with_code_2_and_changes_nothing(

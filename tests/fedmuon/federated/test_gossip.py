@@ -15,6 +15,7 @@ from cut_off import killed, same_runs, without_wall_times
 from reference import gossip
 from reference.trees import largest_gap
 from safetensors.numpy import load_file
+from sentences import one_sentence
 
 from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
@@ -284,9 +285,8 @@ def test_networks_train_without_a_server() -> None:
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_rejected(tables: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words) as caught:
+    with one_sentence(words):
         build_experiment(table(**tables))
-    assert str(caught.value).count("\n") == 0
 
 
 def test_a_flower_server_does_not_run_nodes_without_a_server() -> None:
