@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from fedmuon.core.demands import Trait
+from fedmuon.core.device import is_finite
+from fedmuon.core.errors import NonFinite
 from fedmuon.core.rng import Draw, generator, normal
 from fedmuon.optim.chain import States
 from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, Stage, Trees
@@ -96,13 +98,24 @@ class Attack(Stage):
     def read(
         self, replies: list[Reply], received: Callable[[], Broadcast], server: ServerState
     ) -> tuple[list[Reply], States]:
-        """Replace the changes of hostile clients, if the attack depends on the honest replies."""
+        """Replace the changes of hostile clients, if the attack depends on the honest replies.
+
+        Raises:
+            NonFinite: If an honest reply contains NaN or infinity, which an aggregator could hide.
+        """
         hostile = [reply for reply in replies if self._attacks(reply.client, server.round)]
         honest = [reply for reply in replies if reply.client not in self.hostile]
         if self.kind not in SEEING or not hostile or not honest:
             return replies, {}
         message = received()
         seen = [changes_of(reply, message, self.direction) for reply in honest]
+        for reply, changes in zip(honest, seen, strict=True):
+            tensors = (value for tree in changes.values() for value in tree.values())
+            if not all(is_finite(value.sum()) for value in tensors):
+                raise NonFinite(
+                    f"the update of client {reply.client} is not finite (round {server.round}). "
+                    "Lower [local] lr."
+                )
         if self.kind == "mimic":
             sent = mimicked(seen)
         else:

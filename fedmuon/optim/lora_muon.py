@@ -30,6 +30,7 @@ from fedmuon.optim.chain import Context, Link, Number, State, per_replica
 from fedmuon.optim.muon import Orthogonalizer, PortableOptimizer, check_orthogonalizer, map_of
 from fedmuon.optim.shards import aligned, local, part_of, require_matrix, whole
 from fedmuon.orthogonalize.coefficients import Coefficients
+from fedmuon.orthogonalize.spectral import eigenpairs
 from fedmuon.tasks.base import Params
 
 __all__ = ["LoRAMuon"]
@@ -46,10 +47,10 @@ def inverse_root(gram: Tensor, floor: float = FLOOR) -> Tensor:
 
     Eigenvalues below `floor` times the largest eigenvalue are raised to this value.
     """
-    values, vectors = torch.linalg.eigh(gram)
+    values, vectors = eigenpairs(gram, gram.double)
     largest = values[..., -1:]
     raised = torch.where(largest > 0, values.maximum(floor * largest), torch.inf)
-    return (vectors * raised.rsqrt()[..., None, :]) @ vectors.mT
+    return ((vectors * raised.rsqrt()[..., None, :]) @ vectors.mT).to(gram.dtype)
 
 
 def roots(a: Tensor, b: Tensor, floor: float = FLOOR) -> tuple[Tensor, Tensor]:

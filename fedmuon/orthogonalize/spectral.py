@@ -175,10 +175,33 @@ def spectral_map(matrix: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
     elif divisor is torch.hypot and _products_are_faster(view):
         out = apply(inverse_root(gram(view, torch.float64), root), view, torch.float64)
     else:
-        values, vectors = torch.linalg.eigh(gram(view, work))
+        values, vectors = eigenpairs(gram(view, work), lambda: gram(view, torch.float64))
         small = inverse(values.clamp_min(0).sqrt(), vectors, root, divisor)
         out = apply(small, view, work)
     return out.mT if flipped else out
+
+
+def eigenpairs(product: Tensor, in_float64: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalues and eigenvectors of finite symmetric matrices.
+
+    In float32, LAPACK fails for some finite matrices without full rank: squares of small numbers
+    underflow, and it returns NaN or raises an error. Float64 then repeats the computation.
+
+    Args:
+        product: The symmetric matrices [..., q, q].
+        in_float64: Function that returns the same matrices in float64.
+    """
+    if product.dtype != torch.float32 or not at_hand(product.device):
+        values, vectors = torch.linalg.eigh(product)
+        return values, vectors
+    try:
+        values, vectors = torch.linalg.eigh(product)
+        if math.isfinite(float(values.sum() + vectors.sum())):
+            return values, vectors
+    except torch.linalg.LinAlgError:
+        pass
+    values, vectors = torch.linalg.eigh(in_float64())
+    return values, vectors
 
 
 def _accurate_dtype(size: Tensor, root: Tensor, dtype: torch.dtype) -> torch.dtype | None:

@@ -13,11 +13,11 @@ from scipy.optimize import minimize
 from test_aggregators import replies
 
 from fedmuon import aggregators
-from fedmuon.core.errors import InputError
+from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.federated.hostile_clients import hostile_clients, most_hostile
 from fedmuon.federated.rounds import begin, run_round
 from fedmuon.optim.attacks import Attack, changes_of, hidden_deviations, mimicked, with_changes
-from fedmuon.optim.stage import Broadcast, Reply, Stage
+from fedmuon.optim.stage import Broadcast, Reply, ServerState, Stage
 from fedmuon.tasks.base import Batch, is_statistic
 
 pytestmark = pytest.mark.usefixtures("runs_apart")
@@ -155,6 +155,19 @@ def test_each_replica_mimics_its_own_client() -> None:
     sent = mimicked(changes)["model"]["w"]
     assert torch.equal(sent[0], changes[1]["model"]["w"][0])
     assert torch.equal(sent[1], changes[0]["model"]["w"][1])
+
+
+@pytest.mark.parametrize("kind", ["alie", "inner-product", "mimic"])
+def test_an_honest_reply_that_is_not_finite_ends_the_run(kind: str) -> None:
+    """The median of the replies would hide it, and the eigensolver of `mimic` fails."""
+    received = Broadcast(3, {"w": torch.zeros(1, 2)}, {})
+    params = [torch.ones(1, 2), torch.ones(1, 2), torch.tensor([[1.0, math.nan]])]
+    sent = [Reply(client, {"w": w}, {}, torch.zeros(1)) for client, w in enumerate(params)]
+    attack = Attack(kind, (0,), classes=2)
+    server = ServerState(3, received.params, {})
+    with pytest.raises(NonFinite, match=r"client 2 is not finite \(round 3\)"):
+        attack.read(sent, lambda: received, server)
+    assert attack.read(sent[:2], lambda: received, server)
 
 
 def test_changes_leave_statistics_integers_and_personal_parameters_as_they_are() -> None:

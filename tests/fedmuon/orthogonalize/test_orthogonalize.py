@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedmuon.optim import lora_muon
 from fedmuon.orthogonalize import (
     COEFFICIENTS,
     NORMALIZATIONS,
@@ -438,3 +439,31 @@ def test_it_is_its_own_adjoint_and_not_steeper_than_the_certificate() -> None:
         there, back = derivative(held, one), derivative(held, other)
         torch.testing.assert_close((other * there).sum(), (one * back).sum(), rtol=1e-12, atol=0)
         assert (there.norm(dim=(1, 2)) <= one.norm(dim=(1, 2)) / root).all()
+
+
+@pytest.mark.parametrize("failure", ["nan", "error"])
+def test_float64_repeats_an_eigensolver_that_fails_in_float32(
+    failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LAPACK's ssyevd returned NaN for a finite stack [10, 32, 512] of momenta of rank 9 or less.
+
+    Other processors fail for other matrices, so the failure is simulated.
+    """
+    stack = torch.randn(3, 4, 2) @ torch.randn(3, 2, 9)
+    expected = smoothed_polar(stack.double(), 0.1)
+    solve = torch.linalg.eigh
+
+    def failing(product: Tensor) -> tuple[Tensor, Tensor]:
+        values, vectors = solve(product)
+        if product.dtype == torch.float64:
+            return values, vectors
+        if failure == "error":
+            raise torch.linalg.LinAlgError("linalg.eigh: the algorithm failed to converge")
+        return values.index_fill(-1, torch.tensor([1]), math.nan), vectors
+
+    monkeypatch.setattr(torch.linalg, "eigh", failing)
+    torch.testing.assert_close(smoothed_polar(stack, 0.1).double(), expected, atol=1e-5, rtol=0)
+    root = lora_muon.inverse_root(stack @ stack.mT, floor=1e-3)
+    assert root.dtype == torch.float32 and root.isfinite().all()
+    if failure == "nan":  # what the caller would get without the second attempt
+        assert not failing(stack @ stack.mT)[0].isfinite().all()
