@@ -31,7 +31,7 @@ from fedmuon.analysis.report.verdicts import (
     unknown,
 )
 
-HIGHER = ("accuracy",)  # measures for which a higher value is better
+HIGHER = ("accuracy", "validation_accuracy")  # measures for which a higher value is better
 NAMES = {"test_gap": "test minus train loss", "train_seconds": "seconds of training",
          "epsilon": "certified ε"}  # fmt: skip
 UNITS = {"train_loss": "loss", "test_loss": "loss", "test_gap": "loss", "accuracy": POINTS,

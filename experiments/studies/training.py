@@ -279,6 +279,8 @@ def work(content: dict[str, Any], request: SuiteRequest) -> "Training":
     contents.require_read("[base]", suite.base, all_configs)
     if suite.sweep:
         contents.require_read("[sweep]", suite.sweep.at(suite.sweep.values[0]), all_configs)
+    if suite.tuning:
+        suite.tuning.require_samples(all_configs)
     cells = [dataclasses.replace(cell, config=resolve(cell.config)) for cell in cells]
     if len({cell.name for cell in cells}) < len(cells):
         raise InputError(

@@ -7,7 +7,7 @@ If a setting differs, the suite's comparisons are inconclusive.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -40,7 +40,10 @@ class Tuning(Table):
     # keys that are set to a multiple of the tuned value, such as {"local.aux-lr" = 0.25}
     shares: dict[Key, Positive] = Field(default_factory=dict)
     seeds: list[Natural] = Field(default_factory=lambda: [100])
-    measure: Literal["test_loss", "train_loss", "accuracy"] = "test_loss"
+    # with a measure on validation samples, the samples that test the variants do not choose values
+    measure: Literal[
+        "test_loss", "train_loss", "accuracy", "validation_loss", "validation_accuracy"
+    ] = "test_loss"
     at: Literal["each"] | float | int = "each"  # the value of the sweep at which variants are tuned
     grids: dict[str, list[Positive]] = Field(default_factory=dict)
 
@@ -67,6 +70,14 @@ class Tuning(Table):
             table, _, key = name.partition(".")
             tables.setdefault(table, {})[key] = float(f"{share * value:.12g}")
         return tables  # pyright: ignore[reportReturnType]
+
+    def require_samples(self, configs: Iterable[Config]) -> None:
+        """Raise InputError if `measure` needs validation samples that a config does not have."""
+        if self.measure.startswith("validation_") and not all(c.data.validation for c in configs):
+            raise InputError(
+                f"[tuning] measure = '{self.measure}' needs validation samples, but "
+                "data.validation is 0. Set validation in [base.data], for example to 1000."
+            )
 
     def digest(self, config: Config) -> str:
         """Return a text that identifies all settings that matter, except tuned values and seeds."""
