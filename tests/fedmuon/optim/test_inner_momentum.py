@@ -170,8 +170,8 @@ def test_past_models_are_sent_and_stored() -> None:
 
 def test_a_resumed_run_is_bit_identical(tmp_path: Path) -> None:
     """The past models are in the checkpoint, and a round that was lost is repeated."""
-    table = config(CENTRAL | {"rounds": 5}, privacy={"inner-weights": "0.5, 0.3, 0.2"})
-    killed(table, tmp_path / "run", range(1, 5))
+    table = config(CENTRAL | {"rounds": 6}, privacy={"inner-weights": "0.5, 0.3, 0.2"})
+    killed(table, tmp_path / "run", range(1, 6))
     execute(table, tmp_path / "whole")
     same_states(tmp_path / "run", tmp_path / "whole")
 

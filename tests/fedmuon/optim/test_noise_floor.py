@@ -170,8 +170,8 @@ def test_the_account_is_that_of_dp_muon(tmp_path: Path) -> None:
 
 def test_a_resumed_run_is_bit_identical(tmp_path: Path) -> None:
     """The moments of the noise are in the checkpoint."""
-    table = config(FEDERATION)
-    killed(table, tmp_path / "run", range(1, 4))
+    table = config(FEDERATION | {"rounds": 6})
+    killed(table, tmp_path / "run", range(1, 6))
     execute(table, tmp_path / "whole")
     same_states(tmp_path / "run", tmp_path / "whole")
 
