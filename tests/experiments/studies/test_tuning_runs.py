@@ -1,9 +1,11 @@
 """`fedmuon tune`: a tiny suite from its grids to its verdicts."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -111,6 +113,27 @@ def test_scores_are_means_of_the_runs_and_tuning_resumes(tmp_path: Path) -> None
             if row["variant"] == "FedAvg" and row["value"] == "0.4"]  # fmt: skip
     assert len(mine) == 2
     assert whole["methods"][0]["scores"][1] == pytest.approx(sum(mine) / 2)
+
+
+def test_validation_samples_choose_values_and_test_samples_do_not(tmp_path: Path) -> None:
+    text = TINY.replace("seeds = [100, 101]", 'measure = "validation_accuracy"')
+    with pytest.raises(InputError, match=r"'validation_accuracy' needs validation samples"):
+        tiny(tmp_path, text)
+    work = tiny(tmp_path, text.replace("test = 30", "test = 30, validation = 20"))
+    content = tune(work, tmp_path / "a", extensions=0)
+    with (tmp_path / "a" / "trials.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for one in content["methods"]:
+        mine = [row for row in rows if row["variant"] == one["method"]]
+        assert one["scores"] == [float(row["validation_accuracy"]) for row in mine]
+        assert one["scores"] != [float(row["accuracy"]) for row in mine]  # negative control
+        highest = one["values"][one["scores"].index(max(one["scores"]))]
+        assert one["best"] == highest
+    for file in (tmp_path / "a" / "runs").glob("*/partition.npz"):
+        index = np.load(file)
+        chosen_by = {*index["validation_index"].tolist()}
+        assert len(chosen_by) == 20
+        assert not chosen_by & {*index["test_index"].tolist(), *index["train_index"].tolist()}
 
 
 @pytest.mark.slow

@@ -155,7 +155,7 @@ def test_a_running_ledger_is_left_alone_and_a_changed_one_refused(tmp_path: Path
 
 @pytest.mark.parametrize(
     "name",
-    ["dp-classification", "dp-federated", "disk-ablation", "dp-ftrl", "dp-muon-variants"],
+    ["dp-classification", "dp-federated", "disk-ablation", "dp-ftrl"],
 )
 @pytest.mark.parametrize("scale", ["small", "full"])
 def test_private_suites_clip_jointly(name: str, scale: str) -> None:
