@@ -22,7 +22,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from torch import Tensor
 
 from fedmuon.analysis.report.findings import Findings, Rows, number, spread
-from fedmuon.analysis.report.style import SERIES, canvas, legend_below, shade, styled
+from fedmuon.analysis.report.style import canvas, legend_below, shade, styled
 from fedmuon.analysis.report.tables import Columns, read_table
 from fedmuon.analysis.report.tuning import Tuned, objection
 from fedmuon.analysis.report.verdicts import (
@@ -45,6 +45,7 @@ from fedmuon.core.tables import Scalar, Table
 from fedmuon.data.text import Pair, Tokens, corpus, make_text, pair_windows, prompts, tokens_of
 from fedmuon.experiments.studies import tuned
 from fedmuon.experiments.studies.study import Study, assemble, distinct
+from fedmuon.experiments.studies.training_findings import LINES, MOST
 from fedmuon.experiments.suites.contents import SuiteRequest, cell, merged, require_read, shipped
 from fedmuon.experiments.text_scores import SCORES
 from fedmuon.experiments.text_scores import SHOWN as SCORES_SHOWN
@@ -667,31 +668,40 @@ def numbers(
 
 @styled
 def learning(ends: Columns, rows: Columns, narrow: bool = False) -> Figure:
-    """Draw the held-out loss by step.
+    """Draw the held-out loss by step, with one panel for each target ε.
 
-    Lines are means over seeds, and bands are their 95% intervals.
+    Lines are means over seeds, and bands are their 95% intervals. A method has the same colour in
+    all panels.
     """
-    figure, (axes,) = canvas(1, narrow, 3.0)
-    methods = distinct(rows, "method")
-    for name, (colour, marker) in zip(methods, SERIES, strict=False):
-        mask = rows["method"] == name
-        steps = np.unique(rows["step"][mask])
-        runs = [rows["loss"][mask & (rows["step"] == step)] for step in steps]
-        mean, low, high = np.array([mean_with_interval(losses) for losses in runs]).T
-        axes.plot(steps, mean, color=colour, lw=1.4, marker=marker, ms=4, mfc="none", label=name)
-        if (high > low).any():
-            shade(axes, steps, low, high, colour, 0.15)
-    axes.set_xlabel("private step")
-    axes.set_ylabel("held-out NLL per target token")
-    legend_below(figure, axes, 2 if narrow else len(methods))
+    targets = np.unique(ends["target"])
+    figure, panels = canvas(len(targets), narrow, 3.0)
+    looks: dict[str, tuple[str, str]] = {}  # by the name of a method without its ε
+    for axes, target in zip(panels, targets, strict=True):
+        at_target = ends["method"][ends["target"] == target]
+        methods = [name for name in distinct(rows, "method") if name in at_target]
+        for method in methods:
+            name = method.removesuffix(f", ε = {target:g}")
+            colour, marker = looks.setdefault(name, LINES[len(looks) % len(LINES)])
+            mask = rows["method"] == method
+            steps = np.unique(rows["step"][mask])
+            runs = [rows["loss"][mask & (rows["step"] == step)] for step in steps]
+            mean, low, high = np.array([mean_with_interval(losses) for losses in runs]).T
+            axes.plot(steps, mean, color=colour, lw=1.4, marker=marker, ms=4, mfc="none",
+                      label=name)  # fmt: skip
+            if (high > low).any():
+                shade(axes, steps, low, high, colour, 0.15)
+        axes.set_xlabel("private step")
+        axes.set_title(f"ε = {target:g}" if len(targets) > 1 else "", loc="left")
+    panels[0].set_ylabel("held-out NLL per target token")
+    fullest = max(panels, key=lambda axes: len(axes.lines))
+    legend_below(figure, fullest, 2 if narrow else min(len(looks), MOST))
     return figure
 
 
 def in_words(figure: Figure) -> str:
     """Return a text that explains the lines and bands of the figure."""
-    (axes,) = figure.axes
     text = "A line is the mean over seeds. Its band is the 95% interval of the mean."
-    return text * bool(axes.collections)
+    return text * any(bool(axes.collections) for axes in figure.axes)
 
 
 STUDY = Study(

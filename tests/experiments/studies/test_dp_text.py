@@ -185,6 +185,27 @@ def test_the_sweeps_are_those_that_000_prints(tmp_path: Path) -> None:
                 assert own["local"].get(key, 0.9) in values
 
 
+def test_methods_are_compared_and_searched_at_each_epsilon() -> None:
+    """Every comparison is between two methods with the same ε, for which both are searched."""
+    for data in ("e2e", "dart"):
+        suite, tuning = (
+            json.loads(kinds.find(name, data, "full", {}).lock)[4]
+            for name in ("dp-text-epsilon", "dp-text-tuning")
+        )
+        common = suite["base"]["privacy"]["epsilon"]
+        at = {name: tables.get("privacy", {}).get("epsilon", common)
+              for name, tables in suite["variants"].items()}  # fmt: skip
+        pairs = [(order["better"], order["than"]) for order in suite["orders"]]
+        assert all(at[better] == at[than] for better, than in pairs)
+        assert {at[better] for better, _ in pairs} == {1, 3, 8}
+        assert all(f"ε = {x:g}" in name or x == 8 for name, x in at.items())
+        assert tuning["search"].keys() == suite["variants"].keys()
+        assert {len(values["lr"]) for values in tuning["search"].values()} == {4}
+        assert not {*tuning["seeds"]} & {*suite["seeds"]}
+        for name, tables in suite["variants"].items():
+            assert tables["local"]["lr"] in tuning["search"][name]["lr"]
+
+
 def test_a_search_is_of_methods_and_keys_that_are_there(tmp_path: Path) -> None:
     content = contents.at(contents.read("dp-text-sweep"), "e2e", "small")
     del content["kind"], content["data"]

@@ -1,6 +1,7 @@
 """The figures of studies show the numbers of their rows, wide and narrow."""
 
 import itertools
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -36,11 +37,15 @@ def scores() -> Columns:
     )  # fmt: skip
 
 
-def texts() -> tuple[Columns, Columns]:
-    """Losses of two seeds fall by step; the table of ends is not drawn."""
-    return {}, rows_of(
+TARGETS = {"DP-SGD": 8.0, "DP-Muon": 8.0}
+
+
+def texts(targets: Mapping[str, float] = TARGETS) -> tuple[Columns, Columns]:
+    """Losses of two seeds fall by step. The table of ends has the ε of each method."""
+    ends = rows_of(lambda method, **_: {"target": targets[method]}, method=targets, seed=(0, 1))
+    return ends, rows_of(
         lambda step, seed, **_: {"loss": 3.0 - 0.1 * step + 0.2 * seed},
-        method=("DP-SGD", "DP-Muon"), step=(5, 10, 15), seed=(0, 1),
+        method=targets, step=(5, 10, 15), seed=(0, 1),
     )  # fmt: skip
 
 
@@ -109,6 +114,13 @@ def test_learning_is_the_mean_over_seeds_with_a_band() -> None:
     (axes,) = figure.axes
     assert seen(axes) == {2.6, 2.1, 1.6}
     assert len(axes.collections) == 2 and "band" in dp_text.in_words(figure)
+    more = texts(TARGETS | {"DP-Muon, ε = 1": 1.0, "DP-Muon-IM, ε = 1": 1.0})
+    panels = dp_text.learning(*more).axes
+    assert [axes.get_title("left") for axes in panels] == ["ε = 1", "ε = 8"]
+    colours = [{line.get_label(): line.get_color() for line in axes.lines} for axes in panels]
+    assert [{*names} for names in colours] == [{"DP-Muon", "DP-Muon-IM"}, {*TARGETS}]
+    assert colours[0]["DP-Muon"] == colours[1]["DP-Muon"]
+    assert len({*colours[0].values(), *colours[1].values()}) == 3
     ends, curves = texts()
     assert dp_text.in_words(dp_text.learning(ends, one_seed(curves))) == ""  # no band, no sentence
 
