@@ -567,12 +567,13 @@ def claims(
     if orders is None:
         orders = [Order(**order) for order in ORDERS]
     spent, target = ends["epsilon"], ends["target"]
+    targets = ", ".join(number(float(value)) for value in np.unique(target))
     within = Claim(
         "Every run spends at most its target ε (zero-out, Poisson lots), if all releases of a "
         "step are accounted for jointly.",
         Effect.exact("spent ε / target ε", spent / target, unit="ratio"),
         AT_MOST_ONE,
-        f"ε = {spent.min():.4f} to {spent.max():.4f}, target {number(float(target.max()))}; δ = "
+        f"ε = {spent.min():.4f} to {spent.max():.4f}, target {targets}; δ = "
         f"{number(ends['delta'].max(), 3)}; up to {ends['blocks'].max():.0f} blocks per step",
     )
 
