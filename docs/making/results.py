@@ -22,6 +22,7 @@ from fedmuon.analysis.report.verdicts import HOLDS, INCONCLUSIVE, REFUTED, curre
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.report import of_suite
 from fedmuon.experiments.studies.find import find
+from fedmuon.experiments.studies.training import Claim as Asked
 from fedmuon.experiments.studies.training import Training
 from fedmuon.experiments.studies.training_findings import tuning_note, untuned
 
@@ -124,7 +125,8 @@ def ruled(held: Mapping[str, Any]) -> dict[str, Any]:
     No run is computed again. The claims of the suite's file are the first stored claims.
 
     Args:
-        held: The stored result.
+        held: The stored result. If the suite's file has more claims by now, the result stays
+            without them.
     """
     if held["kind"] in SEARCHING:
         return _ruled_by_ends(held)
@@ -138,6 +140,8 @@ def ruled(held: Mapping[str, Any]) -> dict[str, Any]:
     claims = [dict(one) for one in held["claims"]]
     for stored, asked in zip(claims, work.suite.claims.values(), strict=False):
         claim = asked.model_dump()
+        if not _is_of(stored["claim"], asked):
+            continue
         why, note = untuned(claim, about), tuning_note(claim, about)
         if why or note not in stored["also"]:
             before = work.suite.also if why else stored["also"]
@@ -146,6 +150,13 @@ def ruled(held: Mapping[str, Any]) -> dict[str, Any]:
             _leave_open(stored, why)
             stored["command"] = f"fedmuon tune {held['suite']}" if not claim["untuned"] else ""
     return {**held, "claims": claims}
+
+
+def _is_of(sentence: str, claim: Asked) -> bool:
+    """Return whether a stored sentence is that of a claim of the suite's file."""
+    if claim.sentence:
+        return sentence == claim.sentence
+    return claim.better in sentence and claim.than in sentence
 
 
 def _ruled_by_ends(held: Mapping[str, Any]) -> dict[str, Any]:

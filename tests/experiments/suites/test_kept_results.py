@@ -370,3 +370,15 @@ def test_the_rule_changes_a_stored_verdict_only_to_inconclusive() -> None:
     assert stored
     wrong = {**stored, "claims": [dict(one, verdict=HOLDS, why="") for one in stored["claims"]]}
     assert {one["verdict"] for one in results.ruled(wrong)["claims"]} == {INCONCLUSIVE}
+
+
+def test_claims_that_are_newer_than_a_stored_result_change_no_other_claim() -> None:
+    """The suite's file has a claim where the result has one on the accounts of its runs."""
+    stored = results.read("context")  # not tuned
+    assert stored
+    account = {**stored["claims"][-1], "claim": "Every run is certified.", "verdict": HOLDS}
+    older = {**stored, "claims": [*stored["claims"][:-1], account]}
+    assert results.ruled(older)["claims"][-1] == account
+    last = {**stored["claims"][-1], "verdict": HOLDS}  # negative control
+    older["claims"][-1] = last
+    assert results.ruled(older)["claims"][-1] != last
