@@ -35,6 +35,7 @@ from fedmuon.federated.rounds import client_updates, first_model, opened
 from fedmuon.federated.wire import distrusted, named, pack, received
 from fedmuon.optim.chain import States
 from fedmuon.optim.stage import Broadcast
+from fedmuon.runs.process_profile import this_process
 from fedmuon.tasks.base import Params
 
 
@@ -60,7 +61,8 @@ def train_together(
     with distrusted():
         config, round, stack, rows, factor, dealt = request(messages[0])
         seconds = float(messages[0].metadata.ttl)
-    with deadline(seconds):
+    profiled = dict(config).get("output.profile") is True
+    with deadline(seconds), this_process.of_round(round, profiled):
         clients = [_client(config, number, fetch()) for number in numbers]
         if dealt:
             clients[0].require_same_partition(dealt)

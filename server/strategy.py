@@ -34,6 +34,7 @@ from fedmuon.federated.wire import distrusted, pack, received
 from fedmuon.optim.chain import States
 from fedmuon.optim.gossip import require_server
 from fedmuon.optim.stage import Reply, ServerState
+from fedmuon.runs.observers.profile import Profiled
 from fedmuon.runs.observers.worker_memory import Measured
 from fedmuon.server import stopping
 from fedmuon.server.messaging import OWN, Numbered, Stateful, exchange, meet, public_keys, reason
@@ -380,3 +381,7 @@ class FlowerEngine:
         The result is empty if the grid has no workers.
         """
         return self.grid.memory() if isinstance(self.grid, Measured) else []
+
+    def profiles(self) -> list[Record]:
+        """Return the profile of each worker. The result is empty if the grid has no workers."""
+        return self.grid.profiles() if isinstance(self.grid, Profiled) else []

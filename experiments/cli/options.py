@@ -269,6 +269,7 @@ def changes_of(
     data: str | None = None,
     seed: int | None = None,
     clients: bool = False,
+    profile: bool = False,
 ) -> list[str]:
     """Return the changes of --set and of the options that set a key.
 
@@ -281,6 +282,7 @@ def changes_of(
         "--data": ("data.name", data),
         "--seed": ("federation.seed", seed),
         "--clients": ("output.clients", "true" if clients else None),
+        "--profile": ("output.profile", "true" if profile else None),
     }
     changes = [*(overrides or [])]
     for option, (key, value) in options.items():

@@ -100,6 +100,10 @@ def run(
         bool,
         Option("--clients", help="Save measurements per client and round in `clients.jsonl`."),
     ] = False,
+    profile: Annotated[
+        bool,
+        Option("--profile", help="Show which kinds of work take the time of the run."),
+    ] = False,
 ) -> None:
     """Run one federated experiment and save it in a run folder.
 
@@ -111,7 +115,7 @@ def run(
     from fedmuon.experiments.inspect.watch import RunStatus, watched  # the config
     from fedmuon.experiments.run import execute  # torch
 
-    changes = options.changes_of(overrides, engine, ray_address, data, seed, clients)
+    changes = options.changes_of(overrides, engine, ray_address, data, seed, clients, profile)
     if seeds is not None:
         for option, used in {"--watch": watch, "--verbose": verbose}.items():
             if used:

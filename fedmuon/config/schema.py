@@ -542,6 +542,12 @@ BALL = ReadIf(
 
 # [engine] and [stability]
 RAY_ENGINE = ReadIf("engine.name", ("ray",), "the engine `ray`")
+LASTING_PROCESSES = ReadIf(
+    "engine.name",
+    ("inline", "ray"),
+    "the engines `inline` and `ray`",
+    why="In a deployment, each message starts a process that ends with its reply.",
+)
 REMOTE_CLIENTS = ReadIf("engine.name", ("ray", "deployment"), "engines with client processes")
 DRAWN_NEIGHBOURS = ReadIf(
     "stability.neighbours", ("own", "any", "worst"), "the neighbours `own`, `any` and `worst`"
@@ -2005,6 +2011,12 @@ class Output(Table):
         "and after the local steps, the drift, the norm of the momentum, and the cosine to the "
         "mean update. Private runs reject this key.",
     )
+    profile: bool = key(
+        False,
+        "Sample which kinds of work take the time of a run, such as gradients, orthogonalization "
+        "and evaluation. The seconds of each kind are saved per round and per process.",
+        read_if=LASTING_PROCESSES,
+    )
     average: Share = key(
         0.0,
         "Share of the last rounds whose models are averaged. With 0.5, the average of the models "
@@ -2048,7 +2060,7 @@ LATER = tuple(
                         "adapter-ranks", "graph", "edge-share", "graph-file",
                         "varying-graph"),
         "privacy": ("blocks", "buffers", "max-lot", "inner-weights"),
-        "output": ("fine-tune", "clients", "average"),
+        "output": ("fine-tune", "clients", "profile", "average"),
         "compression": ("uplink", "downlink", "share", "levels", "rank", "iterations",
                         "feedback"),
         "orthogonalizer": ("noise-floor", "safety", "products", "row-memory", "shards",

@@ -15,7 +15,7 @@ Arithmetic = Literal["auto", "continuous", "grid"]
 OF_A_ROUND = (
     "round", "participants", "client_loss", "faults", "dropped", "bytes_down", "bytes_up",
     "train_seconds", "seconds", "simulated_seconds", "staleness", "discarded", "adapter_error",
-    "adapter_discarded",
+    "adapter_discarded", "profile_seconds",
 )  # fmt: skip
 OF_A_RUN = (
     "loss", "train_loss", "test_loss", "test_gap", "stopped", "privacy", "engine", "seed", "rounds",

@@ -293,3 +293,8 @@ def _help_others(jobs: SimpleQueue[_Job | None], ready: threading.Event) -> None
             finally:
                 job.crew.others.release()
         del job
+
+
+def helper_threads() -> list[int | None]:
+    """Return the identifiers of the threads that help to compute pieces of work."""
+    return [thread.ident for thread in _helpers[0].threads]

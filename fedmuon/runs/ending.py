@@ -15,7 +15,7 @@ from fedmuon.tasks.base import split_statistics
 SUMMARY = (
     UNTRAINED, "stopped", "simulated_seconds", "privacy", "seconds", "engine", "seed", "rounds",
     "recipe", "data", "dtype", "device", "rounds_with_drops", "machine", "versions", "git_commit",
-    "workers",
+    "workers", "profile_seconds",
 )  # fmt: skip
 
 

@@ -176,6 +176,10 @@ class RayGrid(Grid):
         """
         return self._pool.memory()
 
+    def profiles(self) -> list[Record]:
+        """Return the profile of each worker that answers within a few seconds, by rounds."""
+        return self._pool.profiles()
+
     def node_of(self, partition: int) -> int:
         """Return the id of the node that has this partition."""
         return self._ids[partition]

@@ -13,6 +13,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from fedmuon.core.files import Record
+from fedmuon.runs.process_profile import this_process
 from fedmuon.runs.provenance import memory
 from fedmuon.server.messaging import raised
 from fedmuon.server.ray.flower_internals import context, identify, numbered, refusal, with_content
@@ -44,6 +45,7 @@ class Worker:
     def _serve(self, app: ClientApp, nodes: int, config: UserConfig) -> None:
         self._app, self._nodes, self._config = app, nodes, config
         self._partitions: dict[int, int] = {}  # node -> partition, for the current call
+        this_process.end()  # of an earlier run
         if isinstance(app, Together):
             app.load()
 
@@ -60,6 +62,11 @@ class Worker:
         """Return this worker's peak memory, machine, process id, and number of replies."""
         node = ray.get_runtime_context().get_node_id()[:NODE]
         return {"node": node, "pid": os.getpid(), "replies": self._replies, **memory()}
+
+    def profile(self) -> Record:
+        """Return this worker's machine, its process id, and its profile, which then ends."""
+        node = ray.get_runtime_context().get_node_id()[:NODE]
+        return {"node": node, "pid": os.getpid(), "rounds": this_process.end()}
 
     def answer(
         self,

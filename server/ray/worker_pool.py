@@ -176,9 +176,17 @@ class WorkerPool:
 
     def memory(self) -> list[Record]:
         """Return the peak memory in bytes of each actor that answers within a few seconds."""
+        return self._reports("memory")
+
+    def profiles(self) -> list[Record]:
+        """Return the profile of each actor that answers within a few seconds."""
+        return self._reports("profile")
+
+    def _reports(self, method: str) -> list[Record]:
+        """Return the results of a method of `Worker`, without actors that do not answer."""
         records: list[Record] = []
         with contextlib.suppress(RayError):  # a failed diagnosis must not fail a finished run
-            queries = [worker.memory.remote() for worker in self.all]
+            queries = [getattr(worker, method).remote() for worker in self.all]
             ready = ray.wait(queries, num_returns=len(queries), timeout=LOOK)[0] if queries else []
             for query in ready:
                 with contextlib.suppress(RayError):  # a dead worker

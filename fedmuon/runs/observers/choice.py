@@ -16,6 +16,7 @@ from fedmuon.runs.observers.evaluation import Evaluation
 from fedmuon.runs.observers.observer import Observer
 from fedmuon.runs.observers.perplexity import Perplexity
 from fedmuon.runs.observers.personal_models import PersonalModels
+from fedmuon.runs.observers.profile import Profile
 from fedmuon.runs.observers.published_model import PublishedModel
 from fedmuon.runs.observers.replies import Replies
 from fedmuon.runs.observers.simulated_time import SimulatedTime
@@ -30,7 +31,8 @@ def observers_of(run: Run, engine: Engine) -> tuple[Observer, ...]:
     """Return the observers of a run, in the order in which the loop calls them.
 
     This is also the order of the fields in rounds.jsonl. Clients' records are written after all
-    other observers have measured the round. The user's callbacks come last.
+    other observers have measured the round. A profile comes after these, so that it contains their
+    time. The user's callbacks come last.
     """
     experiment, observers = run.experiment, list[Observer]()
     clock = experiment.plan.timetable
@@ -59,4 +61,6 @@ def observers_of(run: Run, engine: Engine) -> tuple[Observer, ...]:
         observers.append(ClientRecords(run))
     if experiment.recipe.personalizes:
         observers.append(PersonalModels(run))
+    if run.config.output.profile:
+        observers.append(Profile(engine))
     return (*observers, *map(UserCallback, run.callbacks))

@@ -1,0 +1,68 @@
+"""Which kinds of work took the time of a run, per round and per process."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from fedmuon.core.files import Record
+from fedmuon.federated.experiment import Engine, Round
+from fedmuon.optim.stage import ServerState
+from fedmuon.runs.directory import NO_FILES
+from fedmuon.runs.observers.observer import Observer
+from fedmuon.runs.process_profile import PROFILE, added, grouped, rounded, run_sampler
+
+
+@runtime_checkable
+class Profiled(Protocol):
+    """An engine whose client processes sample themselves."""
+
+    def profiles(self) -> list[Record]:
+        """Return a record of each client process, and end its profile.
+
+        The entry `rounds` maps the number of a round, from 1, to the seconds of each category.
+        """
+        ...
+
+
+class Profile(Observer):
+    """Adds a profile to the record of each round and to the summary.
+
+    The time after a round's record, such as that of writing the record, counts for the next round.
+    The profile of the summary includes the final evaluation. A resumed run adds to the profile of
+    the earlier rounds. Its client processes are new and profile only the rounds after that.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.total: Mapping[str, float] = {}
+
+    def begin(self, state: ServerState, earlier: Sequence[Record]) -> None:
+        """Start to sample. The sampler ends with the function that calls this method."""
+        self.total = added(record.get(PROFILE, {}) for record in earlier)
+        self.sampler = run_sampler()
+        self.sampler.start(sys._getframe(1).f_code)
+
+    def after(self, finished: Round, record: Record) -> Record:
+        """Return the seconds of each category since the last round."""
+        seconds = rounded(self.sampler.take())
+        self.total = added([self.total, seconds])
+        return {PROFILE: seconds}
+
+    def end(self, state: ServerState) -> tuple[Record, Mapping[str, bytes]]:
+        """Return the profile of this process, and of each client process if there are any."""
+        self.sampler.stop()
+        records = self.engine.profiles() if isinstance(self.engine, Profiled) else []
+        workers = [
+            {
+                "process": f"worker {place}",
+                **worker,
+                "seconds": rounded(added(worker["rounds"].values())),
+                "rounds": grouped(worker["rounds"], state.round),
+            }
+            for place, worker in enumerate(records, 1)
+        ]
+        own = {
+            "process": "server" if workers else "run",
+            "seconds": rounded(added([self.total, self.sampler.take()])),
+        }
+        return {PROFILE: [own, *workers]}, NO_FILES
