@@ -61,6 +61,13 @@ def show(
             ),
         ),
     ] = False,
+    profile: Annotated[
+        bool,
+        Option(
+            "--profile",
+            help="Show which kinds of work took the time of the run, per process and per round.",
+        ),
+    ] = False,
     figure: Annotated[
         Path | None,
         Option(
@@ -68,7 +75,8 @@ def show(
             help=(
                 "Also plot the curves to this .png, .pdf or .svg file. For a run with neighbours, "
                 "the file shows the neighbours and their certificates instead. With --clients, "
-                "the file shows the clients instead."
+                "the file shows the clients instead. With --profile, the file shows the kinds of "
+                "work."
             ),
         ),
     ] = None,
@@ -76,20 +84,26 @@ def show(
 ) -> None:
     """Show a run, a sweep or the result of `fedmuon gap`: settings, curves and results.
 
-    The run may be unfinished. The option --clients works only for a run that was started with
-    `fedmuon run --clients`.
+    The run may be unfinished. The options --clients and --profile work only for a run that was
+    started with `fedmuon run` and the same option.
 
     Example: [bold]fedmuon show runs/a --html a.html[/]
     """
     from fedmuon.experiments.inspect.status import run_status  # the config
 
     require_axis(x)
-    if clients and x != "rounds":
+    if clients and profile:
         raise InputError(
-            "--x sets the horizontal axis of the run's curves, so --x has no effect with "
-            "--clients. Remove --x or --clients."
+            "--clients and --profile show different parts of a run. Use one of the two options."
         )
-    options = {"html": html, "clients": clients, "figure": figure, "x": x != "rounds"}
+    if (clients or profile) and x != "rounds":
+        part = "--clients" if clients else "--profile"
+        raise InputError(
+            f"--x sets the horizontal axis of the run's curves, so --x has no effect with {part}. "
+            f"Remove --x or {part}."
+        )
+    options = {"html": html, "clients": clients, "profile": profile, "figure": figure}
+    options["x"] = x != "rounds"
     if (run_dir / tables.SWEEP).is_file():
         _show_sweep(run_dir, [f"--{name}" for name, value in options.items() if value])
         return
@@ -100,6 +114,9 @@ def show(
         raise InputError(run.damage)
     if clients:
         _show_clients(run, figure)
+        return
+    if profile:
+        _show_profile(run, figure)
         return
     run.curve("", x)  # the run may have no values for this axis
     parts = [] if style.as_json else list(run_parts(run, console.width, x))
@@ -192,6 +209,32 @@ def _show_clients(run: "RunStatus", figure: Path | None) -> None:
         from fedmuon.experiments.inspect.client_figure import clients_figure
 
         saved_as(clients_figure(records), figure)
+        print_path("The figure is in", figure)
+
+
+def _show_profile(run: "RunStatus", figure: Path | None) -> None:
+    """Print the run's profile, and write a figure of the profile to a path."""
+    from fedmuon.experiments.inspect import profile as profiles  # the config
+    from fedmuon.runs.process_profile import PROFILE
+
+    profiles.require_profile(run)
+    processes = profiles.processes_of(run)
+    tell(
+        {
+            "run": run.path,
+            "processes": processes,
+            "rounds": {str(one["round"]): one[PROFILE] for one in run.rounds if PROFILE in one},
+            "rounds_of_workers": profiles.rounds_of_workers(run.path),
+        },
+        profiles.profile_table(processes),
+        Text(profiles.advice(run.config, processes)),
+    )
+    if figure is not None:
+        from fedmuon.analysis.report.style import saved_as  # matplotlib
+        from fedmuon.experiments.inspect.profile_figure import profile_figure
+
+        of_workers = profiles.rounds_of_workers(run.path)
+        saved_as(profile_figure(processes, run.rounds, of_workers), figure)
         print_path("The figure is in", figure)
 
 

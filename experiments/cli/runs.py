@@ -23,6 +23,7 @@ from fedmuon.experiments.cli.show import (
     brief_routes,
     columns,
     final_evaluation,
+    profile_parts,
     step_sizes,
     summary_table,
     sweep_parts,
@@ -165,7 +166,8 @@ def run(
                 say=note,
                 warn=warn,
             )
-        tell({"folder": folder, **summary}, summary_table(summary))
+        status = RunStatus(folder)
+        tell({"folder": folder, **summary}, summary_table(summary), *profile_parts(status))
         note(progress.risen(summary))
         personalized = run_config and run_config.local.recipe in PERSONALIZED
         if run_config and personalized and not run_config.data.client_test:
@@ -174,7 +176,7 @@ def run(
         print_path("This run has already finished. Results are in" if ended else "Results are in",
                    folder)  # fmt: skip
         _tell_of_picture(folder)
-        if not (status := RunStatus(folder)).ended:
+        if not status.ended:
             note(
                 f"The runs on neighbouring data sets are not finished, resume with: {status.again}"
             )

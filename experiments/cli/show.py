@@ -413,6 +413,15 @@ def accounts(summary: Record | None) -> list[Table]:
     return [facts("privacy", [*lines.items(), ("note", private["note"])])]
 
 
+def profile_parts(run: RunStatus) -> Iterator[RenderableType]:
+    """Return the table of a run's profile and what to do about it, if the run was profiled."""
+    from fedmuon.experiments.inspect import profile  # loads pydantic
+
+    if processes := profile.processes_of(run):
+        yield profile.profile_table(processes)
+        yield Text(profile.advice(run.config, processes))
+
+
 def run_parts(run: RunStatus, width: int, x: str = "rounds") -> Iterator[RenderableType]:
     """Return the parts of a run to print: settings, curves, and the results so far."""
     positions(run.rounds, x, str(run.path))  # an error about the axis comes first
@@ -455,6 +464,7 @@ def run_parts(run: RunStatus, width: int, x: str = "rounds") -> Iterator[Rendera
             yield run.note
         return
     yield summary_table(run.summary)
+    yield from profile_parts(run)
     if run.bound is not None:
         from fedmuon.experiments.stability.neighbours import verdict_table  # loads torch
 

@@ -21,6 +21,7 @@ from ray.exceptions import RayError
 
 from fedmuon.config.load import Config, flatten, unflatten
 from fedmuon.core.errors import InputError
+from fedmuon.core.files import Record
 from fedmuon.core.signals import interruptible
 from fedmuon.core.tables import Scalar
 from fedmuon.experiments.engines.ray_cluster import THREADS, connected
@@ -31,6 +32,7 @@ from fedmuon.federated.gossip import NodeGroup, end_of_round, gossip_of
 from fedmuon.optim.chain import States
 from fedmuon.optim.graphs import Graph
 from fedmuon.optim.stage import Reply, ServerState
+from fedmuon.runs.process_profile import this_process
 from fedmuon.server import stopping
 from fedmuon.tasks.base import Params
 
@@ -78,30 +80,37 @@ class NodeWorker:
             setup.recipe, setup.task, setup.plan, nodes, on(begin, self._device), states
         )
         self._graph: Graph = gossip_of(setup.recipe).graph
-        self._parts = parts
+        self._parts, self._profiled = parts, config.output.profile
 
     def track(self, round: int, factor: float) -> tuple[Any, ...]:
         """Return the first messages to each worker."""
         plan = replace(self._group.plan, factor=lambda round: factor)  # only the driver's is called
         self._group.plan = plan
-        return self._addressed(round, self._group.track(round))
+        with this_process.of_round(round, self._profiled):
+            return self._addressed(round, self._group.track(round))
 
     def step(self, round: int, *received: Mapping[int, Params]) -> tuple[Any, ...]:
         """Return the second messages to each worker."""
         weights = self._graph.weights(round)
-        return self._addressed(round, self._group.step(round, weights, self._united(received)))
+        with this_process.of_round(round, self._profiled):
+            return self._addressed(round, self._group.step(round, weights, self._united(received)))
 
     def average(
         self, round: int, *received: Mapping[int, Params]
     ) -> tuple[list[Reply], dict[int, States]]:
         """Return the losses and the states of the nodes after the round."""
-        self._group.average(self._graph.weights(round), self._united(received))
+        with this_process.of_round(round, self._profiled):
+            self._group.average(self._graph.weights(round), self._united(received))
         losses = [Reply(reply.client, {}, {}, reply.loss.cpu()) for reply in self._group.replies]
         states = {
             node: {name: on(tree, CPU) for name, tree in stored.items()}
             for node, stored in self._group.states.items()
         }
         return losses, states
+
+    def profile(self) -> Record:
+        """Return the process id and the profile of this worker, which then ends."""
+        return {"pid": os.getpid(), "rounds": this_process.end()}
 
     def _addressed(self, round: int, messages: Mapping[int, Params]) -> tuple[Any, ...]:
         sent = {node: on(tensors, CPU) for node, tensors in messages.items()}
@@ -161,6 +170,10 @@ class RayGossip:
                 memory.write(node, round, states[node])
             state, finished = end_of_round(state, states, graph.weights(round), replies)
             yield finished
+
+    def profiles(self) -> list[Record]:
+        """Return the profile of each worker, by rounds."""
+        return ray.get([worker.profile.remote() for worker in self.workers])
 
     def close(self) -> None:
         """End the workers, while this process is still connected to Ray."""

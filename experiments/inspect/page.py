@@ -17,6 +17,7 @@ from fedmuon.experiments.certifying.page import with_certificates
 from fedmuon.experiments.inspect.client_figure import clients_picture
 from fedmuon.experiments.inspect.continuations import continuations_tables
 from fedmuon.experiments.inspect.listing import LATE, head, heads, names_of
+from fedmuon.experiments.inspect.profile_figure import profile_pictures
 from fedmuon.experiments.inspect.status import RunStatus
 from fedmuon.experiments.results import compared
 from fedmuon.experiments.stability.neighbours_report import account
@@ -91,6 +92,7 @@ def of_run(run: RunStatus, x: str = "rounds") -> Findings:
         pictures=[
             *([_picture({run.path.name: [run.from_start]}, x)] if run.measures else []),
             *clients_picture(run.path),
+            *profile_pictures(run),
         ],
         again="fedmuon run config.toml --out FOLDER  # with the config.toml of this run",
         circumstances=[*run.card(), *circumstances(run.summary or {}, ())],

@@ -46,13 +46,14 @@ PERSONAL_MODELS = "personal.safetensors"
 AVERAGE_MODEL = "average.safetensors"  # the average of the models after the last rounds
 PUBLISHED_MODEL = "published.safetensors"  # the final model with [stability] output-noise
 CLIENT_TEXTS = "texts.csv"  # losses of a language model on the text of each client
+WORKER_PROFILES = "worker-profiles.json"  # the kinds of work of each Ray worker, by rounds
 CONTINUATIONS = "continuations.json"  # what a language model writes before and after training
 MAYBE = ("routes.txt", "objects.json", CLIENT_NAMES, CLOCK, RUN_ID, *LEDGERS, CLIENTS,
          "personal.csv", PERSONAL_MODELS, AVERAGE_MODEL, PUBLISHED_MODEL, CLIENT_TEXTS,
-         CONTINUATIONS)  # fmt: skip
+         CONTINUATIONS, WORKER_PROFILES)  # fmt: skip
 # The files in MAYBE that have a checksum only in finished runs.
 LATE = (*LEDGERS, CLIENTS, "personal.csv", PERSONAL_MODELS, AVERAGE_MODEL, PUBLISHED_MODEL,
-        CLIENT_TEXTS, CONTINUATIONS)  # fmt: skip
+        CLIENT_TEXTS, CONTINUATIONS, WORKER_PROFILES)  # fmt: skip
 # Files with samples or tensors, and files that may be as large.
 READ_WHOLE = {"config.toml", "rounds.jsonl", "summary.json"}
 NOT_SHOWN = {*FIXED, *ENDS, CLIENTS, PERSONAL_MODELS, AVERAGE_MODEL, PUBLISHED_MODEL} - READ_WHOLE

@@ -1,5 +1,6 @@
 """Which kinds of work took the time of a run, per round and per process."""
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
@@ -7,7 +8,7 @@ from typing import Protocol, runtime_checkable
 from fedmuon.core.files import Record
 from fedmuon.federated.experiment import Engine, Round
 from fedmuon.optim.stage import ServerState
-from fedmuon.runs.directory import NO_FILES
+from fedmuon.runs.directory import NO_FILES, WORKER_PROFILES
 from fedmuon.runs.observers.observer import Observer
 from fedmuon.runs.process_profile import PROFILE, added, grouped, rounded, run_sampler
 
@@ -52,17 +53,19 @@ class Profile(Observer):
         """Return the profile of this process, and of each client process if there are any."""
         self.sampler.stop()
         records = self.engine.profiles() if isinstance(self.engine, Profiled) else []
-        workers = [
-            {
-                "process": f"worker {place}",
-                **worker,
-                "seconds": rounded(added(worker["rounds"].values())),
-                "rounds": grouped(worker["rounds"], state.round),
-            }
-            for place, worker in enumerate(records, 1)
-        ]
         own = {
-            "process": "server" if workers else "run",
+            "process": "server" if records else "run",
             "seconds": rounded(added([self.total, self.sampler.take()])),
         }
-        return {PROFILE: [own, *workers]}, NO_FILES
+        workers, files = [], NO_FILES
+        for place, worker in enumerate(records, 1):
+            seconds = rounded(added(worker["rounds"].values()))
+            about = {name: value for name, value in worker.items() if name != "rounds"}
+            workers.append({"process": f"worker {place}", **about, "seconds": seconds})
+        if workers:
+            by_round = {
+                worker["process"]: grouped(record["rounds"], state.round)
+                for worker, record in zip(workers, records, strict=True)
+            }
+            files = {WORKER_PROFILES: (json.dumps(by_round) + "\n").encode()}
+        return {PROFILE: [own, *workers]}, files
