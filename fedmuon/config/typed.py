@@ -390,6 +390,7 @@ OutputKeys = TypedDict(
         "checkpoint-every": int,
         "callback": Literal["none", "early-stopping", "tensorboard", "mlflow", "wandb"] | str,
         "clients": bool,
+        "profile": bool,
         "average": float,
         "options": Mapping[str, Any],
     },

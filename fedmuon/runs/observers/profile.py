@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from fedmuon.core.files import Record
-from fedmuon.federated.experiment import Engine, Round
+from fedmuon.federated.experiment import Round
 from fedmuon.optim.stage import ServerState
 from fedmuon.runs.directory import NO_FILES, WORKER_PROFILES
 from fedmuon.runs.observers.observer import Observer
@@ -33,7 +33,7 @@ class Profile(Observer):
     the earlier rounds. Its client processes are new and profile only the rounds after that.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: object) -> None:
         self.engine = engine
         self.total: Mapping[str, float] = {}
 

@@ -121,7 +121,7 @@ OTHER: dict[str, Any] = {
     "stability.probes": 3, "stability.replacements": 2, "stability.output-noise": 0.3,
     "output.callback": "early-stopping", "output.options": (("odd", 1),),
     "output.evaluate-every": 1, "output.fine-tune": 6, "output.checkpoint-every": 1,
-    "output.clients": True, "output.average": 0.6,
+    "output.clients": True, "output.profile": True, "output.average": 0.6,
 }  # fmt: skip
 CLIENTS = {"level": "client", "insecure-reproducible-noise": True, "noise": 0.5, "bound": 0.3}
 PRIVATE = {"insecure-reproducible-noise": True, "lot": 8.0, "noise": 0.5, "bound": 0.3}

@@ -32,6 +32,7 @@ CHOICES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "default": ({}, ["Replies", "Evaluation"]),
     "devices": ({"devices": {"mode": "synchronous"}}, ["SimulatedTime", "Replies", "Evaluation"]),
     "clients": ({"output": {"clients": True}}, ["Replies", "Evaluation", "ClientRecords"]),
+    "profile": ({"output": {"profile": True}}, ["Replies", "Evaluation", "Profile"]),
     "average": ({"output": {"average": 0.5}}, ["Replies", "Evaluation", "AverageModel"]),
     "adapters": ({"task": ADAPTED}, ["Replies", "Evaluation", "AdapterMeans"]),
     "products": (
