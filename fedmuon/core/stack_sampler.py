@@ -18,6 +18,9 @@ IDLE, OTHER = "idle", "other"
 PAUSE, LONGEST = 0.004, 0.1  # mean seconds between two samples: usually, and at most
 SHARE = 0.004  # maximum share of a processor that sampling uses, by which pauses get longer
 SPREAD = (0.5, 1.5)  # of a pause around its mean, so that samples do not follow a periodic loop
+# Seconds after which Python gives the interpreter to the sampler. By default, Python waits for 5 ms
+# unless the other thread blocks, so that work in short operations would rarely be sampled.
+SWITCH = 0.0005
 SMOOTH = 0.05  # weight of the newest sample in the mean cost of a sample
 
 Seconds = dict[str, float]  # category -> seconds
@@ -55,6 +58,29 @@ def category_of(table: Table, module: str, function: str) -> str:
         if (category := table.get(".".join(names[:end]))) is not None:
             return category
     return CALLER
+
+
+class _Switching:
+    """Lets Python switch between threads quickly while any sampler runs."""
+
+    def __init__(self) -> None:
+        self._lock, self._count, self._before = threading.Lock(), 0, 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._count += 1
+            if self._count == 1:
+                self._before = sys.getswitchinterval()
+                sys.setswitchinterval(min(SWITCH, self._before))
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._count -= 1
+            if not self._count:
+                sys.setswitchinterval(self._before)
+
+
+_switching = _Switching()
 
 
 class StackSampler:
@@ -109,12 +135,11 @@ class StackSampler:
 
     def _run(self) -> None:
         begun = time.thread_time()
-        while not self._ended.acquire(timeout=self._pause()):
-            if not self._sample():
-                return
-            now = time.thread_time()
-            self._mean_cost += SMOOTH * (now - begun - self._mean_cost)
-            self.cost, begun = self.cost + now - begun, now
+        with _switching:
+            while not self._ended.acquire(timeout=self._pause()) and self._sample():
+                now = time.thread_time()
+                self._mean_cost += SMOOTH * (now - begun - self._mean_cost)
+                self.cost, begun = self.cost + now - begun, now
 
     def _pause(self) -> float:
         mean = min(LONGEST, max(PAUSE, self._mean_cost / SHARE))

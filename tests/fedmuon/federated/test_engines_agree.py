@@ -23,6 +23,7 @@ from fedmuon.experiments.stability import certificates, finished_run
 from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.experiments.stability.neighbours import execute as stability
 from fedmuon.experiments.stability.neighbours import measure
+from fedmuon.experiments.suites.contents import merged
 from fedmuon.federated.build import build_plan, resolve
 from fedmuon.federated.experiment import Engine
 from fedmuon.federated.rounds import begin
@@ -172,7 +173,17 @@ def _measure(run: Path, by: Callable[[Config], Engine]) -> None:
 def test_ray_is_inline(live: LiveGrid, tmp_path: Path, number: int) -> None:
     """One experiment after the other through the same workers, which hold what they cached."""
     ray = tmp_path / "ray"
-    workers = on_ray(live, small(**MATRICES[number]), ray)["workers"]
+    profiled = small(**merged(MATRICES[number], {"output": {"profile": True}}))
+    summary = on_ray(live, profiled, ray)
+    workers = summary["workers"]
+    server, *processes = summary["profile_seconds"]
+    assert server["process"] == "server" and server["seconds"]["idle"] > 0
+    assert {one["pid"] for one in processes} == {one["pid"] for one in workers}
+    by_round = json.loads((ray / "worker-profiles.json").read_text())
+    assert [*by_round] == [one["process"] for one in processes] == ["worker 1", "worker 2"]
+    last = profiled.federation.rounds
+    assert all(group["last"] <= last for groups in by_round.values() for group in groups)
+    assert sum(one["seconds"].get("gradients", 0) for one in processes) > 0
     assert len({one["node"] for one in workers}) == len(workers) == 2
     assert all(one["memory"] > 50e6 for one in workers)
     assert sum(one["replies"] for one in workers) > 0  # a busy machine may leave all to one worker

@@ -1,0 +1,146 @@
+"""The sampling profiler: its shares against timers in the sampled code, and when it ends."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import pytest
+import torch
+
+from fedmuon.core.stack_sampler import CALLER, IDLE, LANE, OTHER, Seconds, StackSampler, category_of
+from fedmuon.core.threads import helper_threads, spread
+
+FOUND: Seconds = {}  # function -> seconds by its own timer
+
+
+def spin(seconds: float) -> None:
+    """Multiply small matrices, for at least these seconds."""
+    matrix, end = torch.ones(40, 40), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        matrix = (matrix @ matrix).clamp(0, 1)
+
+
+def timed(name: str, work: Callable[[], object]) -> None:
+    begun = time.perf_counter()
+    work()
+    FOUND[name] = FOUND.get(name, 0.0) + time.perf_counter() - begun
+
+
+def first() -> None:
+    timed("first", partial(spin, 0.03))
+
+
+class Second:
+    def work(self) -> None:
+        def inner() -> None:
+            spin(0.005)
+
+        timed("second", inner)
+
+
+def third() -> None:
+    timed("third", partial(time.sleep, 0.005))
+
+
+TABLE = {f"{__name__}:{name}": name for name in ("first", "third")} | {
+    f"{__name__}:Second": "second",
+    "fedmuon.core.threads:_Job.help_elsewhere": LANE,
+    "fedmuon.core.threads:_help_others": IDLE,
+    "threading:Condition.wait": IDLE,
+}
+
+
+def sampled(work: Callable[[], object], table: Mapping[str, str] = TABLE) -> Seconds:
+    sampler = StackSampler(table, helper_threads)
+    sampler.start(sys._getframe().f_code)
+    FOUND.clear()
+    begun = time.perf_counter()
+    work()
+    FOUND["all"] = time.perf_counter() - begun
+    sampler.stop()
+    return sampler.take()
+
+
+def mixture() -> None:
+    for _ in range(25):
+        first()
+        Second().work()
+        third()
+
+
+def error_of(seconds: Seconds) -> float:
+    """The largest difference of a share and the share that the timers measured."""
+    return max(
+        abs(seconds.get(name, 0.0) - FOUND[name]) / FOUND["all"]
+        for name in ("first", "second", "third")
+    )
+
+
+def test_shares_are_those_of_timers() -> None:
+    """About 200 samples on an idle machine: 0.15 is four standard deviations."""
+    seconds = sampled(mixture)
+    assert error_of(seconds) < 0.15
+    assert sum(seconds.values()) == pytest.approx(FOUND["all"], rel=0.2)
+
+
+def test_a_wrong_table_has_wrong_shares() -> None:
+    swapped = {**TABLE, f"{__name__}:first": "third", f"{__name__}:third": "first"}
+    assert error_of(sampled(mixture, swapped)) > 0.15
+
+
+def test_a_piece_in_another_thread_belongs_to_the_work_that_was_divided() -> None:
+    """The main thread has the shorter piece, and does not count while it waits for the other."""
+
+    def divided() -> None:
+        spread([partial(spin, 0.05), partial(spin, 0.5)])
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        spread([lambda: None, lambda: None])  # start the helper
+        seconds = sampled(divided, TABLE | {f"{__name__}:{divided.__qualname__}": "divided"})
+    finally:
+        torch.set_num_threads(threads)
+    assert seconds["divided"] > 0.8 * FOUND["all"] > 0.3
+
+
+def test_waiting_is_idle_and_unknown_work_is_other() -> None:
+    seconds = sampled(lambda: threading.Event().wait(0.15))
+    assert max(seconds, key=lambda name: seconds[name]) == IDLE
+    assert {*sampled(partial(spin, 0.1))} <= {OTHER, IDLE}
+
+
+def test_the_sampler_ends_with_the_function_that_started_it() -> None:
+    sampler = StackSampler(TABLE)
+
+    def fails() -> None:
+        sampler.start(sys._getframe().f_code)
+        spin(0.03)
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        fails()
+    end = time.monotonic() + 20
+    while names := [one.name for one in threading.enumerate() if one.name == "fedmuon-profile"]:
+        assert time.monotonic() < end, names
+        time.sleep(0.01)
+    count = sampler.samples
+    spin(0.05)
+    assert sampler.samples == count
+    sampler.stop()
+    sampler.stop()  # again
+
+
+@pytest.mark.parametrize(("module", "function", "category"), [
+    ("a.b", "f", "package"), ("a.b.c", "f", "module"), ("a.bc", "f", "package"), ("b", "f", CALLER),
+    ("a.b.c", "f.<locals>.g.<locals>.<lambda>", "inner"), ("a.b.c", "f.<locals>.h", "module"),
+    ("a.b.c", "C.f", "class"), ("a.b.c", "C.g", "method"), ("a.b.c", "CC.g", "module"),
+])  # fmt: skip
+def test_the_closest_entry_decides(module: str, function: str, category: str) -> None:
+    table = {
+        "a": "package", "a.b.c": "module", "a.b.c:C": "class", "a.b.c:C.g": "method",
+        "a.b.c:f.<locals>.g": "inner",
+    }  # fmt: skip
+    assert category_of(table, module, function) == category
