@@ -1,16 +1,17 @@
 """Profiles: the seconds of each kind of work, by rounds, and the profile of a client process.
 
-A client process samples itself from its first message on. The seconds in which it waits for a
-message count for the round of this message.
+A client process samples itself while it answers messages. The seconds in which it waits for a
+message are idle, and count for the round of this message.
 """
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from fedmuon.core.files import Record
 from fedmuon.core.stack_sampler import Seconds, StackSampler
 from fedmuon.core.threads import helper_threads
-from fedmuon.runs.work_categories import CATEGORIES, TABLE
+from fedmuon.runs.work_categories import CATEGORIES, IDLE, TABLE
 
 PROFILE = "profile_seconds"  # key in the record of a round, and in the summary of a run
 DIGITS = 4  # decimal places of seconds in files
@@ -65,8 +66,9 @@ class ProcessProfile:
     """The profile of a process that trains clients, by rounds."""
 
     def __init__(self) -> None:
-        self._sampler: StackSampler | None = None
+        self._sampler = run_sampler()
         self._by_round: dict[int, Seconds] = {}
+        self._free: float | None = None  # the time when the process began to wait
 
     @contextmanager
     def of_round(self, round: int, wanted: bool = True) -> Iterator[None]:
@@ -77,21 +79,21 @@ class ProcessProfile:
         if not wanted:
             yield
             return
-        if self._sampler is None:
-            self._sampler = run_sampler()
-            self._sampler.start()
+        now = time.perf_counter()
+        waited = {IDLE: now - self._free} if self._free is not None else {}
+        self._sampler.start()
         try:
             yield
         finally:
-            parts = [self._by_round.get(round + 1, {}), self._sampler.take()]
+            self._sampler.stop()
+            parts = [self._by_round.get(round + 1, {}), waited, self._sampler.take()]
             self._by_round[round + 1] = added(parts)
+            self._free = time.perf_counter()
 
     def end(self) -> dict[int, Seconds]:
-        """Stop sampling, and return the profile of each round, which is then forgotten."""
-        if self._sampler is not None:
-            self._sampler.stop()
-        self._sampler, by_round = None, self._by_round
-        self._by_round = {}
+        """Return the profile of each round, and forget it."""
+        by_round = self._by_round
+        self._sampler, self._by_round, self._free = run_sampler(), {}, None
         return by_round
 
 

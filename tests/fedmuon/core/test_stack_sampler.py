@@ -1,5 +1,6 @@
 """The sampling profiler: its shares against timers in the sampled code, and when it ends."""
 
+import signal
 import sys
 import threading
 import time
@@ -8,6 +9,7 @@ from functools import partial
 
 import pytest
 import torch
+from free_alarm import free_alarm  # noqa: F401  a fixture
 
 from fedmuon.core.stack_sampler import CALLER, IDLE, LANE, OTHER, Seconds, StackSampler, category_of
 from fedmuon.core.threads import helper_threads, spread
@@ -78,18 +80,21 @@ def error_of(seconds: Seconds) -> float:
     )
 
 
+@pytest.mark.usefixtures("free_alarm")
 def test_shares_are_those_of_timers() -> None:
     """About 200 samples on an idle machine: 0.15 is four standard deviations."""
     seconds = sampled(mixture)
     assert error_of(seconds) < 0.15
-    assert sum(seconds.values()) == pytest.approx(FOUND["all"], rel=0.2)
+    assert sum(seconds.values()) == pytest.approx(FOUND["all"], rel=0.05)
 
 
+@pytest.mark.usefixtures("free_alarm")
 def test_a_wrong_table_has_wrong_shares() -> None:
     swapped = {**TABLE, f"{__name__}:first": "third", f"{__name__}:third": "first"}
     assert error_of(sampled(mixture, swapped)) > 0.15
 
 
+@pytest.mark.usefixtures("free_alarm")
 def test_a_piece_in_another_thread_belongs_to_the_work_that_was_divided() -> None:
     """The main thread has the shorter piece, and does not count while it waits for the other."""
 
@@ -106,14 +111,39 @@ def test_a_piece_in_another_thread_belongs_to_the_work_that_was_divided() -> Non
     assert seconds["divided"] > 0.8 * FOUND["all"] > 0.3
 
 
+@pytest.mark.usefixtures("free_alarm")
 def test_waiting_is_idle_and_unknown_work_is_other() -> None:
     seconds = sampled(lambda: threading.Event().wait(0.15))
     assert max(seconds, key=lambda name: seconds[name]) == IDLE
     assert {*sampled(partial(spin, 0.1))} <= {OTHER, IDLE}
 
 
-def test_the_sampler_ends_with_the_function_that_started_it() -> None:
-    sampler = StackSampler(TABLE)
+@pytest.mark.usefixtures("free_alarm")
+def test_python_code_between_waits_is_seen() -> None:
+    """Pieces that are shorter than the pauses. A background thread sees almost none of them."""
+
+    def python() -> None:
+        end, count = time.perf_counter() + 0.002, 0
+        while time.perf_counter() < end:
+            count += 1
+
+    def alternating() -> None:
+        for _ in range(100):
+            timed("python", python)
+            time.sleep(0.002)
+
+    name = python.__qualname__
+    seconds = sampled(alternating, TABLE | {f"{__name__}:{name}": "python"})
+    assert seconds["python"] == pytest.approx(FOUND["python"], abs=0.1 * FOUND["all"])
+
+
+def alarm() -> tuple[object, tuple[float, float]]:
+    return signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+
+
+@pytest.mark.usefixtures("free_alarm")
+def test_the_sampler_stops_with_its_function_also_after_an_error() -> None:
+    sampler, before = StackSampler(TABLE), alarm()
 
     def fails() -> None:
         sampler.start(sys._getframe().f_code)
@@ -123,14 +153,48 @@ def test_the_sampler_ends_with_the_function_that_started_it() -> None:
     with pytest.raises(ValueError):
         fails()
     end = time.monotonic() + 20
-    while names := [one.name for one in threading.enumerate() if one.name == "fedmuon-profile"]:
-        assert time.monotonic() < end, names
+    while alarm() != before:
+        assert time.monotonic() < end
         time.sleep(0.01)
-    count = sampler.samples
+    sampler.take()
     spin(0.05)
-    assert sampler.samples == count
-    sampler.stop()
+    assert sampler.take() == {}
     sampler.stop()  # again
+
+
+@pytest.mark.usefixtures("free_alarm")
+def test_time_between_two_starts_does_not_count() -> None:
+    """Nor is the time of blocks lost that are shorter than the pauses between samples."""
+    sampler, inside = StackSampler({__name__: "here"}), 0.0
+    for _ in range(40):
+        sampler.start()
+        begun = time.perf_counter()
+        spin(0.002)
+        inside += time.perf_counter() - begun
+        sampler.stop()
+        time.sleep(0.003)
+    assert sampler.take()["here"] == pytest.approx(inside, rel=0.1)
+
+
+@pytest.mark.usefixtures("free_alarm")
+def test_another_thread_or_another_alarm_uses_a_background_thread() -> None:
+    results: list[Seconds] = []
+
+    def measure() -> None:
+        before = alarm()
+        results.append(sampled(mixture))
+        assert alarm() == before
+
+    thread = threading.Thread(target=measure)
+    thread.start()
+    thread.join()
+    previous = signal.signal(signal.SIGALRM, lambda *_: None)
+    try:
+        measure()
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    for seconds in results:
+        assert seconds["first"] > 0.2 * sum(seconds.values())
 
 
 @pytest.mark.parametrize(("module", "function", "category"), [
