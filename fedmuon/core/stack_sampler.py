@@ -29,7 +29,7 @@ CALLER = "caller"  # in a table: such a function works for its caller, so the ca
 LANE = "lane"  # in a table: such a function works for the thread that divided the work
 IDLE, OTHER = "idle", "other"
 PAUSE, LONGEST = 0.004, 0.1  # mean seconds between two samples: usually, and at most
-SHARE = 0.004  # maximum share of a processor for sampling; slow samples have longer pauses
+SHARE = 0.003  # maximum share of a processor for sampling; slow samples have longer pauses
 SMOOTH = 0.05  # weight of the newest sample in the mean cost of a sample
 
 Seconds = dict[str, float]  # category -> seconds

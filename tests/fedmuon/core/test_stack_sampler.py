@@ -82,7 +82,7 @@ def error_of(seconds: Seconds) -> float:
 
 @pytest.mark.usefixtures("free_alarm")
 def test_shares_are_those_of_timers() -> None:
-    """About 200 samples on an idle machine: 0.15 is four standard deviations."""
+    """About 1000 samples: 0.15 is nine standard deviations."""
     seconds = sampled(mixture)
     assert error_of(seconds) < 0.15
     assert sum(seconds.values()) == pytest.approx(FOUND["all"], rel=0.05)
