@@ -215,7 +215,7 @@ def _show_clients(run: "RunStatus", figure: Path | None) -> None:
 def _show_profile(run: "RunStatus", figure: Path | None) -> None:
     """Print the run's profile, and write a figure of the profile to a path."""
     from fedmuon.experiments.inspect import profile as profiles  # the config
-    from fedmuon.runs.process_profile import PROFILE
+    from fedmuon.runs.profile_records import PROFILE
 
     profiles.require_profile(run)
     processes = profiles.processes_of(run)

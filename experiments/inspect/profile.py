@@ -17,7 +17,7 @@ from fedmuon.core.tables import value_of
 from fedmuon.experiments.inspect.status import RunStatus
 from fedmuon.experiments.tables import columns
 from fedmuon.runs.directory import WORKER_PROFILES
-from fedmuon.runs.process_profile import PROFILE, added
+from fedmuon.runs.profile_records import PROFILE, added
 from fedmuon.runs.work_categories import (
     CATEGORIES,
     CHECKS,

@@ -14,7 +14,7 @@ from fedmuon.analysis.report.findings import Picture
 from fedmuon.core.files import Record
 from fedmuon.experiments.inspect.profile import Shares, processes_of, rounds_of_workers, shares
 from fedmuon.experiments.inspect.status import RunStatus
-from fedmuon.runs.process_profile import PROFILE, added, grouped
+from fedmuon.runs.profile_records import PROFILE, added, grouped
 from fedmuon.runs.work_categories import (
     CATEGORIES,
     CHECKS,

@@ -151,6 +151,7 @@ TABLE = {
     "fedmuon.runs.observers.worker_memory": RECORDS,
     "fedmuon.runs.prepare": OTHER,
     "fedmuon.runs.process_profile": RECORDS,
+    "fedmuon.runs.profile_records": RECORDS,
     "fedmuon.runs.provenance": RECORDS,
     "fedmuon.runs.work_categories": OTHER,
     # clients, server and engines

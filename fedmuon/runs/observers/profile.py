@@ -10,7 +10,8 @@ from fedmuon.federated.experiment import Round
 from fedmuon.optim.stage import ServerState
 from fedmuon.runs.directory import NO_FILES, WORKER_PROFILES
 from fedmuon.runs.observers.observer import Observer
-from fedmuon.runs.process_profile import PROFILE, added, grouped, rounded, run_sampler
+from fedmuon.runs.process_profile import run_sampler
+from fedmuon.runs.profile_records import PROFILE, added, grouped, rounded
 
 
 @runtime_checkable

@@ -20,7 +20,8 @@ from fedmuon.experiments.run import execute
 from fedmuon.runs import process_profile
 from fedmuon.runs.directory import RunDirectory
 from fedmuon.runs.observers import evaluation
-from fedmuon.runs.process_profile import GROUPS, PROFILE, ProcessProfile, grouped, rounded
+from fedmuon.runs.process_profile import ProcessProfile
+from fedmuon.runs.profile_records import GROUPS, PROFILE, grouped, rounded
 from fedmuon.runs.work_categories import CATEGORIES, EVALUATION, GRADIENTS, TABLE
 from fedmuon.tasks.matrix import MatrixTask
 
