@@ -265,6 +265,15 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 
 
 @pytest.fixture(scope="session")
+def deployment() -> Iterator[Any]:
+    """SuperNodes of a SuperLink, whose apps start at once."""
+    from deployments import forking
+
+    with forking() as nodes:
+        yield nodes
+
+
+@pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Ray cluster of two nodes, one CPU each, on this machine."""
     quiet_ray()

@@ -10,7 +10,7 @@ import threading
 import time
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from conftest import small
 from cryptography import x509
+from deployments import NODES, gone
 from flwr.common.config import flatten_dict
 from safetensors.numpy import load_file
 from test_client_metrics import same_client_records
@@ -40,19 +41,9 @@ from fedmuon.runs.directory import RunDirectory
 pytestmark = pytest.mark.timeout(400)
 needs_proc = pytest.mark.skipif(not Path("/proc").exists(), reason="looks processes up in /proc")
 ROOT = Path(__file__).resolve().parents[3]
-NODES = 3
 REPEATING = 1  # a seed with which both rounds draw the same of NODES clients
 RETURNED: list[int] = []  # SuperNodes that were killed and admitted again
 SIX = ("--federation-config", "num-supernodes=6")
-
-
-@pytest.fixture(scope="module")
-def deployment() -> Iterator[Deployment]:
-    """Three known SuperNodes with TLS; nothing of them is left afterwards."""
-    with deployed(NODES, secure=True) as one:
-        folder = one.processes.folder
-        yield one
-    assert gone(folder)
 
 
 @pytest.fixture(scope="module")
@@ -85,15 +76,6 @@ def revive(deployment: Deployment, number: int) -> None:
                 RETURNED.append(number)
                 return
             time.sleep(0.1)
-
-
-def gone(folder: Path) -> bool:
-    """Whether all that was started below the folder ends, and the folder with it: what was killed
-    takes a moment of a busy machine."""
-    end = time.monotonic() + 60
-    while processes_of(folder) and time.monotonic() < end:
-        time.sleep(0.05)
-    return not processes_of(folder) and not folder.exists()
 
 
 def tiny(rounds: int, **tables: dict) -> Config:

@@ -28,6 +28,7 @@ from compared import (
 )
 from conftest import small
 from cut_off import killed
+from deployments import NODES
 from faulty_client import app
 from live_grid import LiveGrid
 from reference import adapters, compressors, methods, robust, rounds
@@ -35,7 +36,6 @@ from reference.compressors import top_k
 from reference.rounds import Channel, Clipping, Method, Problem
 from reference.trees import is_statistic
 from safetensors.numpy import load_file
-from test_deployment import NODES, deployment  # noqa: F401  a fixture
 
 from fedmuon.config.load import Config
 from fedmuon.config.user_objects import UserObjects
@@ -795,11 +795,7 @@ def test_ray_equals_inline(live: LiveGrid, name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SUPER_LINK)
-def test_super_link_equals_inline(
-    deployment: Deployment,  # noqa: F811
-    name: str,
-    tmp_path: Path,
-) -> None:
+def test_super_link_equals_inline(deployment: Deployment, name: str, tmp_path: Path) -> None:
     table = on_engines(name, NODES)
     execute(table, tmp_path / "inline")
     deployment.execute(table, tmp_path / "deployed")

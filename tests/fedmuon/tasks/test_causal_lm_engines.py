@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from chaos.nursery import Nursery
+from deployments import NODES
 from language_models import save_model, save_texts, save_tokenizer
 from safetensors.numpy import load_file
 from test_causal_lm import tiny
 
 from fedmuon.config.load import Config
-from fedmuon.experiments.engines.deployment import Deployment, deployed
+from fedmuon.experiments.engines.deployment import Deployment
 from fedmuon.experiments.run import execute
 
-CLIENTS = 3  # as many as there are texts
 # The ways to combine adapters, with an optimizer; momenta are sent and averaged by fedmuon.
 WAYS = {"factors": "lora-muon", "exact": "fedmuon", "subspace": "fedmuon"}
 
@@ -39,19 +39,13 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_texts(tmp_path_factory.mktemp("base") / "texts")
 
 
-@pytest.fixture(scope="module")
-def deployment(model: Path) -> Iterator[Deployment]:
-    with deployed(CLIENTS) as running:
-        yield running
-
-
 def config_of(model: Path, texts: Path, way: str, rounds: int = 3, **engine: str) -> Config:
     lr = 0.02 if WAYS[way] == "lora-muon" else 0.1
     return tiny(
         model, texts,
         data={"train": 101, "test": 25},  # a SuperLink needs numbers that fit the texts
         federation={
-            "adapters": way, "rounds": rounds, "clients": CLIENTS, "per-round": 2,
+            "adapters": way, "rounds": rounds, "clients": NODES, "per-round": 2,
             **({"subspace-rounds": 2} if way == "subspace" else {}),
         },
         task={"lora-rank": 4},
