@@ -82,6 +82,7 @@ GROUPS = {
     ),
     "forks": (  # of one process that has everything loaded
         "tests/fedmuon/runs/test_chaos.py",
+        "tests/experiments/test_full_disks.py",
         "tests/architecture/test_examples.py::test_named_objects_after_kill_9",
         "tests/fedmuon/core/test_locks.py::test_two_private_runs_release_each_round_once",
         "tests/fedmuon/runs/test_run.py::test_no_room_on_the_disk_leaves_nothing_half_written",
@@ -114,10 +115,7 @@ GROUPS = {
 }
 
 # Cases of these functions take long and share nothing, so each case may have another worker.
-APART = (
-    "tests/architecture/test_notebooks.py::test_a_page_runs_and_its_text_is_true",
-    "tests/experiments/test_full_disks.py",
-)
+APART = ("tests/architecture/test_notebooks.py::test_a_page_runs_and_its_text_is_true",)
 NEEDS = {
     "needs_fashion_mnist": (
         Path("/usr/share/datasets/fashion-mnist").is_dir,
