@@ -6,6 +6,7 @@ import surroundings  # it hides what the imports below read
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import os
 import random
@@ -34,7 +35,11 @@ from fedmuon.data.source import Source
 from fedmuon.experiments.engines.ray_cluster import quiet_ray
 from fedmuon.experiments.studies import stability
 from fedmuon.experiments.suites.contents import merged
+from fedmuon.federated import accountant as run_accountant
+from fedmuon.optim import private as private_optimizers
 from fedmuon.privacy import noise
+from fedmuon.privacy.accounting import composition
+from fedmuon.privacy.accounting.dominating_pairs import Event
 
 TESTS = Path(__file__).resolve().parent
 # A test file may use what another one has; no two have the same name.
@@ -237,6 +242,32 @@ def _no_waiting_for_disks() -> Iterator[None]:
     wait ten times for a disk that others use."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_account_of_equal_releases() -> Iterator[None]:
+    """Most private runs of tests make the releases of another test's run, and their account takes
+    ten times as long as the run. What test files import by name is computed each time."""
+    computed = composition.account
+
+    @functools.cache
+    def kept(events: tuple[Event, ...], delta: float, *how: str) -> composition.Answer:
+        return computed(events, delta, *how)
+
+    def account(
+        events: Iterable[Event],
+        delta: float,
+        mode: str = "joint",
+        accountant: str = "pld",
+        adjacency: str = "zero-out",
+        sampling: str = "poisson",
+    ) -> composition.Answer:
+        return kept(tuple(events), delta, mode, accountant, adjacency, sampling)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (composition, run_accountant, private_optimizers):
+            patch.setattr(module, "account", account)
         yield
 
 

@@ -131,12 +131,18 @@ def test_a_map_has_a_bound_where_its_constant_is_given(
 def workers(cluster: str) -> Iterator[None]:
     """Runs reuse the worker of the last one: to start and load torch takes it seconds.
 
-    Workers with an example's own objects serve one run. A second worker of each run would only have
-    to be started; test_engines_agree.py has workers on both nodes.
+    Elsewhere, workers with objects of the caller serve one run (test_joined_ray.py); here, objects
+    of one name in two runs are the same. A second worker would only have to be started;
+    test_engines_agree.py has workers on both nodes.
     """
     machines = worker_pool._machines
     with pytest.MonkeyPatch.context() as patch, fedmuon.flower.shared_ray():
         patch.setattr(worker_pool, "_machines", lambda: machines()[:1])
+        patch.setattr(
+            ray_engine,
+            "_kind_of_workers",
+            lambda config: tuple(ray_engine.resources_of(config).items()),
+        )
         yield
 
 

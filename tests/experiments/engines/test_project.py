@@ -1,10 +1,12 @@
 """A project that `fedmuon new` wrote: its tests pass, and it runs here, on Flower and deployed."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from safetensors.numpy import load_file
 
 from fedmuon.config.load import flatten, load
 from fedmuon.core.errors import InputError
+from fedmuon.experiments.cli import main
 from fedmuon.experiments.cli.project import NODES, new
 from fedmuon.experiments.engines.deployment import SETTINGS
 from fedmuon.experiments.engines.processes import Processes, free_ports
@@ -21,7 +24,7 @@ from fedmuon.server.run_config import unpacked
 
 pytestmark = pytest.mark.timeout(400)
 NAME = "demo_app"
-TWO = ("federation.clients=2", "federation.per-round=2", "federation.rounds=2",
+TWO = ("federation.clients=2", "federation.per-round=2", "federation.rounds=1",
        "engine.dtype=float64")  # fmt: skip
 
 
@@ -29,22 +32,29 @@ TWO = ("federation.clients=2", "federation.per-round=2", "federation.rounds=2",
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the command writes into an empty folder."""
     folder = tmp_path_factory.mktemp("empty")
-    fedmuon(folder, "new", NAME)
+    fedmuon_here(folder, "new", NAME)
     return folder / NAME
 
 
+def fedmuon_here(folder: Path, *arguments: str) -> None:
+    """The command, given in a folder; it ends well."""
+    with contextlib.chdir(folder), pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    assert not ended.value.code
+
+
 def fedmuon(folder: Path, *arguments: str) -> str:
-    """What the command says when it is given in a folder; it ends well."""
+    """What the command says in a process of its own, given in a folder; it ends well."""
     command = [sys.executable, "-P", "-m", "fedmuon", *arguments]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
 
-def inline(project: Path, out: str) -> Path:
-    """Two rounds of two clients in this process' kind, in double precision."""
-    changes = [word for change in TWO for word in ("--set", change)]
-    fedmuon(project, "run", "config.toml", *changes, "--out", out)
+def inline(project: Path, out: str, changes: Sequence[str]) -> Path:
+    """A run of two clients in this process, in double precision."""
+    words = [word for change in changes for word in ("--set", change)]
+    fedmuon_here(project, "run", "config.toml", *words, "--out", out)
     return project / out
 
 
@@ -92,7 +102,7 @@ def test_flwr_run_in_the_project(project: Path) -> None:
     names = ("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "FLWR_LOCAL_CONTROL_API_PORT")
     ports = {name: str(port) for name, port in zip(names, free_ports(2), strict=True)}
     processes = Processes({**SETTINGS, **ports, "RAY_ADDRESS": "local"})
-    changes = "federation.rounds=2 engine.dtype='float64'"
+    changes = "federation.rounds=1 engine.dtype='float64'"
     typed = f'cd "{project}" && flwr run . --stream --run-config "{changes}"'
     written: list[Path] = []
     try:
@@ -108,7 +118,7 @@ def test_flwr_run_in_the_project(project: Path) -> None:
     summary = written[0]
     assert str(summary.parent) in said
     assert json.loads(summary.read_text())["engine"] == "ray"
-    assert distance(summary.parent, inline(project, "runs/beside-flwr")) <= 1e-12
+    assert distance(summary.parent, inline(project, "runs/beside-flwr", TWO)) <= 1e-12
 
 
 @pytest.mark.slow
@@ -121,7 +131,10 @@ def test_a_deployment_of_ones_own(project: Path) -> None:
     config = load(project / "runs/deployed/config.toml")
     assert config.local.recipe == f"{(project / NAME / 'recipe.py').resolve()}:mine"
     assert dict(config.local.options) == {"bound": 1.0} and config.engine.name == "deployment"
-    assert distance(project / "runs/deployed", inline(project, "runs/beside-deployed")) <= 1e-12
+    assert (
+        distance(project / "runs/deployed", inline(project, "runs/beside-deployed", changes))
+        <= 1e-12
+    )
 
 
 @pytest.mark.parametrize(("name", "said"), [

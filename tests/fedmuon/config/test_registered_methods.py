@@ -380,7 +380,8 @@ def test_the_command_ends_with_2(site: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["ray", "deployment"])
 def test_other_processes_load_the_package(decay: Path, tmp_path: Path, engine: str) -> None:
-    config = tables()
+    config = tables()  # of few messages, as each takes a process of a deployment seconds
+    config["federation"] = config["federation"] | {"clients": 2, "per-round": 1, "rounds": 2}
     without = fedmuon.run(config, out=tmp_path / "without").model["weight"].numpy()
     config["federation"] = config["federation"] | {"stage": "decaying.stages:Halved"}
     inline = fedmuon.run(config, out=tmp_path / "inline").model["weight"].numpy()

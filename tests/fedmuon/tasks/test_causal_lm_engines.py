@@ -17,6 +17,7 @@ from language_models import save_model, save_texts, save_tokenizer
 from safetensors.numpy import load_file
 from test_causal_lm import tiny
 
+import fedmuon
 from fedmuon.config.load import Config
 from fedmuon.experiments.engines.deployment import Deployment
 from fedmuon.experiments.run import execute
@@ -37,6 +38,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_texts(tmp_path_factory.mktemp("base") / "texts")
+
+
+@pytest.fixture(scope="module")
+def ray_workers(model: Path) -> Iterator[None]:
+    """Runs share the workers of one Ray, which take seconds to load what they need."""
+    with fedmuon.flower.shared_ray():
+        yield
 
 
 def config_of(model: Path, texts: Path, way: str, rounds: int = 3, **engine: str) -> Config:
@@ -71,6 +79,7 @@ def sizes(run: Path) -> list[tuple[int, int]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.usefixtures("ray_workers")
 @pytest.mark.parametrize("way", WAYS)
 def test_ray_and_a_super_link_equal_inline(
     way: str, model: Path, texts: Path, deployment: Deployment, tmp_path: Path
