@@ -69,6 +69,8 @@ GROUPS = {
     "clusters": (
         "tests/fedmuon/federated/test_engines_agree.py",
         "tests/fedmuon/federated/test_stage_conformance.py::test_ray_equals_inline",
+        "tests/fedmuon/data/test_features.py::test_a_run_on_features_is_a_run_on_vectors",
+        "tests/fedmuon/data/test_given_data.py::test_a_run_with_a_public_center",
         "tests/fedmuon/tasks/test_causal_lm.py::test_ray_equals_inline",
         "tests/fedmuon/tasks/test_peft_model.py::test_ray_equals_inline",
         "tests/architecture/test_examples.py::test_an_example_on_ray_is_that_inline",

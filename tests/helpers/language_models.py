@@ -4,13 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    LlamaConfig,
-    PreTrainedTokenizerFast,
-)
 
 VOCABULARY, CONTEXT, END = 257, 32, 256
 TEXTS = {
@@ -22,6 +15,9 @@ TEXTS = {
 
 def save_model(folder: Path, kind: str = "llama", seed: int = 0) -> Path:
     """Save a random model of width 16 with two layers, in float32."""
+    # Loaded for seconds, which tests without language models need not wait for.
+    from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+
     common = {"bos_token_id": None, "eos_token_id": END, "vocab_size": VOCABULARY}
     config: Any = LlamaConfig(
         hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
@@ -40,6 +36,9 @@ def save_model(folder: Path, kind: str = "llama", seed: int = 0) -> Path:
 
 def save_tokenizer(folder: Path, template: str | None = None) -> Path:
     """Save a tokenizer whose tokens are the 256 bytes and END."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
     letters = {letter: k for k, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     pieces = Tokenizer(models.BPE(letters, []))
     pieces.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -263,8 +263,11 @@ def with_features(**data: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("engine", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("public", ["none", "digits"])
-def test_a_run_on_features_is_a_run_on_vectors(engine: str, public: str, tmp_path: Path) -> None:
+def test_a_run_on_features_is_a_run_on_vectors(
+    engine: str, public: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """Features that were computed before have the same model, and the same neighbours."""
+    where = {"ray-address": request.getfixturevalue("cluster")} if engine == "ray" else {}
     x, y = images(60, 8), np.arange(60) % 3
     components = 0 if public == "none" else 8
     features = Features("hog", public=public, components=components)
@@ -272,7 +275,7 @@ def test_a_run_on_features_is_a_run_on_vectors(engine: str, public: str, tmp_pat
     keys: dict[str, Any] = {"features": "hog", "public": public}
     keys |= {"components": components} if components else {}
     expected = fedmuon.stability(TABLES, data=(ready, y), trials=2)
-    tables = with_features(**keys) | {"engine": {"name": engine}}
+    tables = with_features(**keys) | {"engine": {"name": engine, **where}}
     found = fedmuon.stability(tables, data=(x, y), trials=2, out=tmp_path / "a")
     moved, wanted = ([r["perturbation"] for r in run.neighbours] for run in (found, expected))
     assert moved == wanted

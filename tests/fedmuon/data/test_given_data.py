@@ -347,7 +347,7 @@ def test_a_public_center_is_the_mean_of_samples_that_nobody_trains_on() -> None:
 
 @pytest.mark.parametrize("engine", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
 def test_a_run_with_a_public_center_is_that_of_centered_samples(
-    engine: str, tmp_path: Path
+    engine: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Samples that were centered and scaled before have the same model; neighbours, too."""
     rng = np.random.default_rng(3)
@@ -360,7 +360,8 @@ def test_a_run_with_a_public_center_is_that_of_centered_samples(
     expected = fedmuon.stability(tables, **given, trials=3)
     centered = tables | {"data": {"center": "public", "center-samples": 10}}
     if engine == "ray":
-        centered["engine"] = {"name": "ray", "dtype": "float64"}
+        place = request.getfixturevalue("cluster")
+        centered["engine"] = {"name": "ray", "dtype": "float64", "ray-address": place}
     found = fedmuon.stability(
         centered, data=(x, y), test=(more, other), trials=3, out=tmp_path / "a"
     )

@@ -4,6 +4,7 @@ its frozen weights are, and models that cannot be trained."""
 import json
 import pickle
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,10 @@ from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.peft_model import BroughtAdapters, brought_adapters, peft_task
 from fedmuon.tasks.per_example.clipping import Clipping
 
-peft = pytest.importorskip("peft")
-pytestmark = pytest.mark.filterwarnings("ignore:fan_in_fan_out:UserWarning")  # of GPT-2
+pytestmark = [
+    pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed"),
+    pytest.mark.filterwarnings("ignore:fan_in_fan_out:UserWarning"),  # of GPT-2
+]
 RANK, ALPHA, CPU = 2, 6.0, torch.device("cpu")
 
 
@@ -54,6 +57,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def peft_model(folder: Path, dtype: torch.dtype = torch.float64, **options: Any) -> Any:
     """A model with random LoRA factors, as peft makes it."""
+    import peft
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype)
@@ -303,6 +307,7 @@ def test_ray_equals_inline(llama: Path, texts: Path, tmp_path: Path) -> None:
 
 
 def test_models_that_cannot_be_trained_are_rejected(llama: Path, texts: Path) -> None:
+    import peft
     from transformers import AutoModelForCausalLM
 
     merged = peft_model(llama)
@@ -358,6 +363,7 @@ def test_tokens_outside_the_vocabulary_are_rejected_for_a_model_by_name(llama: P
 
 def test_other_models_of_transformers_are_told_what_to_pass(llama: Path) -> None:
     """A whole language model, and a `PeftModel` for classes."""
+    import peft
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     rows = [{"prompt": "", "response": 40 * word, "client": word} for word in "abcd"]
