@@ -1,20 +1,23 @@
 """What README and docs tell people to type does what they say."""
 
+import copy
 import functools
 import importlib.util
 import itertools
 import re
 import shlex
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedmuon.config.load import parse
 from fedmuon.experiments import step_flops
 from fedmuon.experiments.cli import main
+from fedmuon.experiments.suites import contents
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -102,6 +105,22 @@ def read(command: str) -> list[str]:
     return [folder for folder in map(written, commands()) if folder in words and folder != out]
 
 
+def one_rate_each(at: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """The content of a suite, but without tuning: of each method's step sizes only the first.
+
+    A suite of ten tuned methods takes minutes; `test_certified_networks.py` and its like tune.
+    """
+
+    def content(*given: Any) -> dict[str, Any]:
+        tables = copy.deepcopy(at(*given))
+        for model in tables.get("models", {}).values():
+            for method in model.get("methods", {}).values():
+                method.update({key: method[key][:1] for key in ("lrs",) if key in method})
+        return tables
+
+    return content
+
+
 class Reader:
     """Types the commands in a folder of its own, and before each what it needs, once."""
 
@@ -147,6 +166,7 @@ def layer(command: str) -> list[pytest.MarkDecorator]:
 )
 def test_a_command_runs(command: str, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(reader.folder)
+    monkeypatch.setattr(contents, "at", one_rate_each(contents.at))
     reader.types(command)
     if "report runs" in command:
         assert (reader.folder / "runs" / "report.html").exists()

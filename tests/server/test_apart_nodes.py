@@ -16,6 +16,7 @@ from chaos.processes import MARK, command, marked
 from ray_nodes import STORE, ray_nodes, spilled
 from safetensors.numpy import load_file
 
+from fedmuon.experiments.cli import main
 from fedmuon.runs.directory import RunDirectory
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -41,15 +42,19 @@ def nodes() -> Iterator[tuple[str, dict[str, str]]]:
         yield found
 
 
+def words(keys: dict, out: Path) -> list[str]:
+    given = [word for name, value in keys.items() for word in ("--set", f"{name}={value}")]
+    return ["run", *given, "--out", str(out)]
+
+
 @contextlib.contextmanager
 def started(
-    keys: dict, out: Path, nodes: tuple[str, dict[str, str]] | None
+    keys: dict, out: Path, nodes: tuple[str, dict[str, str]]
 ) -> Iterator[subprocess.Popen[str]]:
-    """`fedmuon run`, on those nodes or in its own process; it does not outlive the block."""
-    address, environment = nodes or ("", {**os.environ})
-    engine = ["--engine", "ray", "--ray-address", address] if nodes else ["--engine", "inline"]
-    given = [word for name, value in keys.items() for word in ("--set", f"{name}={value}")]
-    line = [sys.executable, "-m", "fedmuon", "run", *engine, *given, "--out", str(out)]
+    """`fedmuon run` on those nodes; it does not outlive the block."""
+    address, environment = nodes
+    engine = ["--engine", "ray", "--ray-address", address]
+    line = [sys.executable, "-m", "fedmuon", *words(keys, out), *engine]
     process = subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True)
     try:
         yield process
@@ -65,15 +70,17 @@ def summary_of(process: subprocess.Popen[str], out: Path) -> dict:
     return json.loads((out / "summary.json").read_text())
 
 
-def ended(keys: dict, out: Path, nodes: tuple[str, dict[str, str]] | None) -> dict:
+def ended(keys: dict, out: Path, nodes: tuple[str, dict[str, str]]) -> dict:
     """The summary of a run that went well from its start to its end."""
     with started(keys, out, nodes) as process:
         return summary_of(process, out)
 
 
 def distance(keys: dict, out: Path) -> float:
-    """The largest relative difference from the same run in one process."""
-    ended(keys, out.with_name("inline"), None)
+    """The largest relative difference from the same run in this process."""
+    with pytest.raises(SystemExit) as end:
+        main([*words(keys, out.with_name("inline")), "--engine", "inline"])
+    assert not end.value.code
     found = []
     for name in ("model", "momentum"):
         ray, inline = (
