@@ -53,6 +53,7 @@ def test_show_names_the_command_until_limits_are_stored(run: Path) -> None:
     )
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_every_view_shows_the_stored_rows(run: Path, tmp_path: Path) -> None:
     computed = json.loads(done("certify", run, "--json"))
     assert json.loads(done("show", run, "--json"))["certificates"] == computed
@@ -68,6 +69,7 @@ def test_every_view_shows_the_stored_rows(run: Path, tmp_path: Path) -> None:
     assert "Not shown: 2 refused" in shown
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_with_neighbours_shows_them_too(tmp_path: Path) -> None:
     run = fedmuon.stability(small({"engine": {"dtype": "float64"}, "local": {"lr": 1e-5}}),
                             trials=2, out=tmp_path / "run").path  # fmt: skip

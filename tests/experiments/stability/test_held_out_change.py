@@ -58,6 +58,7 @@ def test_the_limit_is_that_of_paired_losses(
     assert abs(limit - unpaired) > 1e-6 * abs(limit)  # so the comparison above would fail
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_words_are_shown_wherever_the_certified_loss_is(tmp_path: Path) -> None:
     record = execute(small(stability={"trials": 2}), tmp_path / "a")
     ((name, words),) = held_out_words(record)
