@@ -58,10 +58,14 @@ def load() -> dict[str, Command]:
 
 
 def serve(orders: TextIO) -> None:
-    """Start a fork for each line, which holds a command and whether its output is wanted."""
-    commands = load()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system clears away forks that have ended
+    """Start a fork for each line, which holds a command and whether its output is unwanted.
+
+    The first line loads everything: a SuperNode that is not admitted never needs it.
+    """
+    commands: dict[str, Command] = {}
     for line in orders:
+        commands = commands or load()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system clears away ended forks
         words, silent = json.loads(line)
         if not os.fork():
             _be(commands[words[0]], words, silent)
