@@ -20,7 +20,9 @@ class ForkingDeployment(Deployment):
     """
 
     def _start_superexec(self, name: str, port: int) -> None:
-        command = [sys.executable, "-P", FORKING, "--runtime-api-address", f"{HOST}:{port}"]
+        known = not hasattr(self, "supernodes")  # and not one that is admitted later or never
+        command = [sys.executable, "-P", FORKING, "early" if known else "late"]
+        command += ["--runtime-api-address", f"{HOST}:{port}"]
         command += ["--superexec-auth-secret-file", self.processes.folder / f"{name}.secret"]
         self.processes.start(executor(name), [*command, *self._trust])
 

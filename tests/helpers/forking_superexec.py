@@ -3,7 +3,10 @@
 Flower starts a process for each message, and most of its seconds go into loading Python and its
 libraries. A fork is a process like any other, with the memory of one that has answered nothing yet.
 
-    python -P forking_superexec.py OPTIONS OF flower-superexec
+    python -P forking_superexec.py early|late OPTIONS OF flower-superexec
+
+Everything is loaded early, as a task whose process takes too long to answer is given up, or late,
+with the first message: a SuperNode that may not be admitted never needs it.
 """
 
 import contextlib
@@ -57,12 +60,9 @@ def load() -> dict[str, Command]:
     }
 
 
-def serve(orders: TextIO) -> None:
-    """Start a fork for each line, which holds a command and whether its output is unwanted.
-
-    The first line loads everything: a SuperNode that is not admitted never needs it.
-    """
-    commands: dict[str, Command] = {}
+def serve(orders: TextIO, early: bool) -> None:
+    """Start a fork for each line, which holds a command and whether its output is unwanted."""
+    commands = load() if early else {}
     for line in orders:
         commands = commands or load()
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system clears away ended forks
@@ -103,10 +103,11 @@ def _show(words: list[str]) -> None:
 
 
 def main() -> None:
+    early = sys.argv.pop(1) == "early"
     reading, writing = os.pipe()
     if not os.fork():  # while there are no threads
         os.close(writing)
-        serve(os.fdopen(reading))
+        serve(os.fdopen(reading), early)
         os._exit(0)
     os.close(reading)
     orders = os.fdopen(writing, "w", buffering=1)
