@@ -641,7 +641,10 @@ def report(case: CertifiedSetting, certificate: Certificate) -> dict[str, Any]:
         "kinds": kinds,
         "n_eff": bound.n_eff if bound else effective_size(case.counts, run.weights),
         **(
-            {"unit": stability.unit, **bound_entries(case.config, certificate)}
+            {
+                "unit": stability.unit,
+                **bound_entries(case.config, certificate.participation, certificate.refusal),
+            }
             if of_clients(case.config)
             else {}
         ),

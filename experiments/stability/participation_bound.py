@@ -5,7 +5,7 @@ needs only NumPy. The module `participation_gap.py` measures the gap.
 """
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +14,6 @@ from fedmuon.analysis.theory.generalization import Bound
 from fedmuon.config.load import Config
 from fedmuon.data.partition import BY_CLASS
 from fedmuon.experiments.tables import listed
-
-if TYPE_CHECKING:  # that module imports this one
-    from fedmuon.experiments.stability.certificates import Certificate
 
 NAME = "bound on the participation gap"
 DEALT = (
@@ -54,13 +51,15 @@ def participation_bound(
     return bound_with(np.full(clients, 1 / clients))
 
 
-def bound_entries(config: Config, certificate: "Certificate") -> dict[str, Any]:
-    """Return the entries of bound.json about the bound on the participation gap."""
-    bound = certificate.participation
+def bound_entries(config: Config, bound: Bound | None, refusal: str) -> dict[str, Any]:
+    """Return the entries of bound.json about the bound on the participation gap.
+
+    `refusal` is the reason why the setting has no bound at all, or "".
+    """
     entries: dict[str, Any] = {"participation_bound": None if bound is None else bound.value}
     if bound is not None:
         return entries | {"participation_assumes": SAME_POPULATION}
-    return entries | {"participation_refusal": certificate.refusal or dealt_by_class(config)}
+    return entries | {"participation_refusal": refusal or dealt_by_class(config)}
 
 
 def bound_rows(record: Mapping[str, Any]) -> list[tuple[str, object]]:

@@ -17,11 +17,11 @@ def test_a_killed_search_of_clients_resumes_bit_identically(
     how: str, forks: Nursery, tmp_path: Path
 ) -> None:
     table = ["stability.unit=clients", f"stability.neighbours={how}", "federation.rounds=2"]
-    table += ["stability.trials=3"] * (how == "worst") + ["stability.probes=1"]
+    table += ["stability.trials=2"] * (how == "worst") + ["stability.probes=1"]
     job = Job(how, "stability", settings(RUN, table))
     assert forks.run(job.start(tmp_path / "whole"), tamper=STACK).code == 0
     wanted, halfway = contents(tmp_path / "whole"), 0
-    for number in itertools.count(2, 7):
+    for number in itertools.count(50, 5):  # the run itself ends at about 60
         out = tmp_path / str(number)
         kill = {"kill": number, "below": str(out)}
         if forks.run(job.start(out), tamper={**STACK, **kill}).code == 0:
@@ -32,4 +32,4 @@ def test_a_killed_search_of_clients_resumes_bit_identically(
         again = forks.run(job.resume(out), tamper=STACK)
         assert again.code == 0, f"{number}: {again.err}"
         assert not difference(contents(out), wanted), number
-    assert number > 70 and halfway >= 2
+    assert number > 80 and halfway >= 1
