@@ -20,7 +20,7 @@ def test_a_killed_search_of_clients_resumes_bit_identically(
     table += ["stability.trials=2"] * (how == "worst") + ["stability.probes=1"]
     job = Job(how, "stability", settings(RUN, table))
     assert forks.run(job.start(tmp_path / "whole"), tamper=STACK).code == 0
-    wanted, halfway = contents(tmp_path / "whole"), 0
+    wanted, halfway, number = contents(tmp_path / "whole"), 0, 0
     for number in itertools.count(50, 5):  # the run itself ends at about 60
         out = tmp_path / str(number)
         kill = {"kill": number, "below": str(out)}

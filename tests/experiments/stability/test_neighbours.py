@@ -418,7 +418,7 @@ def test_the_engine_is_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_gap_is_within_its_bound_if_its_interval_is() -> None:
     for low, high, said in ((0.0, 0.3, "yes"), (0.1, 0.31, "inconclusive"), (0.31, 0.5, "no")):
-        assert _within({"gap": 0.2, "gap_low": low, "gap_high": high}, 0.3).plain.startswith(said)
+        assert _within(low, high, 0.3).plain.startswith(said)
 
 
 @pytest.mark.parametrize("weighting", ["size", "uniform"])

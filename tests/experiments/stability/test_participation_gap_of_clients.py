@@ -77,7 +77,10 @@ def naive_losses(population: Path, run: Path) -> tuple[dict[str, float], dict[st
     others = {name: np.flatnonzero(arrays["who"] == name).tolist()
               for name in {*arrays["who"].tolist()} - {*participants}}  # fmt: skip
     assert len(others) == UNSEEN
-    return tuple({name: mean(part) for name, part in group.items()} for group in (by_name, others))
+    first, second = (
+        {str(name): mean(part) for name, part in group.items()} for group in (by_name, others)
+    )
+    return first, second
 
 
 def test_the_measured_gap_and_its_interval_are_those_of_naive_loops(

@@ -369,6 +369,13 @@ def test_a_replacement_may_follow_anybodys_law(own: str) -> None:
         work(own, changes={"stability": {"neighbours": "all"}}).cells[0].compute()
 
 
+@pytest.mark.parametrize("unit", ["clients", "removed-clients"])
+def test_neighbours_of_the_published_grids_differ_in_one_sample(own: str, unit: str) -> None:
+    with pytest.raises(InputError, match=rf"unit = '{unit}', but .* one sample.* Leave unit out"):
+        work(own, changes={"stability": {"unit": unit}})
+    assert work(own, changes={"stability": {"unit": "samples"}}).cells
+
+
 def test_resume_needs_something_to_resume(tmp_path: Path) -> None:
     """A folder that is missing or has no lock is refused, and is neither made nor changed."""
     for kind in (
