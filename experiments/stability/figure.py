@@ -145,9 +145,9 @@ def draw_shifts(axes: Axes, shifts: Columns) -> None:
     )
     look = {"lw": 1.6, "marker": ".", "ms": 4}
     if np.isfinite(certificate).any():
-        words = f"certificate of client {client}, if the run ended after this round"
+        words = f"certificate after this round (client {client})"
         axes.plot(rounds, certificate, color=style.BLACK, label=words, **look)
-    words = f"the neighbour that moves the final model most (client {client})"
+    words = f"worst measured neighbour (client {client})"
     axes.plot(rounds, shift, color=style.BLUE, label=words, **look)
     style.log_y(axes)
     axes.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 5, 10], integer=True))

@@ -39,6 +39,12 @@ def labels(axes: Axes) -> list[str]:
     return axes.get_legend_handles_labels()[1]
 
 
+SHIFTS = {
+    "round": np.arange(1.0, 6), "client": np.full(5, 3.0), "trial": np.full(5, 1.0),
+    "shift": np.array([0, 0, 1e-4, 3e-4, 4e-4]), "certificate": np.array([0, 0, 2e-4, 7e-4, 1e-3]),
+}  # fmt: skip
+
+
 def every_figure(narrow: bool = False) -> dict[str, Figure]:
     grid, sizes, cohorts = phase_grid(), made(n=[500, 1000, 2000]), made(per_round=[2, 5])
     return {
@@ -47,6 +53,7 @@ def every_figure(narrow: bool = False) -> dict[str, Figure]:
         "exposure": exposure(cohorts[1], narrow),
         "gap": gap_and_bound(grid[0], narrow),
         "census": census_figure(made(per_round=[2], trials=50)[1], narrow),
+        "clients": census_figure(made(per_round=[2], trials=50)[1], narrow, shifts=SHIFTS),
     }
 
 
@@ -68,6 +75,16 @@ def test_the_phase_maps_hold_the_means() -> None:
     kept = ~((runs["lr"] == 0.01) & (runs["lambda"] == 1e-2))  # a missing cell is said
     axes = phase({name: column[kept] for name, column in runs.items()}).axes[0]
     assert [text.get_text() for text in axes.texts].count("–") == 1
+
+
+def test_the_last_panel_has_the_shifts_below_their_certificates() -> None:
+    axes = every_figure()["clients"].axes[2]
+    certificate, shift = (np.asarray(line.get_ydata(), dtype=float) for line in axes.lines)
+    assert np.isnan(shift[:2]).all() and shift[2:].tolist() == SHIFTS["shift"][2:].tolist()
+    assert certificate[2:].tolist() == SHIFTS["certificate"][2:].tolist()
+    unknown = {**SHIFTS, "certificate": np.full(5, np.nan)}
+    (line,) = census_figure(made()[1], shifts=unknown).axes[2].lines
+    assert "client 3" in str(line.get_label())
 
 
 def test_numbers_in_cells() -> None:
