@@ -38,6 +38,7 @@ def census_panels(
     left, right = axes[:2]
     if shifts is not None:
         grid = axes[2].get_gridspec()
+        assert grid is not None
         axes[2].set_subplotspec(grid[-1, :])  # the whole row
         draw_shifts(axes[2], shifts)
     draw_strips(left, neighbours)
