@@ -541,7 +541,7 @@ def terminal(
         if (values > 0).all() and values.max() >= 5 * values.min():  # use a log axis
             if len(values) <= 6:
                 style.levels_on_x(axes, values)
-                axes.margins(x=0.1)
+                axes.margins(x=max(0.1, 0.012 * len(variants)))  # room for marks aside
             else:
                 style.log_x(axes)
         axes.set_xlabel(label)
