@@ -306,7 +306,7 @@ def test_a_network_without_a_matrix_is_rejected_by_muon_alone() -> None:
             InputError, match=r"only vectors, norms and scalars\. Set recipe = 'fedavg'"
         ):
             matrix_counts(norm, rule)
-    images = nn.LayerNorm((8, 8))  # whose weight is a matrix
+    images = nn.LayerNorm([8, 8])  # whose weight is a matrix
     with pytest.raises(InputError, match="Set route = 'all-matrices', or"):
         matrix_counts(images, "hidden")
     assert matrix_counts(images, "all-matrices")["weight"] == 1
