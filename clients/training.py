@@ -61,7 +61,7 @@ def train_together(
     with distrusted():
         config, round, stack, rows, factor, dealt = request(messages[0])
         seconds = float(messages[0].metadata.ttl)
-    profiled = dict(config).get("output.profile") is True
+    profiled = ("output.profile", True) in config
     with deadline(seconds), this_process.of_round(round, profiled):
         clients = [_client(config, number, fetch()) for number in numbers]
         if dealt:

@@ -254,18 +254,11 @@ def _one_account_of_equal_releases() -> Iterator[None]:
     computed = composition.account
 
     @functools.cache
-    def kept(events: tuple[Event, ...], delta: float, *how: str) -> composition.Answer:
-        return computed(events, delta, *how)
+    def kept(events: tuple[Event, ...], *how: Any, **named: Any) -> composition.Answer:
+        return computed(events, *how, **named)
 
-    def account(
-        events: Iterable[Event],
-        delta: float,
-        mode: str = "joint",
-        accountant: str = "pld",
-        adjacency: str = "zero-out",
-        sampling: str = "poisson",
-    ) -> composition.Answer:
-        return kept(tuple(events), delta, mode, accountant, adjacency, sampling)
+    def account(events: Iterable[Event], *how: Any, **named: Any) -> composition.Answer:
+        return kept(tuple(events), *how, **named)
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (composition, run_accountant, private_optimizers):

@@ -218,13 +218,15 @@ def _show_profile(run: "RunStatus", figure: Path | None) -> None:
     from fedmuon.runs.profile_records import PROFILE
 
     profiles.require_profile(run)
-    processes = profiles.processes_of(run)
+    processes, of_workers = profiles.processes_of(run), profiles.rounds_of_workers(run.path)
     tell(
         {
             "run": run.path,
             "processes": processes,
-            "rounds": {str(one["round"]): one[PROFILE] for one in run.rounds if PROFILE in one},
-            "rounds_of_workers": profiles.rounds_of_workers(run.path),
+            "rounds": {
+                str(record["round"]): record[PROFILE] for record in run.rounds if PROFILE in record
+            },
+            "rounds_of_workers": of_workers,
         },
         profiles.profile_table(processes),
         Text(profiles.advice(run.config, processes)),
@@ -233,7 +235,6 @@ def _show_profile(run: "RunStatus", figure: Path | None) -> None:
         from fedmuon.analysis.report.style import saved_as  # matplotlib
         from fedmuon.experiments.inspect.profile_figure import profile_figure
 
-        of_workers = profiles.rounds_of_workers(run.path)
         saved_as(profile_figure(processes, run.rounds, of_workers), figure)
         print_path("The figure is in", figure)
 

@@ -16,23 +16,9 @@ from fedmuon.core.files import Record, read_text, require_sound
 from fedmuon.core.tables import value_of
 from fedmuon.experiments.inspect.status import RunStatus
 from fedmuon.experiments.tables import columns
+from fedmuon.runs import work_categories as kinds
 from fedmuon.runs.directory import WORKER_PROFILES
 from fedmuon.runs.profile_records import PROFILE, added
-from fedmuon.runs.work_categories import (
-    CATEGORIES,
-    CHECKS,
-    COPIES,
-    DATA,
-    EVALUATION,
-    GRADIENTS,
-    IDLE,
-    MESSAGES,
-    OPTIMIZER,
-    ORTHOGONALIZATION,
-    OTHER,
-    PRIVACY,
-    RECORDS,
-)
 
 Shares = Mapping[str, float]
 WAITS = 0.5  # share of idle time from which workers wait for the server most of the time
@@ -40,7 +26,7 @@ WAITS = 0.5  # share of idle time from which workers wait for the server most of
 
 @dataclass(frozen=True)
 class Advice:
-    """What a user can do about a kind of work.
+    """Advice on how to shorten a kind of work.
 
     Attributes:
         what: What the kind of work does, as the end of a sentence.
@@ -56,7 +42,7 @@ class Advice:
 
 MORE_CORES = "use more cores"
 ADVICE = {
-    GRADIENTS: Advice(
+    kinds.GRADIENTS: Advice(
         "This is the training itself",
         (
             ("local.steps", 1, "lower [local] steps"),
@@ -65,7 +51,7 @@ ADVICE = {
         ),
         MORE_CORES,
     ),
-    ORTHOGONALIZATION: Advice(
+    kinds.ORTHOGONALIZATION: Advice(
         "Each local step of each client orthogonalizes all matrices",
         (
             ("orthogonalizer.name", "newton-schulz", "set [orthogonalizer] name = 'newton-schulz'"),
@@ -75,31 +61,33 @@ ADVICE = {
         ),
         "lower [local] steps",
     ),
-    OPTIMIZER: Advice(
+    kinds.OPTIMIZER: Advice(
         "These are the updates of momentum and models",
         (("compression.uplink", "none", "set [compression] uplink = 'none'"),),
         MORE_CORES,
     ),
-    COPIES: Advice(
+    kinds.COPIES: Advice(
         "Models are copied for each client and round",
         (),
         "raise [local] steps, so that each copy is used for more steps",
     ),
-    CHECKS: Advice(
+    kinds.CHECKS: Advice(
         "Each local step checks its loss", (), "use larger batches and fewer [local] steps"
     ),
-    PRIVACY: Advice("Each release draws noise", (), "use larger lots and fewer [local] steps"),
-    DATA: Advice("Each local step draws and reads its samples", (), "use larger batches"),
-    MESSAGES: Advice(
+    kinds.PRIVACY: Advice(
+        "Each release draws noise", (), "use larger lots and fewer [local] steps"
+    ),
+    kinds.DATA: Advice("Each local step draws and reads its samples", (), "use larger batches"),
+    kinds.MESSAGES: Advice(
         "Each client receives and sends a model in each round",
         (("local.steps", 0, "raise [local] steps, so that a run needs fewer rounds"),),
         "train more samples per round",
     ),
-    EVALUATION: Advice(
+    kinds.EVALUATION: Advice(
         "The model is evaluated on all samples",
         (("output.evaluate-every", 0, "raise [output] evaluate-every"),),
     ),
-    RECORDS: Advice(
+    kinds.RECORDS: Advice(
         "Records and checkpoints are written to the disk",
         (
             ("output.checkpoint-every", 0, "raise [output] checkpoint-every"),
@@ -107,12 +95,12 @@ ADVICE = {
         ),
         "choose a faster disk",
     ),
-    IDLE: Advice(
+    kinds.IDLE: Advice(
         "The process waits for other processes",
         (("engine.cpus-per-client", 0, "start more workers: lower [engine] cpus-per-client"),),
         "stop other programs on this machine",
     ),
-    OTHER: Advice("Callbacks belong to this kind", (), "look at your callbacks"),
+    kinds.OTHER: Advice("Callbacks belong to this kind", (), "look at your callbacks"),
 }
 
 
@@ -154,11 +142,11 @@ def shares(seconds: Shares) -> Shares:
 
 def columns_of(processes: Sequence[Record]) -> dict[str, Shares]:
     """Return the seconds of the process of the run, and of all workers together."""
-    own, *workers = processes
+    of_run, *workers = processes
     if not workers:
-        return {own["process"]: own["seconds"]}
+        return {of_run["process"]: of_run["seconds"]}
     name = count(len(workers), "worker")
-    return {"server": own["seconds"], name: added(worker["seconds"] for worker in workers)}
+    return {"server": of_run["seconds"], name: added(worker["seconds"] for worker in workers)}
 
 
 def profile_table(processes: Sequence[Record]) -> Table:
@@ -167,7 +155,7 @@ def profile_table(processes: Sequence[Record]) -> Table:
     rows, heads = [], ["work"]
     for name in by_column:
         heads += ["seconds", "share"] if len(by_column) == 1 else [f"{name} s", "share"]
-    for category in CATEGORIES:
+    for category in kinds.CATEGORIES:
         if any(seconds.get(category) for seconds in by_column.values()):
             cells = [category]
             for seconds in by_column.values():
@@ -192,9 +180,9 @@ def first_to_shorten(processes: Sequence[Record]) -> tuple[str, str, float]:
     """
     by_column = columns_of(processes)
     name, seconds = [*by_column.items()][-1]
-    if len(by_column) > 1 and shares(seconds).get(IDLE, 0.0) > WAITS:
+    if len(by_column) > 1 and shares(seconds).get(kinds.IDLE, 0.0) > WAITS:
         name, seconds = "server", by_column["server"]
-        working = {key: value for key, value in seconds.items() if key != IDLE} or seconds
+        working = {key: value for key, value in seconds.items() if key != kinds.IDLE} or seconds
     else:
         working = seconds
     category = max(working, key=lambda key: working[key])

@@ -14,31 +14,24 @@ from fedmuon.analysis.report.findings import Picture
 from fedmuon.core.files import Record
 from fedmuon.experiments.inspect.profile import Shares, processes_of, rounds_of_workers, shares
 from fedmuon.experiments.inspect.status import RunStatus
+from fedmuon.runs import work_categories as kinds
 from fedmuon.runs.profile_records import PROFILE, added, grouped
-from fedmuon.runs.work_categories import (
-    CATEGORIES,
-    CHECKS,
-    COPIES,
-    DATA,
-    EVALUATION,
-    GRADIENTS,
-    IDLE,
-    MESSAGES,
-    OPTIMIZER,
-    ORTHOGONALIZATION,
-    OTHER,
-    PRIVACY,
-    RECORDS,
-)
 
 HATCH = "////"  # distinguishes categories of the same colour
 LOOKS = {  # category -> colour and hatch
-    GRADIENTS: (style.BLUE, ""), ORTHOGONALIZATION: (style.ORANGE, ""),
-    OPTIMIZER: (style.GREEN, ""), COPIES: (style.SKY, ""), CHECKS: (style.GREEN, HATCH),
-    PRIVACY: (style.ORANGE, HATCH), DATA: (style.BLUE, HATCH), MESSAGES: (style.RED, ""),
-    EVALUATION: (style.PINK, ""), RECORDS: (style.PINK, HATCH), IDLE: (style.GREY, ""),
-    OTHER: (style.BLACK, ""),
-}  # fmt: skip
+    kinds.GRADIENTS: (style.BLUE, ""),
+    kinds.ORTHOGONALIZATION: (style.ORANGE, ""),
+    kinds.OPTIMIZER: (style.GREEN, ""),
+    kinds.COPIES: (style.SKY, ""),
+    kinds.CHECKS: (style.GREEN, HATCH),
+    kinds.PRIVACY: (style.ORANGE, HATCH),
+    kinds.DATA: (style.BLUE, HATCH),
+    kinds.MESSAGES: (style.RED, ""),
+    kinds.EVALUATION: (style.PINK, ""),
+    kinds.RECORDS: (style.PINK, HATCH),
+    kinds.IDLE: (style.GREY, ""),
+    kinds.OTHER: (style.BLACK, ""),
+}
 SMALL = 0.005  # largest share of a category that is drawn as `other`
 LONG = 3.0  # a bar is cut if it is longer than this multiple of the median
 NAMED = 3  # maximum number of cut bars whose heights are written
@@ -72,9 +65,9 @@ def profile_figure(
         of_workers: The groups of rounds of each worker, by its name.
         narrow: Whether the figure is for a narrow page.
     """
-    own, *workers = processes
-    own_rounds = {record["round"]: record[PROFILE] for record in rounds if PROFILE in record}
-    groups = {own["process"]: grouped(own_rounds, max(own_rounds, default=1))}
+    of_run, *workers = processes
+    by_round = {record["round"]: record[PROFILE] for record in rounds if PROFILE in record}
+    groups = {of_run["process"]: grouped(by_round, max(by_round, default=1))}
     if of_workers:
         groups["mean of workers"] = mean_groups([*of_workers.values()])
     figure, panels = style.canvas(1 + len(groups), narrow, 2.5)
@@ -82,7 +75,7 @@ def profile_figure(
     if workers:
         _draw_processes(panels[0], processes, drawn)
     else:
-        _draw_categories(panels[0], own, drawn)
+        _draw_categories(panels[0], of_run, drawn)
     for axes, (name, group) in zip(panels[1:], groups.items(), strict=True):
         _draw_rounds(axes, group, drawn)
         axes.set_xlabel("round" + (f" ({name})" if workers else ""))
@@ -97,13 +90,13 @@ def _drawn_categories(processes: Sequence[Shares]) -> list[str]:
         name for seconds in processes for name, share in shares(seconds).items() if share > SMALL
     }
     small = any(name not in large for seconds in processes for name in seconds)
-    return [name for name in CATEGORIES if name in large or (small and name == OTHER)]
+    return [name for name in kinds.CATEGORIES if name in large or (small and name == kinds.OTHER)]
 
 
 def _parts(seconds: Shares, drawn: Sequence[str]) -> list[float]:
     """Return the seconds of the drawn categories. `other` contains all that are not drawn."""
     rest = sum(value for name, value in seconds.items() if name not in drawn)
-    return [seconds.get(name, 0.0) + rest * (name == OTHER) for name in drawn]
+    return [seconds.get(name, 0.0) + rest * (name == kinds.OTHER) for name in drawn]
 
 
 def _look(category: str) -> dict[str, Any]:
@@ -132,10 +125,10 @@ def _draw_processes(axes: Axes, processes: Sequence[Record], drawn: Sequence[str
     """Draw a horizontal bar of shares for each process."""
     shown = processes[:BARS]
     parts = np.array([_parts(shares(process["seconds"]), drawn) for process in shown])
-    places, left = np.arange(len(shown)), np.zeros(len(shown))
+    places, starts = np.arange(len(shown)), np.zeros(len(shown))
     for category, widths in zip(drawn, parts.T, strict=True):
-        axes.barh(places, widths, left=left, height=0.7, **_look(category))
-        left = left + widths
+        axes.barh(places, widths, left=starts, height=0.7, **_look(category))
+        starts = starts + widths
     names = [f"{process['process']}\n{sum(process['seconds'].values()):.3g} s" for process in shown]
     axes.set_yticks(places, names)
     axes.set_ylim(len(shown) - 0.5, -0.5)

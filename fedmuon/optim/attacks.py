@@ -20,11 +20,9 @@ import torch
 from torch import Tensor
 
 from fedmuon.core.demands import Trait
-from fedmuon.core.device import is_finite
-from fedmuon.core.errors import NonFinite
 from fedmuon.core.rng import Draw, generator, normal
 from fedmuon.optim.chain import States
-from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, Stage, Trees
+from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, Stage, Trees, require_finite
 from fedmuon.tasks.base import Batch, is_statistic
 
 STRENGTHS = {"sign-flip": 1.0, "scaled": 10.0, "gaussian": 1.0, "inner-product": 1.0}
@@ -111,11 +109,7 @@ class Attack(Stage):
         seen = [changes_of(reply, message, self.direction) for reply in honest]
         for reply, changes in zip(honest, seen, strict=True):
             tensors = (value for tree in changes.values() for value in tree.values())
-            if not all(is_finite(value.sum()) for value in tensors):
-                raise NonFinite(
-                    f"the update of client {reply.client} is not finite (round {server.round}). "
-                    "Lower [local] lr."
-                )
+            require_finite(tensors, "update", reply.client, server.round)
         if self.kind == "mimic":
             sent = mimicked(seen)
         else:

@@ -20,13 +20,12 @@ import torch
 from torch import Tensor
 
 from fedmuon.core.demands import Trait
-from fedmuon.core.device import is_finite
-from fedmuon.core.errors import InputError, NonFinite
+from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.optim.chain import States, zeros
 from fedmuon.optim.encoding_stage import require_encoded_once
 from fedmuon.optim.low_rank import factors, factors_fit
-from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, Stage, Trees
+from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, Stage, Trees, require_finite
 from fedmuon.tasks.base import Params, split_statistics
 
 AnyTrees = Mapping[str, Params]  # like `Trees`, but read-only
@@ -662,11 +661,7 @@ class Compression(Stage):
         if not self.up:
             return reply
         tensors = [tensor for tree in reply.trees.values() for tensor in tree.values()]
-        if not all(is_finite(tensor.sum()) for tensor in tensors):
-            raise NonFinite(
-                f"the update of client {reply.client} is not finite (round {received.round}). "
-                "Lower [local] lr."
-            )
+        require_finite(tensors, "update", reply.client, received.round)
         memory_before = memory.get(FEEDBACK, {})
         message, memory_after = self.message(
             reply.trees, received.trees, memory_before, received.round, reply.client

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedmuon.core.device import is_finite, to_device
-from fedmuon.core.errors import InputError, NonFinite
+from fedmuon.core.device import to_device
+from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.optim.chain import States
 from fedmuon.optim.compression import pack, unpack
 from fedmuon.optim.encoding_stage import EncodingStage
-from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, Trees
+from fedmuon.optim.stage import MODEL, Broadcast, Reply, ServerState, Trees, require_finite
 from fedmuon.tasks.base import Params, split_statistics
 
 OF_CLIENT, OF_SERVER = 0, 1  # which coins are drawn: the key `step` of a draw
@@ -56,11 +56,7 @@ class Votes(EncodingStage):
         Raises:
             NonFinite: If the direction contains NaN or infinity, which a vote would hide.
         """
-        if not all(is_finite(value.sum()) for value in reply.params.values()):
-            raise NonFinite(
-                f"the direction of client {reply.client} is not finite (round {received.round}). "
-                "Lower [local] lr."
-            )
+        require_finite(reply.params.values(), "direction", reply.client, received.round)
 
         def packed(value: Tensor, block: int) -> Tensor:
             undecided, votes = value == 0, value > 0

@@ -10,12 +10,14 @@ server's rule receives ordinary models. Each feature that changes messages, such
 parameters that stay on the client, is one stage. The rounds know no stage by name.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
+from fedmuon.core.device import is_finite
+from fedmuon.core.errors import NonFinite
 from fedmuon.optim.chain import States
 from fedmuon.tasks.base import Batch, Params
 
@@ -302,3 +304,20 @@ class Stage:
             returned: The names of the states that clients return.
         """
         return {}
+
+
+def require_finite(tensors: Iterable[Tensor], what: str, client: int, round: int) -> None:
+    """Raise `NonFinite` if a tensor of a client contains NaN or infinity.
+
+    A stage calls this function before a step that could hide such values.
+
+    Args:
+        tensors: The tensors.
+        what: What the client sends, for the message.
+        client: The number of the client.
+        round: The number of the round.
+    """
+    if not all(is_finite(tensor.sum()) for tensor in tensors):
+        raise NonFinite(
+            f"the {what} of client {client} is not finite (round {round}). Lower [local] lr."
+        )
