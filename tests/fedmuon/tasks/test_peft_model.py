@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed"),
     pytest.mark.filterwarnings("ignore:fan_in_fan_out:UserWarning"),  # of GPT-2
 ]
-RANK, ALPHA, CPU = 2, 6.0, torch.device("cpu")
+RANK, ALPHA, CPU = 2, 6, torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
