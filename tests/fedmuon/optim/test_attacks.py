@@ -167,8 +167,8 @@ def test_an_honest_reply_that_is_not_finite_ends_the_run(kind: str) -> None:
     server = ServerState(3, received.params, {})
     with pytest.raises(NonFinite, match=r"client 2 is not finite \(round 3\)"):
         attack.read(sent, lambda: received, server)
-    replies, _ = attack.read(sent[:2], lambda: received, server)
-    assert all(reply.params["w"].isfinite().all() for reply in replies)
+    finite, _ = attack.read(sent[:2], lambda: received, server)
+    assert all(reply.params["w"].isfinite().all() for reply in finite)
 
 
 def test_changes_leave_statistics_integers_and_personal_parameters_as_they_are() -> None:
