@@ -274,7 +274,11 @@ def _pair(
 def _stability(
     folder: Path, user_objects: UserObjects, failure: float
 ) -> tuple[CertifiedSetting, Certificate] | InputError:
-    """Return the certificates of the Stability note, or why there are none."""
+    """Return the certificates of replaced samples, or why there are none.
+
+    If [stability] unit names whole clients, their certificates are only compared with the measured
+    perturbations: those of removed clients say nothing about a replaced sample.
+    """
     try:
         changes = [f"stability.delta={failure!r}"]
         case = from_directory(folder, changes, given=user_objects, is_checked=True)
@@ -283,6 +287,9 @@ def _stability(
     certificate = certificates.certify(case)
     if violation := certificate.violation(case.moved):
         return Uncertified(VIOLATED.format(violation))
+    if certificates.of_clients(case.config):
+        case = replace(case.under(unit="samples"), moved=None)
+        certificate = certificates.certify(case)
     return case, certificate
 
 

@@ -156,7 +156,9 @@ def from_directory(
             f"{folder} is damaged ({error}). Run the experiment again in another folder."
         ) from None
     moved = None
-    if CENSUS in files.sums_of(folder):  # the checksum is written after all neighbours have run
+    measured_unit = load(folder / "config.toml").stability.unit
+    # The checksum is written after all neighbours have run.
+    if CENSUS in files.sums_of(folder) and config.stability.unit == measured_unit:
         files.require_sound(folder, [CENSUS])
         moved = largest_moves(folder / CENSUS, plan.clients)
     own_map = user_map(config)

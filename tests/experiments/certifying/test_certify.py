@@ -443,6 +443,25 @@ def test_removing_a_sample_moves_the_model_by_half_a_certificate(tmp_path: Path)
     assert 0 < largest <= certificate / 2
 
 
+def test_clients_as_neighbours_do_not_change_what_is_certified_about_samples(
+    plain: Path, tmp_path: Path
+) -> None:
+    """The certificate of a removed client with one sample is half that of its replaced sample."""
+    of_clients = {**CERTIFIED, "stability": {"unit": "removed-clients"}}
+    other = finished(tmp_path / "run", of_clients)
+    for name in ("stability", "noise on the output"):
+        found, expected = (rows(folder, name, output_noise=1e-3) for folder in (other, plain))
+        assert expected and found.keys() == expected.keys()
+        for key in expected:
+            assert found[key].value == expected[key].value
+            assert found[key].assumptions == expected[key].assumptions
+    halved, whole = (from_directory(folder) for folder in (other, plain))
+    assert certificates.certify(halved).certificates is not None
+    assert (
+        certificates.certify(halved).certificates != certificates.certify(whole).certificates
+    ).any()
+
+
 def test_noise_on_the_output_needs_certificates(private: Path, plain: Path) -> None:
     row = rows(private, "noise on the output", output_noise=0.1)["error", "refused"]
     assert "fedmuon bound" in row.refusal and not rows(private, "noise on the output")

@@ -201,6 +201,9 @@ def test_the_ball_makes_the_certificate_smaller_and_removal_halves_it(tmp_path: 
     both = {"constants": "global", "unit": "removed-clients"}
     assert largest(**both) == pytest.approx(largest(constants="global") / 2, rel=1e-9)
     assert largest(unit="samples") < largest() / 5
+    # What replaced clients moved is no evidence against the certificates of samples.
+    assert case.moved is not None and (case.moved > largest(unit="samples")).any()
+    assert from_directory(tmp_path / "a", ["stability.unit='samples'"]).moved is None
 
 
 RUNS: list[dict[str, Any]] = [
