@@ -24,6 +24,8 @@ from fedmuon.config.methods import (
     PRIVATE,
     ROWS,
     function_of,
+    has,
+    rule_of,
 )
 from fedmuon.config.schema import Local, OrthogonalizerTable, reads
 from fedmuon.optim.recipe import Recipe
@@ -43,6 +45,9 @@ KINDS: dict[str, Callable[[Method], bool]] = {
     "Muon in a federation": lambda row: "orthogonalizes" in row.facts,
     "FedAvg and its relatives": lambda row: True,
 }
+# State -> its number of tensors of the model's size, if it is not 1: the moments of AdamW, the
+# filtered gradient and the last model of DiSK, and the numbers of the bias correction
+TENSORS = {"adamw": 2, "gradient": 2, "orthogonalize": 0}
 FIRST = "fedmuon"  # stands first in its group
 
 
@@ -60,6 +65,10 @@ SHARED = ("recipe", "steps", "batch", "schedule")  # keys of [local] that every 
 EXAMPLES: dict[str, dict[str, Any]] = {
     "fedper": {"personal": "head.*"},
     "disk-sgd": {}, "disk-adam": {}, "disk-muon": {}, "disk-muonbc": {},
+}  # fmt: skip
+IN_LOOPS = {  # private method -> its own class for a training loop; the others use `Private`
+    "dp-sgd": "DPSGD", "dp-adam": "DPAdam", "dp-muon": "DPMuon", "dp-muonbc": "DPMuonBC",
+    "dp-muon-im": "DPMuonIM",
 }  # fmt: skip
 # A model with one adapter, for the examples of methods that need adapters
 ADAPTER = """from torch import nn
@@ -80,10 +89,12 @@ def methods() -> str:
             [
                 f"[{words_of(name)['title']}](methods/{name}.md)<br>`{name}`",
                 BUILT_IN[name].summary,
-                "by samples" if name in BY_SAMPLES else "plain",
+                {"plain mean": "plain", "mean by samples": "by samples"}.get(
+                    rule_of(name), rule_of(name)
+                ),
                 "yes" if BUILT_IN[name].certificate else "no",
                 private_use(name, made(name)).partition(":")[0],
-                bytes_per_round(made(name)),
+                bytes_per_round(name, made(name)),
             ]
             for name in names
         ]
@@ -120,15 +131,15 @@ def method(name: str) -> str:
     words, recipe = words_of(name), made(name)
     update = f"```text\nclient:  {words.get('client')}\nserver:  {words.get('server')}\n```"
     own = recipe.persistent + (("personal",) if recipe.personal else ())
+    gossips = has(name, "gossip")
     facts = [
         ("Name in a config", f'`local.recipe = "{name}"`'),
         ("In Python", in_python(name)),
-        ("Sent to a client", messages(recipe, recipe.sent)),
-        ("Sent back", "the direction" if recipe.direction else messages(recipe, recipe.returned)),
-        ("Bytes per round", bytes_per_round(recipe)),
+        *exchanged(name, recipe),
+        ("Bytes per round", bytes_per_round(name, recipe)),
         ("Average", average(name)),
-        ("Stored by the server", listed(recipe.kept)),
-        ("Stored by each client", listed(own)),
+        ("Stored by the server", past_models(name, listed(recipe.kept))),
+        ("Stored by each client", "the model, the tracker and " * gossips + listed(own)),
         ("Certificate", certificate(name)),
         ("Private use", private_use(name, recipe)),
         ("Reference", words["source"]),
@@ -149,7 +160,8 @@ def method(name: str) -> str:
 def in_python(name: str) -> str:
     """Return a text that shows how to use the method in Python."""
     if name in PRIVATE:
-        return "its name in a config, or `fedmuon.optim.DPMuon` in your own training loop"
+        own = IN_LOOPS.get(name, "Private")
+        return f"its name in a config, or `fedmuon.optim.{own}` in your own training loop"
     return f"`fedmuon.recipes.{BUILT_IN[name].make.partition(':')[2]}`"
 
 
@@ -174,7 +186,8 @@ def key_table(name: str) -> str:
     also = (
         "Like all methods, this method also uses `local.steps`, `local.batch` and `local.schedule`"
     )
-    also += ", and the table `[orthogonalizer]`" * muon + ", and `[privacy]`" * (name in PRIVATE)
+    others = ["`[orthogonalizer]`"] * muon + ["`[privacy]`"] * (name in PRIVATE)
+    also += f", and the table{'s' * (len(others) > 1)} {' and '.join(others)}" if others else ""
     said = table(("key", "default", "what it is"), rows)
     return f"{said}\n\n{also}. [The config page](../../config.md) lists all values and conditions."
 
@@ -196,9 +209,30 @@ def certificate(name: str) -> str:
 
 def average(name: str) -> str:
     """Return which average of the replies the method takes by default, and the source."""
+    if has(name, "gossip"):
+        return "over the neighbours of a node, with the weights wᵢⱼ of the graph"
+    if has(name, "votes"):
+        return "none: each client has one vote, and the majority decides"
     if name in BY_SAMPLES:
         return f"weighted by samples, nᵢ / Σ nⱼ over the clients of a round ({BY_SAMPLES[name]})"
     return "plain mean, weight 1/K per client"
+
+
+def exchanged(name: str, recipe: Recipe) -> list[tuple[str, str]]:
+    """Return the rows that say what messages contain."""
+    if has(name, "gossip"):
+        whole = "the tracker with the change of the momentum, and the model after the step"
+        return [("Sent to each neighbour", whole)]
+    back = "the direction" if recipe.direction else messages(recipe, recipe.returned)
+    if has(name, "votes"):
+        back = "the signs of the direction of each matrix, and the direction of other parameters"
+    rows = [("Sent to a client", messages(recipe, recipe.sent)), ("Sent back", back)]
+    return [(title, past_models(name, text)) for title, text in rows]
+
+
+def past_models(name: str, text: str) -> str:
+    """Return a text that calls the state of inner momentum, `gradient`, the past models."""
+    return text.replace("`gradient`", "the s past models") if has(name, "inner momentum") else text
 
 
 def messages(recipe: Recipe, states: tuple[str, ...]) -> str:
@@ -209,14 +243,20 @@ def messages(recipe: Recipe, states: tuple[str, ...]) -> str:
     )
 
 
-def bytes_per_round(recipe: Recipe) -> str:
+def bytes_per_round(name: str, recipe: Recipe) -> str:
     """Return a formula for the bytes of one round.
 
-    It is the sum over all messages in both directions.
+    It is the sum over all messages in both directions, without single numbers such as step counts.
     """
+    if has(name, "gossip"):
+        return "2 N b P · neighbours of a node"
+    if has(name, "votes"):
+        return "K b P + K P / 8 (matrices)"
+    if has(name, "inner momentum"):  # the default has one past model
+        return "(4 + 2s) K b P with s past models"
     states = [*recipe.sent, *recipe.returned]
     factored = sum(one in recipe.codecs for one in states)
-    whole = 2 + len(states) - factored
+    whole = 2 - factored + sum(TENSORS.get(one, 1) for one in states)
     if factored:
         return f"K b ({whole} P + {factored} F)"
     return f"{whole} K b (P − Z)" if recipe.personal else f"{whole} K b P"

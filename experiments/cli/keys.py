@@ -10,7 +10,7 @@ from rich.table import Table
 from typer import Argument
 
 import fedmuon.experiments.cli.completion as completion
-from fedmuon.config.methods import average_of
+from fedmuon.config.methods import rule_of
 from fedmuon.config.names import (
     ADAPTERS,
     ATTACKS,
@@ -19,7 +19,6 @@ from fedmuon.config.names import (
     DOWNLINK,
     FEATURES,
     LISTS,
-    MEANS,
     NAMES,
     OPTIONS,
     SAME_LIST,
@@ -154,9 +153,7 @@ def names(
         key = {**LISTS, **CLOSED_LISTS}[SAME_LIST.get(kind, kind)]
         choices, use = SAID[key], f"--set {key}=NAME"
         if key == "local.recipe":
-            choices = {
-                name: f"{words}; {MEANS[average_of(name)]}" for name, words in choices.items()
-            }
+            choices = {name: f"{words}; {rule_of(name)}" for name, words in choices.items()}
     table = _table(f"{kind}: {use}", ("name", "description"), [*choices.items()])
     tell({"list": kind, "use": use, "names": choices}, table)
 

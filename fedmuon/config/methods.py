@@ -498,3 +498,12 @@ def average_of(recipe: str, private: bool = False) -> str:
     A private run takes the plain mean, because weights by size would depend on protected data.
     """
     return "by-samples" if recipe in BY_SAMPLES and not private else "mean"
+
+
+def rule_of(recipe: str) -> str:
+    """Return words that say how a recipe combines the replies by default."""
+    if has(recipe, "gossip"):
+        return "weights of the graph"
+    if has(recipe, "votes"):
+        return "majority of the votes"
+    return {"mean": "plain mean", "by-samples": "mean by samples"}[average_of(recipe)]

@@ -53,7 +53,6 @@ def cited(key: str) -> Mapping[str, tuple[str, ...]]:
     return {choice.name: choice.cites for choice in CHOICES[key] if choice.cites}
 
 
-MEANS = {"mean": "plain mean", "by-samples": "mean by samples"}  # of `federation.aggregate`
 LISTS = {  # what `fedmuon list` shows -> its key
     "data": "data.name",
     "optimizers": RECIPE,

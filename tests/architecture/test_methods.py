@@ -23,7 +23,13 @@ def test_a_page_is_uniform(name: str) -> None:
     text = methods.method(name)
     for heading in ("## Update", "## When to use it", "## Facts", "## Keys"):
         assert f"\n{heading}\n" in text or (heading[3:7] == "When" and name not in methods.WORDS)
-    for row in ("Certificate", "Private use", "Reference", "Bytes per round", "Sent back"):
+    for row in (
+        "Certificate",
+        "Private use",
+        "Reference",
+        "Bytes per round",
+        "Stored by each client",
+    ):
         assert f"| {row} | " in text
     assert "| `local.lr` | " in text
 
