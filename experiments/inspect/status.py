@@ -56,6 +56,10 @@ LINES = {
                 "devices.threshold", "devices.threshold-growth", "devices.mixing",
                 "devices.staleness-power", "devices.speeds", "devices.bandwidths",
                 "devices.availability", "devices.dropout"),
+    "hostile": ("attacks.kind", "attacks.share", "attacks.clients", "attacks.from-round",
+                "attacks.strength"),
+    "defence": ("robust.ball", "robust.radius", "robust.aux-radius", "robust.state-radius",
+                "robust.mixing"),
     "privacy": ("privacy.noise", "privacy.bound", "privacy.lot", "privacy.epsilon"),
     "computed": ("engine.name", "engine.dtype", "engine.device", "federation.seed"),
 }  # fmt: skip
@@ -75,11 +79,15 @@ SHORT = SYMBOLS | {
     "devices.mixing": "mixing", "devices.staleness-power": "staleness power",
     "devices.speeds": "speeds", "devices.bandwidths": "bandwidths",
     "devices.availability": "available", "devices.dropout": "dropout",
+    "attacks.share": "share", "attacks.clients": "clients", "attacks.from-round": "from round",
+    "attacks.strength": "strength",
+    "robust.ball": "ball", "robust.radius": "radius", "robust.aux-radius": "aux radius",
+    "robust.state-radius": "state radius", "robust.mixing": "mixing",
 }  # fmt: skip
 # Values in the next tables and keys that are left out, because they have no effect
 UNSET = ("none", "constant", "always", "factors", "random", "", 0)
-SPARSE = ("compression", "devices", "federation.adapters", "federation.subspace-rounds",
-          "federation.subspace-bases", "federation.adapter-ranks",
+SPARSE = ("compression", "devices", "attacks", "robust", "federation.adapters",
+          "federation.subspace-rounds", "federation.subspace-bases", "federation.adapter-ranks",
           "federation.varying-graph")  # fmt: skip
 SETTLED = 2 * 10**9  # ns; a file changed more recently may change again without a new time stamp
 _listings: dict[Path, tuple[tuple[int, int, int], list[Path], Path | None]] = {}
@@ -439,7 +447,10 @@ def settings(config: Config) -> dict[str, str]:
                     continue  # the run draws lots instead
                 value = "full"
             if key == "federation.aggregate" and value == "mean":
-                value = "mean with equal weights"
+                if has(config.local.recipe, "gossip"):  # the line of the graph says it
+                    continue
+                votes = has(config.local.recipe, "votes")
+                value = "majority of the votes" if votes else "mean with equal weights"
             text = f"{value:g}" if isinstance(value, float) else f"{value}"
             text = text.lower() if isinstance(value, bool) else text
             words.append(f"{SHORT[key]} = {text}" if key in SHORT else text)

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import fedmuon
 from fedmuon.analysis.report.numbers import digits, in_bytes
+from fedmuon.config.load import parse
 from fedmuon.core.errors import Interrupted, NonFinite
 from fedmuon.core.locks import LOCK, held, writer
 from fedmuon.experiments.cli import app
@@ -559,3 +560,26 @@ def test_the_card_has_discarded_replies_and_graphs(tmp_path: Path) -> None:
         assert card["graph"] == words
         edges = 4 if varying else 8
         assert card["traffic"] == f"{in_bytes(2 * edges * 21 * 8)} between nodes"
+
+
+def test_the_card_names_hostile_clients_and_defences() -> None:
+    attacked = {
+        "federation": {"aggregate": "mean"},
+        "attacks": {"kind": "sign-flip", "share": 0.2},
+        "robust": {"mixing": 1},
+    }
+    lines = status.settings(parse(attacked))
+    assert lines["hostile"] == "sign-flip, share = 0.2" and lines["defence"] == "mixing = 1"
+    assert not {"hostile", "defence"} & {*status.settings(parse({}))}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "average"),
+    [
+        ("fedmuon", "average = mean with equal weights"),
+        ("sign-muon", "average = majority of the votes"),
+        ("demuon", "E = 5"),
+    ],
+)
+def test_the_card_says_how_replies_are_combined(recipe: str, average: str) -> None:
+    assert status.settings(parse({"local": {"recipe": recipe}}))["clients"].endswith(average)
