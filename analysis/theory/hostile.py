@@ -2,9 +2,12 @@
 
 Compare a run with hostile clients with the same run in which all clients are honest. Both runs have
 the same participants, batches and step sizes, and in both runs the server clips the change of each
-client's model to a ball of radius rho, and each returned momentum to the norm mu. Neither clipping
-changes an honest client. For E local Muon steps, rho = eta E sqrt(q) (`optim/ball.py`), and mu is
-the bound on the norm of a gradient, or with Polyak's form this bound divided by 1 - beta.
+client's model to a ball of radius rho, and each returned momentum to the norm mu. For E local Muon
+steps, rho = eta E sqrt(q) (`optim/ball.py`), and mu is the bound on the norm of a gradient, or with
+Polyak's form this bound divided by 1 - beta. Then neither clipping changes an honest client. With
+another radius, clipping can change honest clients. It never moves two changes apart, so y_e still
+bounds their distance. Weight decay no longer shrinks the distance of the models, because clipping
+can cut off the pull towards 0. So with weight decay, the code uses x + y_e in place of x_e.
 
 Let x, m, v, d bound the distances of the two runs as in `recursion.py`, and let a be the weight of
 the hostile clients in the mean of a round. An honest client follows eq. (1) of that module with
@@ -110,6 +113,7 @@ def hostile_bound(
         for r in range(rounds):
             rate, rho, share = float(step_sizes[r]), float(radius[r]), float(shares[r])
             honest, m_e, y_e = _local(method, rate, slope, smooth, steps, (x, m, d))
+            honest = x + y_e if method.decay else honest  # equal without weight decay
             farthest = max(honest, x + 2 * rho)
             update = (1 - share) * y_e + share * max(y_e, 2 * rho)
             x = (1 - share) * honest + share * farthest + method.server * v

@@ -48,6 +48,8 @@ def by_loops(method: Method, slope: float, smooth: float, momentum: float, steps
                 direction = ahead if method.form.endswith("nesterov") else mi
                 yi += rate * slope * direction + rate * method.decay * xi
                 xi = abs(1 - rate * method.decay) * xi + rate * slope * direction
+            if method.decay:  # clipping can cut off the decay
+                xi = x + yi
             if client < round(5 * share):
                 xi, yi = max(xi, x + 2 * radius), max(yi, 2 * radius)
                 mi = 0.0 if method.afresh else max(mi, 2 * momentum)
@@ -122,6 +124,8 @@ CASES: dict[str, dict[str, Any]] = {
                          "momentum-form": "polyak"}},
     "fedavg": {"local": {"recipe": "fedavg", "lr": 0.5, "steps": 2},
                "robust": {"radius": 0.5}},
+    "decay": {"local": {"recipe": "local-muon", "lr": 0.01, "weight-decay": 50.0},
+              "robust": {"radius": 0.001}},  # far smaller than an honest change
 }  # fmt: skip
 FEDERATION = {"clients": 5, "per-round": 5, "rounds": 6}
 
