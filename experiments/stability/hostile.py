@@ -10,18 +10,20 @@ from rich.table import Table
 
 from fedmuon.analysis.theory.corollaries import Realized
 from fedmuon.analysis.theory.hostile import hostile_bound
-from fedmuon.config.load import Config
-from fedmuon.config.schema import Attacks, Robust
+from fedmuon.config.schema import Attacks, Robust, biased_participation
 from fedmuon.core.errors import InputError, shown
 from fedmuon.core.files import finite
 from fedmuon.experiments.stability.certificates import (
+    DROPPED,
     IMAGES,
+    STOPPED,
     CertifiedSetting,
     map_constant,
     method_of,
 )
 from fedmuon.experiments.tables import facts, listed
 from fedmuon.federated.honest_ball import matrix_radius, state_radius
+from fedmuon.federated.plan import BIASED
 from fedmuon.orthogonalize import Uncertified
 from fedmuon.tasks.constants import constants
 
@@ -51,7 +53,7 @@ def hostile_report(case: CertifiedSetting, hostile: int, folder: bool = False) -
             f"--hostile is {hostile}, but it must be at least 1 and less than the {clients} "
             "clients. Pass a number in this range."
         )
-    _require_covered(config, folder)
+    _require_covered(case, folder)
     method = method_of(config.model_copy(update={"attacks": Attacks(), "robust": Robust()}))
     global_constants = constants()
     smooth = global_constants.smoothness if case.l_g is None else case.l_g
@@ -96,8 +98,9 @@ def hostile_table(record: dict[str, Any]) -> Table:
     return facts(title, [*rows, *listed("assumes", record["assumptions"])])
 
 
-def _require_covered(config: Config, folder: bool) -> None:
+def _require_covered(case: CertifiedSetting, folder: bool) -> None:
     """Raise an error for settings that the bound does not cover."""
+    config = case.config
     if config.task.name != "matrix":
         raise Uncertified(
             "A bound for hostile clients needs [task] name = 'matrix', because the constants of "
@@ -113,6 +116,12 @@ def _require_covered(config: Config, folder: bool) -> None:
             f"[robust] mixing = {config.robust.mixing} is not covered by the bound for hostile "
             "clients, which needs the mean of the clients' own replies. Set mixing = 0."
         )
+    if biased_participation(config):  # late replies, or fewer replies than the weights assume
+        raise Uncertified(BIASED)
+    if case.stopped:
+        raise Uncertified(STOPPED)
+    if case.dropped:
+        raise Uncertified(DROPPED)
 
 
 def _shape(case: CertifiedSetting) -> tuple[int, int]:

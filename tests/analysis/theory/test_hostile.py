@@ -198,6 +198,8 @@ def test_command_for_parameters_and_for_a_run(tmp_path: Path, capsys: Any) -> No
         ({"local": {"recipe": "fedavg"}}, 1, False, r"Set \[robust\] radius"),
         ({"federation": {"aggregate": "median"}}, 1, False, "weighted means"),
         ({"federation": {"aggregate": "by-samples"}}, 1, False, "needs the schedule"),
+        ({"devices": {"mode": "threshold"}}, 1, False, "decide which clients take part"),
+        ({"devices": {"mode": "synchronous", "dropout": 0.5}}, 1, False, "decide which clients"),
     ],
 )
 def test_settings_without_a_bound_are_rejected(
