@@ -10,6 +10,7 @@ from rich.table import Table
 
 from fedmuon.analysis.theory.corollaries import Realized
 from fedmuon.analysis.theory.hostile import hostile_bound
+from fedmuon.config.load import Config
 from fedmuon.config.schema import Attacks, Robust, biased_participation
 from fedmuon.core.errors import InputError, shown
 from fedmuon.core.files import finite
@@ -60,7 +61,7 @@ def hostile_report(case: CertifiedSetting, hostile: int, folder: bool = False) -
     slope = map_constant(case) if case.l_orth is None else case.l_orth
     radius = config.robust.radius or matrix_radius(config, _shape(case))
     factors = np.ones(len(case.rates)) if config.robust.radius else case.rates / config.local.lr
-    momentum = 0.0 if method.afresh or not method.beta else state_radius(config)
+    momentum = 0.0 if method.afresh or not method.beta else _momentum_radius(config)
     weights = _weights(case, hostile)
     bound = hostile_bound(
         method, case.rates, slope, smooth, radius * factors, weights, momentum, config.local.steps
@@ -122,6 +123,17 @@ def _require_covered(case: CertifiedSetting, folder: bool) -> None:
         raise Uncertified(STOPPED)
     if case.dropped:
         raise Uncertified(DROPPED)
+
+
+def _momentum_radius(config: Config) -> float:
+    """Return the norm to which the server clips each returned momentum."""
+    if radius := state_radius(config):
+        return radius
+    raise Uncertified(
+        f"With [local] recipe = {shown(config.local.recipe)}, clients return a momentum, and the "
+        "server clips it to no known norm. Set [robust] ball = 'model' and state-radius, such as "
+        "1, and run the config again, or use the recipe 'fedmuon'."
+    )
 
 
 def _shape(case: CertifiedSetting) -> tuple[int, int]:

@@ -198,6 +198,13 @@ def test_command_for_parameters_and_for_a_run(tmp_path: Path, capsys: Any) -> No
         ({"local": {"recipe": "fedavg"}}, 1, False, r"Set \[robust\] radius"),
         ({"federation": {"aggregate": "median"}}, 1, False, "weighted means"),
         ({"federation": {"aggregate": "by-samples"}}, 1, False, "needs the schedule"),
+        ({"local": {"recipe": "muon"}}, 1, False, "state-radius"),
+        (
+            {"local": {"recipe": "fedmuon-aligned"}, "robust": {"ball": "model", "radius": 0.1}},
+            1,
+            False,
+            "state-radius",
+        ),
         ({"devices": {"mode": "threshold"}}, 1, False, "decide which clients take part"),
         ({"devices": {"mode": "synchronous", "dropout": 0.5}}, 1, False, "decide which clients"),
     ],
