@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmuon.core.errors import InputError, shown
+from fedmuon.core.files import read_text
 from fedmuon.core.rng import Draw, generator
 
 TOLERANCE = 1e-9  # of the sums of rows and columns
@@ -155,7 +156,7 @@ def read_matrices(file: Path, nodes: int) -> Matrices:
             "with the weights, or choose another graph, such as 'ring'."
         )
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = read_text(file, "utf-8-sig").splitlines()  # Excel writes a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise InputError(

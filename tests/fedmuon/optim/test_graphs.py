@@ -122,6 +122,17 @@ def test_wrong_files_are_rejected(text: str, words: str, tmp_path: Path) -> None
         Graph("file", 2, file=str(file))
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = tmp_path / "graph.csv"
+    file.write_text("1/2,1/2\n1/2,1/2\n", encoding="utf-8-sig")
+    assert (Graph("file", 2, file=str(file)).weights(0) == 0.5).all()
+
+
+def test_only_regular_files_are_read() -> None:
+    with pytest.raises(InputError, match="not a regular file"):
+        Graph("file", 2, file="/dev/zero")
+
+
 def test_graphs_without_a_path_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"'random' is not connected.* Raise .* edge-share"):
         Graph("random", 20, 0.01)
