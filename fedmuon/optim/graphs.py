@@ -63,6 +63,8 @@ class Graph:
         drawn = self.name == "random" and self.varying
         redrawn = (self.weights(round) for round in range(PERIOD))
         require_connected(redrawn if drawn else self.period, self.name)
+        if self.name == "file":  # all other graphs keep a part of each node's own tensors
+            require_agreement(self.period)
 
     def weights(self, round: int) -> np.ndarray:
         """Return W [N, N] of a round. Do not change it."""
@@ -226,6 +228,30 @@ def require_connected(matrices: Iterable[np.ndarray], name: str) -> None:
         f"the graph '{name}' is not connected: no path leads from node 0 to node {lost}, so the "
         f"nodes cannot agree. {fixes.get(name, 'Choose another graph.')}"
     )
+
+
+def require_agreement(matrices: Matrices) -> None:
+    """Raise an error if the nodes never agree, although the graph is connected.
+
+    An example is a permutation: nodes exchange their tensors and never average them. Averaging in
+    turns ends in the mean if a power of the product of all matrices has only positive entries. The
+    product then has a path between any two nodes, and the greatest common divisor of the lengths of
+    its cycles is 1.
+    """
+    product = matrices[0] > 0
+    for matrix in matrices[1:]:
+        product = (matrix > 0).astype(np.float32) @ product.astype(np.float32) > 0
+    steps = np.full(len(product), -1)  # from node 0
+    steps[0], last = 0, np.eye(len(product), dtype=bool)[0]
+    while (last := product[last].any(0) & (steps < 0)).any():
+        steps[last] = steps.max() + 1
+    rows, columns = np.nonzero(product)
+    cycles = np.gcd.reduce(abs(steps[rows] + 1 - steps[columns]))
+    if (steps < 0).any() or cycles != 1:
+        raise InputError(
+            "the weights of the graph 'file' exchange the tensors of nodes without averaging them, "
+            "so the nodes never agree. Give each node a weight above 0 for itself, such as 1/2."
+        )
 
 
 def _reached(heard: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Graphs of gossip: their weights, their spectral gaps, and the graphs that are rejected."""
 
 import math
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -120,6 +121,35 @@ def test_wrong_files_are_rejected(text: str, words: str, tmp_path: Path) -> None
     file.write_text(text)
     with one_sentence(words):
         Graph("file", 2, file=str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "agree"),
+    [
+        ("0,1\n1,0\n", 2, False),
+        ("0,1,0\n0,0,1\n1,0,0\n", 3, False),
+        ("0,1,0\n1,0,0\n0,0,1\n1,0,0\n0,0,1\n0,1,0\n", 3, False),  # two permutations in turn
+        ("0,1/2,1/2\n1/2,0,1/2\n1/2,1/2,0\n", 3, True),  # cycles of two and of three nodes
+        ("0,1\n1,0\n1/2,1/2\n1/2,1/2\n", 2, True),
+    ],
+)
+def test_nodes_of_a_file_must_agree_in_the_end(
+    text: str, nodes: int, agree: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "graph.csv"
+    file.write_text(text)
+    matrices = np.array(
+        [[float(Fraction(cell)) for cell in line.split(",")] for line in text.split()]
+    )
+    product = np.eye(nodes)
+    for matrix in matrices.reshape(-1, nodes, nodes):
+        product = matrix @ product
+    assert np.allclose(np.linalg.matrix_power(product, 200), 1 / nodes) == agree
+    if agree:
+        Graph("file", nodes, file=str(file), varying=len(matrices) > nodes)
+    else:
+        with one_sentence("without averaging them, so the nodes never agree"):
+            Graph("file", nodes, file=str(file), varying=len(matrices) > nodes)
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
