@@ -115,6 +115,11 @@ def _shares(value: str) -> str:
     return ", ".join(repr(weight) for weight in weights)
 
 
+def _as_text(value: Any) -> Any:
+    """Accept one integer without quotation marks, as in --set attacks.clients=3."""
+    return str(value) if type(value) is int else value
+
+
 def _client_numbers(value: str) -> str:
     """Accept integers of 0 or more that are separated by commas, and the empty text."""
     parts = [part.strip() for part in value.split(",")] if value.strip() else []
@@ -1838,7 +1843,7 @@ class Attacks(Table):
         "draws them. Set either `share` or `clients`.",
         read_if=ATTACKED,
     )
-    clients: Annotated[Text, AfterValidator(_client_numbers)] = key(
+    clients: Annotated[Text, AfterValidator(_client_numbers), BeforeValidator(_as_text)] = key(
         "",
         "Numbers of the hostile clients, separated by commas, such as `0, 3`.",
         read_if=ATTACKED,

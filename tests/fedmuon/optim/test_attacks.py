@@ -266,6 +266,10 @@ def test_a_share_of_clients_is_drawn_by_the_seed() -> None:
 ATTACK = {"kind": "sign-flip"}
 
 
+def test_one_client_needs_no_quotation_marks() -> None:
+    assert hostile_clients(small(attacks={**ATTACK, "clients": 3})) == (3,)
+
+
 @pytest.mark.parametrize(
     ("tables", "words"),
     [
@@ -276,6 +280,8 @@ ATTACK = {"kind": "sign-flip"}
         ({"attacks": {**ATTACK, "clients": "0,1,2,3,4,5"}}, "no client is honest"),
         ({"attacks": {**ATTACK, "clients": "one"}}, "'one' is no number of a client"),
         ({"attacks": {**ATTACK, "clients": "-1"}}, "'-1' is no number of a client"),
+        ({"attacks": {**ATTACK, "clients": 6}}, "have the numbers 0 to 5"),
+        ({"attacks": {**ATTACK, "clients": True}}, "should be a valid string"),
         ({"attacks": {"share": 0.2}}, "share = 0.2 has no effect"),
         ({"attacks": {"kind": "mimic", "share": 0.2, "strength": 2.0}}, "strength = 2.0 has no"),
         (
