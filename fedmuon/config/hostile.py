@@ -33,6 +33,13 @@ def problems(config: Config) -> Iterator[str]:
             "the numbers of the hostile clients, such as clients = '0, 3'."
         )
         return
+    rounds = config.federation.rounds
+    if table.from_round >= rounds:
+        yield (
+            f"[attacks] from-round = {table.from_round} is after the last round, so no client "
+            f"attacks. The {rounds} rounds have the numbers 0 to {rounds - 1}. Use a number in "
+            "this range."
+        )
     named = numbers(table.clients)
     hostile = len(named) or hostile_count(table.share, clients)
     if not hostile:

@@ -282,6 +282,7 @@ def test_one_client_needs_no_quotation_marks() -> None:
         ({"attacks": {**ATTACK, "clients": "-1"}}, "'-1' is no number of a client"),
         ({"attacks": {**ATTACK, "clients": 6}}, "have the numbers 0 to 5"),
         ({"attacks": {**ATTACK, "clients": True}}, "should be a valid string"),
+        ({"attacks": {**ATTACK, "clients": "1", "from-round": 99}}, "is after the last round"),
         ({"attacks": {"share": 0.2}}, "share = 0.2 has no effect"),
         ({"attacks": {"kind": "mimic", "share": 0.2, "strength": 2.0}}, "strength = 2.0 has no"),
         (
