@@ -8,10 +8,11 @@ from torch import nn
 
 from fedmuon.config.hostile import hostile_count, numbers
 from fedmuon.config.load import Config
-from fedmuon.config.schema import biased_participation, reads
+from fedmuon.config.schema import ASYNCHRONOUS, biased_participation, reads
 from fedmuon.core.demands import setting
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
+from fedmuon.federated.late_replies import late_rule
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.optim.attacks import Attack
 from fedmuon.optim.recipe import Recipe
@@ -63,7 +64,9 @@ def most_hostile(config: Config) -> tuple[int, int, int | None]:
     federation, hostile = config.federation, hostile_clients(config)
     drawn = federation.clients, federation.per_round
     if biased_participation(config):
-        return min(len(hostile), federation.per_round), federation.per_round, None
+        late = config.devices.mode in ASYNCHRONOUS
+        replies = late_rule(config).replies if late else federation.per_round
+        return min(len(hostile), replies), replies, None
     plan = RandomnessPlan(federation.seed, *drawn, federation.rounds)
     rounds = range(min(config.attacks.from_round, federation.rounds), federation.rounds)
     counts = [len({*hostile}.intersection(plan.participants(r).tolist())) for r in rounds]
@@ -79,13 +82,15 @@ def _require_tolerated(config: Config, recipe: Recipe) -> None:
         limits[setting(config, "federation.aggregate")] = recipe.aggregate.tolerates(participants)
     if config.robust.mixing:
         limits[setting(config, "robust.mixing")] = config.robust.mixing
+    late = config.devices.mode in ASYNCHRONOUS
+    more = "[devices] buffer" if late else "[federation] per-round"
     where = "a round can have" if number is None else f"round {number} has"
     for named, limit in limits.items():
         if hostile > limit:
             raise InputError(
                 f"{where} {hostile} hostile clients among its {participants} participants, but "
-                f"{named} tolerates at most {limit}. Lower [attacks] share, raise [federation] "
-                "per-round, or choose a setting that tolerates more. The aggregate 'mean' "
+                f"{named} tolerates at most {limit}. Lower [attacks] share, raise {more}, or "
+                "choose a setting that tolerates more. The aggregate 'mean' "
                 "tolerates no hostile client, but runs with any number."
             )
 

@@ -328,7 +328,17 @@ def test_the_rounds_of_the_run_decide_how_many_are_hostile() -> None:
     assert number is not None and counts[number - 2] == most
     clock = small(federation={"clients": 6, "per-round": 3}, attacks={**ATTACK, "clients": "0, 1"},
                   devices={"mode": "fedbuff", "buffer": 2})  # fmt: skip
-    assert most_hostile(clock) == (2, 3, None)
+    assert most_hostile(clock) == (2, 2, None)  # an update has two replies
+
+
+def test_an_update_of_an_asynchronous_run_has_fewer_replies_than_clients_at_work() -> None:
+    """With one reply per update, the median of a hostile reply is the hostile reply."""
+    federation = {"clients": 5, "per-round": 5, "aggregate": "median"}
+    attacked = {**ATTACK, "clients": "0, 2"}
+    with pytest.raises(InputError, match=r"1 hostile .* its 1 .* at most 0.* raise \[devices\]"):
+        built(small(federation=federation, attacks=attacked, devices={"mode": "threshold"}))
+    built(small(federation=federation, attacks=attacked,
+                devices={"mode": "threshold", "buffer": 5}))  # fmt: skip
 
 
 def test_private_recipes_allow_attacks_that_follow_their_account() -> None:
