@@ -30,6 +30,7 @@ from fedmuon.federated.build_recipe import build_recipe
 from fedmuon.federated.client_data import build_data, deal, read_source, with_user_sizes
 from fedmuon.federated.clock import Timetable
 from fedmuon.federated.experiment import Experiment
+from fedmuon.federated.hostile_clients import require_tolerated
 from fedmuon.federated.language_model import base_dtype_of
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.rounds import begin
@@ -224,6 +225,7 @@ def build_experiment(
     if config.devices.mode != "none":
         clock = _timetable(config, plan, recipe, task, data.sizes)
         plan = dataclasses.replace(plan, timetable=clock)
+    require_tolerated(config, recipe, plan)
     return Experiment(recipe, task, plan, shards)
 
 

@@ -3,16 +3,16 @@
 import copy
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import nn
 
 from fedmuon.config.hostile import hostile_count, numbers
 from fedmuon.config.load import Config
-from fedmuon.config.schema import ASYNCHRONOUS, biased_participation, reads
+from fedmuon.config.schema import ASYNCHRONOUS, reads
 from fedmuon.core.demands import setting
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
-from fedmuon.federated.late_replies import late_rule
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.optim.attacks import Attack
 from fedmuon.optim.recipe import Recipe
@@ -33,14 +33,10 @@ def hostile_clients(config: Config) -> tuple[int, ...]:
 
 
 def with_attack(config: Config, recipe: Recipe, task: Task) -> Recipe:
-    """Return the recipe with the attack of [attacks] as its first stage.
-
-    Raise an error if a round has more hostile clients than the aggregator tolerates.
-    """
+    """Return the recipe with the attack of [attacks] as its first stage."""
     table = config.attacks
     if table.kind == "none":
         return recipe
-    _require_tolerated(config, recipe)
     attack = Attack(
         table.kind,
         hostile_clients(config),
@@ -53,46 +49,35 @@ def with_attack(config: Config, recipe: Recipe, task: Task) -> Recipe:
     return replace(recipe, stages=(attack, *recipe.stages))
 
 
-def most_hostile(config: Config) -> tuple[int, int, int | None]:
-    """Return the largest number of hostile clients in a round, with the participants.
+def require_tolerated(config: Config, recipe: Recipe, plan: RandomnessPlan) -> None:
+    """Raise an error if a round has more hostile clients than its defence tolerates.
 
-    Returns:
-        The number of hostile participants, the number of all participants, and the round. The round
-            is None if simulated devices or secret draws decide who takes part. Then the number is
-            that of the worst case.
+    Args:
+        config: The config, whose attacks no secret cohort meets.
+        recipe: The recipe with its aggregator.
+        plan: The plan of the run, with the timetable of simulated devices: fewer replies than
+            participants may count.
     """
-    federation, hostile = config.federation, hostile_clients(config)
-    drawn = federation.clients, federation.per_round
-    if biased_participation(config):
-        late = config.devices.mode in ASYNCHRONOUS
-        replies = late_rule(config).replies if late else federation.per_round
-        return min(len(hostile), replies), replies, None
-    plan = RandomnessPlan(federation.seed, *drawn, federation.rounds)
-    rounds = range(min(config.attacks.from_round, federation.rounds), federation.rounds)
-    counts = [len({*hostile}.intersection(plan.participants(r).tolist())) for r in rounds]
-    most = max(counts, default=0)
-    return most, federation.per_round, rounds[counts.index(most)] if counts else None
-
-
-def _require_tolerated(config: Config, recipe: Recipe) -> None:
-    """Raise an error if a round has more hostile clients than the aggregator tolerates."""
-    hostile, participants, number = most_hostile(config)
-    limits = dict[str, int]()
-    if recipe.aggregate.tolerates is not None:
-        limits[setting(config, "federation.aggregate")] = recipe.aggregate.tolerates(participants)
-    if config.robust.mixing:
-        limits[setting(config, "robust.mixing")] = config.robust.mixing
-    late = config.devices.mode in ASYNCHRONOUS
-    more = "[devices] buffer" if late else "[federation] per-round"
-    where = "a round can have" if number is None else f"round {number} has"
-    for named, limit in limits.items():
-        if hostile > limit:
-            raise InputError(
-                f"{where} {hostile} hostile clients among its {participants} participants, but "
-                f"{named} tolerates at most {limit}. Lower [attacks] share, raise {more}, or "
-                "choose a setting that tolerates more. The aggregate 'mean' "
-                "tolerates no hostile client, but runs with any number."
-            )
+    hostile, tolerates = hostile_clients(config), recipe.aggregate.tolerates
+    if not hostile:
+        return
+    for round in range(config.attacks.from_round, plan.rounds):
+        participants = plan.participants(round)
+        count, limits = int(np.isin(participants, hostile).sum()), dict[str, int]()
+        if tolerates is not None:
+            limits[setting(config, "federation.aggregate")] = tolerates(len(participants))
+        if config.robust.mixing:
+            limits[setting(config, "robust.mixing")] = config.robust.mixing
+        for named, limit in limits.items():
+            if count > limit:
+                late = config.devices.mode in ASYNCHRONOUS
+                more = "[devices] buffer" if late else "[federation] per-round"
+                raise InputError(
+                    f"round {round} has {count} hostile clients among its {len(participants)} "
+                    f"participants, but {named} tolerates at most {limit}. Lower [attacks] share, "
+                    f"raise {more}, or choose a setting that tolerates more. The aggregate 'mean' "
+                    "tolerates no hostile client, but runs with any number."
+                )
 
 
 def _classes(task: Task) -> int:

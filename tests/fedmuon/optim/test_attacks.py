@@ -14,7 +14,8 @@ from test_aggregators import replies
 
 from fedmuon import aggregators
 from fedmuon.core.errors import InputError, NonFinite
-from fedmuon.federated.hostile_clients import hostile_clients, most_hostile
+from fedmuon.federated.hostile_clients import hostile_clients
+from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.rounds import begin, run_round
 from fedmuon.optim.attacks import Attack, changes_of, hidden_deviations, mimicked, with_changes
 from fedmuon.optim.stage import Broadcast, Reply, ServerState, Stage
@@ -318,23 +319,43 @@ def test_more_hostile_clients_than_tolerated_are_rejected(
         built(small(federation=federation, attacks={**ATTACK, "clients": "0"}))
 
 
-def test_the_rounds_of_the_run_decide_how_many_are_hostile() -> None:
-    config = small(federation={"clients": 6, "per-round": 3},
-                   attacks={**ATTACK, "clients": "0, 1", "from-round": 2})  # fmt: skip
-    plan = built(config).plan
-    counts = [len({0, 1} & {*plan.participants(r).tolist()}) for r in range(2, plan.rounds)]
-    most, participants, number = most_hostile(config)
-    assert (most, participants) == (max(counts), 3)
-    assert number is not None and counts[number - 2] == most
-    clock = small(federation={"clients": 6, "per-round": 3}, attacks={**ATTACK, "clients": "0, 1"},
-                  devices={"mode": "fedbuff", "buffer": 2})  # fmt: skip
-    assert most_hostile(clock) == (2, 2, None)  # an update has two replies
+def hostile_in_each_round(plan: RandomnessPlan, hostile: set[int]) -> list[tuple[int, int]]:
+    """The number of hostile replies and of all replies that a round uses."""
+    replies = [plan.participants(round).tolist() for round in range(plan.rounds)]
+    return [(sum(client in hostile for client in clients), len(clients)) for clients in replies]
 
 
-def test_an_update_of_an_asynchronous_run_has_fewer_replies_than_clients_at_work() -> None:
-    """With one reply per update, the median of a hostile reply is the hostile reply."""
+@pytest.mark.parametrize(
+    "devices",
+    [
+        {},
+        {"mode": "synchronous", "dropout": 0.3},
+        {"mode": "deadline", "select": 5, "speeds": "log-normal"},
+        {"mode": "fedbuff", "buffer": 3, "speeds": "log-normal"},
+        {"mode": "threshold"},
+    ],
+)
+def test_the_replies_of_each_round_decide_what_is_tolerated(devices: dict[str, Any]) -> None:
+    """Simulated devices lose replies, and an asynchronous update uses only some."""
+    federation = {"clients": 6, "per-round": 4, "rounds": 8}
+    attacked = {**ATTACK, "clients": "0, 1"}
+    plan = built(small(federation=federation, attacks=attacked, devices=devices)).plan
+    counts = hostile_in_each_round(plan, {0, 1})
+    wrong = [place for place, (bad, all_of) in enumerate(counts) if bad > (all_of - 1) // 2]
+    assert wrong
+    robust = {**federation, "aggregate": "median"}
+    bad, all_of = counts[wrong[0]]
+    words = f"round {wrong[0]} has {bad} hostile clients among its {all_of} participants"
+    with pytest.raises(InputError, match=words):
+        built(small(federation=robust, attacks=attacked, devices=devices))
+    last = {**attacked, "from-round": wrong[-1] + 1}
+    if wrong[-1] + 1 < plan.rounds:
+        built(small(federation=robust, attacks=last, devices=devices))
+
+
+def test_a_larger_buffer_makes_an_asynchronous_median_possible() -> None:
     federation = {"clients": 5, "per-round": 5, "aggregate": "median"}
-    attacked = {**ATTACK, "clients": "0, 2"}
+    attacked = {**ATTACK, "clients": "0"}
     with pytest.raises(InputError, match=r"1 hostile .* its 1 .* at most 0.* raise \[devices\]"):
         built(small(federation=federation, attacks=attacked, devices={"mode": "threshold"}))
     built(small(federation=federation, attacks=attacked,
