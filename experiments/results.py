@@ -24,6 +24,7 @@ from fedmuon.core.files import Record, Temporary, copied, read_text, regular, re
 from fedmuon.experiments.tables import (
     HALF_NOTE,
     NOT_RELEASED,
+    ZERO_MEANS,
     adjacency_of,
     record_name,
     spent_words,
@@ -981,7 +982,9 @@ def _grouped(runs: Sequence[tuple[str, Finished]], note: str, left: Sequence[str
     for changes in changed.values():
         words = {key: key.partition(".")[2] for key in changes}
         labels = {key: word if short[word] == 1 else key for key, word in words.items()}
-        titles.append(", ".join(f"{labels[key]}={value}" for key, value in changes.items()))
+        means = {key: ZERO_MEANS.get(key, 0) if value == 0 else value
+                 for key, value in changes.items()}  # fmt: skip
+        titles.append(", ".join(f"{labels[key]}={value}" for key, value in means.items()))
     title_counts = Counter(titles)
     rows, sent, curves, folders = [], [], {}, {}
     for (key, members), title in zip(groups.items(), titles, strict=True):

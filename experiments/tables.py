@@ -219,6 +219,13 @@ def columns(
     return table
 
 
+# Keys whose value 0 has another meaning, with this meaning
+ZERO_MEANS = {
+    "devices.deadline": "none", "devices.select": "per-round", "devices.buffer": "default",
+    "devices.threshold": "per-round",
+}  # fmt: skip
+
+
 def short(keys: Sequence[str]) -> list[str]:
     """Return the config keys without their table names.
 

@@ -127,6 +127,15 @@ def bound(
         f"{key}={value}": name for name, (key, value) in options.items() if value is not None
     }
     arguments = {"size": size, "rho": rho, "l_orth": l_orth, "l_g": l_g}
+    if hostile is not None:
+        unused = {"--delta": delta, "--c-hp": c_hp, "--constants": constants, "--rho": rho,
+                  "--neighbours": unit}  # fmt: skip
+        for name, value in unused.items():
+            if value is not None:
+                raise InputError(
+                    f"{name} has no effect with --hostile, because this bound never fails and "
+                    f"holds for any samples of the clients. Remove {name}."
+                )
     case = setting_of(run_dir, [*written, *(overrides or [])], arguments, written)
     if hostile is not None:
         from fedmuon.experiments.stability.hostile import hostile_report, hostile_table

@@ -14,16 +14,12 @@ from fedmuon.core.files import finite
 from fedmuon.experiments.inspect.index import statuses
 from fedmuon.experiments.inspect.status import RunStatus
 from fedmuon.experiments.results import Comparison, compared
-from fedmuon.experiments.tables import SWEEP, short
+from fedmuon.experiments.tables import SWEEP, ZERO_MEANS, short
 from fedmuon.runs.directory import Record
 
 WORDS = ("run", "state", "recipe", "data")
 COLUMNS = (*WORDS, "seed", "rounds", "accuracy", "test_loss", "train_loss", "seconds")
 LATE = ("test_gap", "seconds")  # measurements that come last in tables, or are left out
-ZERO_IS = {
-    "devices.deadline": "none", "devices.select": "per-round", "devices.buffer": "default",
-    "devices.threshold": "per-round",
-}  # fmt: skip
 MOST = 3  # a row with more folders names only the first and the last
 
 
@@ -155,8 +151,8 @@ def head(name: str) -> str:
 def _cell(value: Any, name: str = "") -> str:
     if value is None:
         return "–"
-    if value == 0 and name in ZERO_IS:
-        return ZERO_IS[name]
+    if value == 0 and name in ZERO_MEANS:
+        return ZERO_MEANS[name]
     if isinstance(value, float) and "." not in name:  # do not round config keys
         return digits(value, 2 if name.endswith(SPREAD) else 4)
     return escape(plain(value, None))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fedmuon.analysis.report.numbers import digits, in_bytes
 from fedmuon.config.describe import SYMBOLS
+from fedmuon.config.hostile import hostile_clients
 from fedmuon.config.incompatible import is_private
 from fedmuon.config.load import Config, load
 from fedmuon.config.methods import PRIVATE, has
@@ -89,6 +90,7 @@ UNSET = ("none", "constant", "always", "factors", "random", "", 0)
 SPARSE = ("compression", "devices", "attacks", "robust", "federation.adapters",
           "federation.subspace-rounds", "federation.subspace-bases", "federation.adapter-ranks",
           "federation.varying-graph")  # fmt: skip
+NAMED = 10  # most numbers of clients in a line
 SETTLED = 2 * 10**9  # ns; a file changed more recently may change again without a new time stamp
 _listings: dict[Path, tuple[tuple[int, int, int], list[Path], Path | None]] = {}
 
@@ -431,6 +433,11 @@ def _listing(folder: Path) -> tuple[list[Path], Path | None]:
     return listing
 
 
+def _some(numbers: Sequence[int]) -> str:
+    """Return the first numbers as text, such as `1 4 7`."""
+    return " ".join(map(str, numbers[:NAMED])) + " ..." * (len(numbers) > NAMED)
+
+
 def settings(config: Config) -> dict[str, str]:
     """Return the settings in the papers' symbols, such as `η = 0.1`, one for each line."""
     lines = {}
@@ -454,5 +461,7 @@ def settings(config: Config) -> dict[str, str]:
             text = f"{value:g}" if isinstance(value, float) else f"{value}"
             text = text.lower() if isinstance(value, bool) else text
             words.append(f"{SHORT[key]} = {text}" if key in SHORT else text)
+        if line == "hostile" and config.attacks.share and words:
+            words[1:1] = [f"clients = {_some(hostile_clients(config))}"]
         lines[line] = ", ".join(words)
     return {line: words for line, words in lines.items() if words}

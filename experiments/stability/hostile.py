@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from fedmuon.analysis.report.numbers import count, number
 from fedmuon.analysis.theory.corollaries import Realized
 from fedmuon.analysis.theory.hostile import hostile_bound
 from fedmuon.config.load import Config
@@ -66,6 +67,7 @@ def hostile_report(case: CertifiedSetting, hostile: int, folder: bool = False) -
     bound = hostile_bound(
         method, case.rates, slope, smooth, radius * factors, weights, momentum, config.local.steps
     )
+    change = global_constants.lipschitz * bound.last
     return {
         "hostile": hostile,
         "weight": float(weights.max()),
@@ -76,7 +78,8 @@ def hostile_report(case: CertifiedSetting, hostile: int, folder: bool = False) -
         "distance": finite(bound.last),
         "recursion": finite(float(bound.distances[-1])),
         "trivial": finite(float(bound.trivial[-1])),
-        "loss_change": min(global_constants.loss_bound, global_constants.lipschitz * bound.last),
+        "loss_change": min(global_constants.loss_bound, change),
+        "vacuous": change >= global_constants.loss_bound,
         "assumptions": list(ASSUMED),
     }
 
@@ -94,8 +97,13 @@ def hostile_table(record: dict[str, Any]) -> Table:
         "l_orth": "Lipschitz constant of the orthogonalizer",
         "l_g": "Lipschitz constant of the gradient",
     }
-    rows = [(words, "-" if record[name] is None else record[name]) for name, words in names.items()]
-    title = f"bound for {record['hostile']} hostile clients"
+    values = {name: "-" if value is None else value for name, value in record.items()}
+    if record["vacuous"]:
+        values["loss_change"] = (
+            f"{number(record['loss_change'])} (vacuous: no loss changes by more)"
+        )
+    rows = [(words, values[name]) for name, words in names.items()]
+    title = f"bound for {count(record['hostile'], 'hostile client')}"
     return facts(title, [*rows, *listed("assumes", record["assumptions"])])
 
 

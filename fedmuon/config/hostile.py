@@ -1,4 +1,4 @@
-"""Errors about the numbers of hostile clients in [attacks]."""
+"""The hostile clients of [attacks], and errors about their numbers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +14,20 @@ def numbers(clients: str) -> tuple[int, ...]:
 def hostile_count(share: float, clients: int) -> int:
     """Return how many of the clients are hostile if a share of them is."""
     return round(share * clients)
+
+
+def hostile_clients(config: Config) -> tuple[int, ...]:
+    """Return the sorted numbers of the hostile clients, or no numbers without an attack."""
+    # Reading a config does not need numpy.
+    from fedmuon.core.rng import Draw, generator
+
+    table, federation = config.attacks, config.federation
+    if table.kind == "none":
+        return ()
+    if table.clients:
+        return numbers(table.clients)
+    order = generator(federation.seed, Draw.HOSTILE).permutation(federation.clients)
+    return tuple(sorted(order[: hostile_count(table.share, federation.clients)].tolist()))
 
 
 def problems(config: Config) -> Iterator[str]:

@@ -16,6 +16,7 @@ import numpy as np
 from fedmuon.config.load import Config
 from fedmuon.config.schema import biased_participation
 from fedmuon.core.errors import InputError
+from fedmuon.core.files import read_text
 from fedmuon.core.rng import Draw, generator
 
 # Hardware keys of a device. The index of a key is the block of its draw.
@@ -278,7 +279,7 @@ def _rows(path: str, key: str, columns: Sequence[str]) -> list[tuple[int, int, l
             f"columns {', '.join(columns)}."
         )
     try:
-        lines = list(csv.reader(Path(path).read_text(encoding="utf-8-sig").splitlines()))
+        lines = list(csv.reader(read_text(Path(path), "utf-8-sig").splitlines()))
     except OSError as error:
         raise InputError(f"{where}: cannot read {path} ({error}). Check the path.") from None
     except (UnicodeDecodeError, csv.Error) as error:

@@ -74,8 +74,7 @@ def require_ball(config: Config) -> None:
     for key, leaves in reasons.items():
         if leaves and reads(config, key):
             raise InputError(
-                f"[robust] ball = '{config.robust.ball}' has no radius of its own with "
-                f"{setting(config, key)}, "
+                f"The ball of honest clients has no radius of its own with {setting(config, key)}, "
                 "because then no bound on the length of a client's change is known. Set [robust] "
                 "radius, or change this key."
             )

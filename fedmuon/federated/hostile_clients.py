@@ -7,29 +7,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedmuon.config.hostile import hostile_count, numbers
+from fedmuon.config.hostile import hostile_clients
 from fedmuon.config.load import Config
 from fedmuon.config.schema import ASYNCHRONOUS, reads
 from fedmuon.core.demands import setting
 from fedmuon.core.errors import InputError
-from fedmuon.core.rng import Draw, generator
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.optim.attacks import Attack
 from fedmuon.optim.recipe import Recipe
 from fedmuon.tasks.base import Task
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.networks import NetworkTask
-
-
-def hostile_clients(config: Config) -> tuple[int, ...]:
-    """Return the sorted numbers of the hostile clients, or no numbers without an attack."""
-    table, federation = config.attacks, config.federation
-    if table.kind == "none":
-        return ()
-    if table.clients:
-        return numbers(table.clients)
-    order = generator(federation.seed, Draw.HOSTILE).permutation(federation.clients)
-    return tuple(sorted(order[: hostile_count(table.share, federation.clients)].tolist()))
 
 
 def with_attack(config: Config, recipe: Recipe, task: Task) -> Recipe:

@@ -183,8 +183,23 @@ def test_command_for_parameters_and_for_a_run(tmp_path: Path, capsys: Any) -> No
     execute(run, tmp_path / "run")
     report = hostile_report(from_directory(tmp_path / "run"), 1, folder=True)
     assert report["radius"] == pytest.approx(0.05 * 3**0.5) and report["weight"] == 0.2
+    capsys.readouterr()
     command("bound", str(tmp_path / "run"), "--hostile", "1")
-    assert "hostile clients" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert "bound for 1 hostile client" in said and "vacuous" not in said
+    assert not report["vacuous"]
+    command("bound", "--lr", "10", *options[2:], *synthetic, "--hostile", "1")
+    assert "1 (vacuous: no loss changes by more)" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("option", [("--delta", "0.1"), ("--neighbours", "clients")])
+def test_options_that_a_bound_without_failure_does_not_read(
+    option: tuple[str, str], capsys: Any
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bound", "--hostile", "1", *option])
+    assert ended.value.code == 2
+    assert f"{option[0]} has no effect with --hostile" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import fedmuon
 from fedmuon.analysis.report.numbers import digits, in_bytes
+from fedmuon.config.hostile import hostile_clients
 from fedmuon.config.load import parse
 from fedmuon.core.errors import Interrupted, NonFinite
 from fedmuon.core.locks import LOCK, held, writer
@@ -562,14 +563,26 @@ def test_the_card_has_discarded_replies_and_graphs(tmp_path: Path) -> None:
         assert card["traffic"] == f"{in_bytes(2 * edges * 21 * 8)} between nodes"
 
 
+def test_a_title_of_compared_runs_says_what_0_means() -> None:
+    few = {"federation": {"clients": 6, "per-round": 2, "rounds": 1}}
+    asked = [{"mode": "deadline", "select": select, "deadline": 50.0} for select in (0, 4)]
+    results = [fedmuon.run(small({**few, "devices": devices})) for devices in asked]
+    assert [*fedmuon.compare(results).curves] == ["select=per-round", "select=4"]
+
+
 def test_the_card_names_hostile_clients_and_defences() -> None:
     attacked = {
         "federation": {"aggregate": "mean"},
         "attacks": {"kind": "sign-flip", "share": 0.2},
         "robust": {"mixing": 1},
     }
-    lines = status.settings(parse(attacked))
-    assert lines["hostile"] == "sign-flip, share = 0.2" and lines["defence"] == "mixing = 1"
+    config = parse(attacked)
+    lines, numbers = status.settings(config), hostile_clients(config)
+    of_20 = " ".join(map(str, numbers))
+    assert len(numbers) == 4 and lines["defence"] == "mixing = 1"
+    assert lines["hostile"] == f"sign-flip, clients = {of_20}, share = 0.2"
+    many = parse({**attacked, "federation": {"clients": 60}})
+    assert status.settings(many)["hostile"].endswith(" ..., share = 0.2")
     assert not {"hostile", "defence"} & {*status.settings(parse({}))}
 
 

@@ -13,8 +13,8 @@ from scipy.optimize import minimize
 from test_aggregators import replies
 
 from fedmuon import aggregators
+from fedmuon.config.hostile import hostile_clients
 from fedmuon.core.errors import InputError, NonFinite
-from fedmuon.federated.hostile_clients import hostile_clients
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.rounds import begin, run_round
 from fedmuon.optim.attacks import Attack, changes_of, hidden_deviations, mimicked, with_changes
