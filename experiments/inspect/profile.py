@@ -21,6 +21,7 @@ from fedmuon.runs.directory import WORKER_PROFILES
 from fedmuon.runs.profile_records import PROFILE, added
 
 Shares = Mapping[str, float]
+FEW = 0.1  # share of the time below which a kind of work is no reason for a slow run
 WAITS = 0.5  # share of idle time from which workers wait for the server most of the time
 
 
@@ -192,6 +193,11 @@ def first_to_shorten(processes: Sequence[Record]) -> tuple[str, str, float]:
 def advice(config: Config, processes: Sequence[Record]) -> str:
     """Return sentences that say which kind of work to shorten first, and how."""
     category, name, share = first_to_shorten(processes)
+    if share < FEW:
+        return (
+            "Most of the time, all processes waited: for the start of the workers, or for each "
+            "other. A run with more rounds shows which work to shorten."
+        )
     about = ADVICE[category]
     ways = [
         words

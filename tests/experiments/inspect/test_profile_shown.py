@@ -71,6 +71,14 @@ def test_advice_names_only_keys_with_an_effect() -> None:
     assert "of the workers" in advice(parse({"engine": {"name": "ray"}}), [SERVER, *BUSY])
 
 
+def test_advice_for_processes_that_wait() -> None:
+    seconds = {"server": {"idle": 19.0, "messages": 1.0}, "worker": {"idle": 3.0, "checks": 1.0}}
+    waiting = [{"process": name, "seconds": own} for name, own in seconds.items()]
+    assert advice(parse({"engine": {"name": "ray"}}), waiting).startswith("Most of the time, all")
+    seconds["server"]["messages"] = 3.0
+    assert advice(parse({"engine": {"name": "ray"}}), waiting).startswith("Look at messages")
+
+
 def test_the_mean_of_workers_counts_those_without_a_message() -> None:
     groups = [
         [{"first": 1, "last": 1, "seconds": {"data": 2.0}}],
