@@ -20,6 +20,7 @@ from fedmuon.experiments.stability.certificates import (
     IMAGES,
     STOPPED,
     CertifiedSetting,
+    has_map,
     map_constant,
     method_of,
 )
@@ -29,6 +30,7 @@ from fedmuon.federated.plan import BIASED
 from fedmuon.orthogonalize import Uncertified
 from fedmuon.tasks.constants import constants
 
+SMOOTHED = "gaussian-smoothed-sign"
 ASSUMED = (
     "The server clips the change of each client's model to the ball, and each returned momentum to "
     "its norm.",
@@ -124,6 +126,12 @@ def _require_covered(case: CertifiedSetting, folder: bool) -> None:
         raise Uncertified(
             f"[robust] mixing = {config.robust.mixing} is not covered by the bound for hostile "
             "clients, which needs the mean of the clients' own replies. Set mixing = 0."
+        )
+    if case.l_orth is None and has_map(config) and config.orthogonalizer.name == SMOOTHED:
+        raise Uncertified(
+            f"The Lipschitz constant of [orthogonalizer] name = {SMOOTHED!r} holds only if the "
+            "momentum does not depend on the noise, but hostile clients know the noise. Choose "
+            "another orthogonalizer, such as 'smoothed-polar'."
         )
     if biased_participation(config):  # late replies, or fewer replies than the weights assume
         raise Uncertified(BIASED)

@@ -220,6 +220,7 @@ def test_options_that_a_bound_without_failure_does_not_read(
             False,
             "state-radius",
         ),
+        ({"orthogonalizer": {"name": "gaussian-smoothed-sign"}}, 1, False, "know the noise"),
         ({"devices": {"mode": "threshold"}}, 1, False, "decide which clients take part"),
         ({"devices": {"mode": "synchronous", "dropout": 0.5}}, 1, False, "decide which clients"),
     ],
