@@ -13,9 +13,11 @@ from fedmuon.analysis.theory.corollaries import Realized
 from fedmuon.analysis.theory.hostile import hostile_bound
 from fedmuon.config.load import Config
 from fedmuon.config.schema import Attacks, Robust, biased_participation
+from fedmuon.core.choices import is_own
 from fedmuon.core.errors import InputError, shown
 from fedmuon.core.files import finite
 from fedmuon.experiments.stability.certificates import (
+    AUTHOR,
     DROPPED,
     IMAGES,
     STOPPED,
@@ -37,6 +39,7 @@ ASSUMED = (
     "Hostile clients can send any message, know all data and draws, and may differ between rounds.",
     "The other run has the same participants, batches and step sizes, and honest clients only.",
     "The constants L_loss, Lg and G_max hold for all models (matrix task).",
+    "Numbers are exact. The bound does not count rounding.",
 )
 
 
@@ -82,7 +85,7 @@ def hostile_report(case: CertifiedSetting, hostile: int, folder: bool = False) -
         "trivial": finite(float(bound.trivial[-1])),
         "loss_change": min(global_constants.loss_bound, change),
         "vacuous": change >= global_constants.loss_bound,
-        "assumptions": list(ASSUMED),
+        "assumptions": [*ASSUMED, *_unproved(case)],
     }
 
 
@@ -139,6 +142,14 @@ def _require_covered(case: CertifiedSetting, folder: bool) -> None:
         raise Uncertified(STOPPED)
     if case.dropped:
         raise Uncertified(DROPPED)
+
+
+def _unproved(case: CertifiedSetting) -> list[str]:
+    """Return the constants that nobody has checked."""
+    claimed = (
+        case.l_map if case.l_orth is None and is_own(case.config.orthogonalizer.name) else None
+    )
+    return [*case.given, *([] if claimed is None else [AUTHOR.format(claimed)])]
 
 
 def _momentum_radius(config: Config) -> float:

@@ -1,6 +1,7 @@
 """The certificate against hostile clients: its recursion, its limits, and attacks against it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from conftest import small
 from fedmuon.analysis import Method
 from fedmuon.analysis.theory.hostile import hostile_bound
 from fedmuon.analysis.theory.recursion import method_amplification
+from fedmuon.config.schema import OrthogonalizerTable
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.run import execute
@@ -190,6 +192,21 @@ def test_command_for_parameters_and_for_a_run(tmp_path: Path, capsys: Any) -> No
     assert not report["vacuous"]
     command("bound", "--lr", "10", *options[2:], *synthetic, "--hostile", "1")
     assert "1 (vacuous: no loss changes by more)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_assumptions_name_constants_that_nobody_checked() -> None:
+    config = small(federation=FEDERATION, robust={"ball": "model"})
+    proved = hostile_report(from_parameters(config, 15), 1)["assumptions"]
+    assert "does not count rounding" in proved[-1]
+    given = hostile_report(from_parameters(config, 15, l_orth=2.0, l_g=0.1), 1)["assumptions"]
+    assert given[: len(proved)] == proved
+    assert "L_orth = 2" in given[-2] and "Lg = 0.1" in given[-1]
+    robust = {"ball": "model", "radius": 0.1}
+    config = small(federation=FEDERATION, robust=robust)
+    table = OrthogonalizerTable().model_copy(update={"name": "torch:tanh"})
+    own = config.model_copy(update={"orthogonalizer": table})
+    claimed = hostile_report(replace(from_parameters(own, 15), l_map=1.0), 1)["assumptions"]
+    assert "claims L_orth = 1" in claimed[-1]
 
 
 @pytest.mark.parametrize("option", [("--delta", "0.1"), ("--neighbours", "clients")])
