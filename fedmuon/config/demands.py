@@ -147,6 +147,9 @@ NOISE_FLOOR = Demand(
         Trait.SPLITS_MATRICES: "its λ belongs to whole matrices",
         Trait.CORRELATES_NOISE: "it needs noise that is independent between steps",
         Trait.ADAPTS_CLIPPING: "it needs noise of the same scale at every step",
+        Trait.HOSTILE_CLIENTS: "the noise in the messages of hostile clients is unknown",
+        Trait.CLIPS_CHANGES: "the noise in clipped messages is unknown",
+        Trait.MIXES_REPLIES: "the noise in mixed replies is unknown",
     },
     instead="set noise-floor = 0",
 )

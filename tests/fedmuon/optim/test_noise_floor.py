@@ -203,6 +203,12 @@ BASE = {"local": {"recipe": "dp-muon"}, "privacy": {"noise": 1.0, "lot": 8.0}}
             },
             "noise that is independent between steps",
         ),
+        (
+            {"attacks": {"kind": "sign-flip", "clients": "1"}},
+            "messages of hostile clients is unkno",
+        ),
+        ({"robust": {"ball": "matrix", "radius": 0.5}}, "noise in clipped messages is unknown"),
+        ({"robust": {"mixing": 1}}, "noise in mixed replies is unknown"),
         ({"orthogonalizer": {"noise-floor": -1.0}}, "noise-floor"),
     ],
 )
