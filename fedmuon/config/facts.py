@@ -156,8 +156,13 @@ FACTS: tuple[Fact[Config], ...] = (
     Fact(Trait.ENCODES_STATES, method_with("low-rank messages"), "Set recipe = 'fedmuon'"),
     Fact(
         Trait.SERVER_STATE,
-        method_with("averages second moments"),
-        "Choose a recipe that resets its states every round, such as fedmuon or local-adamw",
+        # A Kalman filter counts steps.
+        where(
+            "local.recipe",
+            lambda name: has(name, "averages second moments") or has(name, "filtered"),
+        ),
+        "Choose a recipe without second moments and counters, such as fedmuon, local-adamw or "
+        "dp-muon",
     ),
     Fact(
         Trait.SERVER_STATE,

@@ -290,7 +290,7 @@ ROWS = (
         make=_PRIVATE,
         keys=_PLAIN,
         cites=("dp-sgd", "adam"),
-        facts=("private", "sends states"),
+        facts=("private", "sends states", "averages second moments"),
     ),
     Method(
         "dp-muon",
@@ -330,7 +330,7 @@ ROWS = (
         make=_PRIVATE,
         keys=_PLAIN,
         cites=("disk", "adam"),
-        facts=("private", "filtered", "sends states"),
+        facts=("private", "filtered", "sends states", "averages second moments"),
     ),
     Method(
         "disk-muon",

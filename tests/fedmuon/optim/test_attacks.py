@@ -297,6 +297,11 @@ def test_one_client_needs_no_quotation_marks() -> None:
             "adds up estimates",
         ),
         ({"attacks": {**ATTACK, "share": 0.2}, "local": {"recipe": "adamw"}}, "negative"),
+        *(
+            ({"attacks": {**ATTACK, "share": 0.2}, "local": {"recipe": recipe},
+              "privacy": {"noise": 1.0, "lot": 6.0}}, "negative")
+            for recipe in ("dp-adam", "disk-sgd", "disk-muon")
+        ),
     ],
 )  # fmt: skip
 def test_wrong_settings_are_rejected(tables: dict[str, Any], words: str) -> None:
