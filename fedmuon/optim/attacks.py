@@ -208,7 +208,7 @@ def _scaled(change: Tensor, factor: float, noise: Noise) -> Tensor:
 
 def _gaussian(change: Tensor, factor: float, noise: Noise) -> Tensor:
     """Return noise whose entries have `factor` times the root mean square of the change."""
-    size = change.flatten(1).square().mean(1).sqrt()
+    size = change.reshape(len(change), -1).square().mean(1).sqrt()
     return factor * size.view(-1, *[1] * (change.ndim - 1)) * noise.like(change)
 
 
@@ -266,9 +266,9 @@ def mimicked(honest: Sequence[Trees]) -> Trees:
         honest: The changes of each honest client.
     """
     stacked = _stacked(honest)
-    flat = torch.cat(
-        [value.double().flatten(2) for tensors in stacked.values() for value in tensors.values()], 2
-    ).transpose(0, 1)  # [S, H, entries]
+    values = [value.double() for tensors in stacked.values() for value in tensors.values()]
+    flat = torch.cat([value.reshape(*value.shape[:2], -1) for value in values], 2)
+    flat = flat.transpose(0, 1)  # [S, H, entries]
     centred = flat - flat.mean(1, keepdim=True)
     sizes = torch.linalg.eigh(centred @ centred.mT).eigenvectors[..., -1].abs()  # [S, H]
     # The first of all clients with equal projections, so that rounding does not choose.

@@ -106,7 +106,7 @@ def _norms(trees: Sequence[Params]) -> Tensor:
     return torch.stack(
         [
             sum(
-                (value.double().flatten(1).square().sum(1) for value in tree.values()),
+                (value.double().reshape(len(value), -1).square().sum(1) for value in tree.values()),
                 start=torch.zeros((), dtype=torch.float64),
             ).sqrt()
             for tree in trees

@@ -56,14 +56,13 @@ def _mixed(trees: Sequence[Params], count: int) -> list[Params]:
     """Return for each tree the mean of the `count` nearest trees, separately for each replica."""
     if not trees[0]:
         return [*trees]
-    flat = torch.stack(
-        [torch.cat([value.double().flatten(1) for value in tree.values()], 1) for tree in trees], 1
-    )  # [S, K, entries]
+    rows = [[value.double().reshape(len(value), -1) for value in tree.values()] for tree in trees]
+    flat = torch.stack([torch.cat(row, 1) for row in rows], 1)  # [S, K, entries]
     apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist")
     # Stable, so that of equally distant replies the one of the first client counts.
     nearest = apart.sort(dim=2, stable=True).indices[:, :, :count]
     means = torch.stack(
-        [rows[chosen].mean(1) for rows, chosen in zip(flat, nearest, strict=True)]
+        [replies[chosen].mean(1) for replies, chosen in zip(flat, nearest, strict=True)]
     )  # [S, K, entries]
     sizes = [value[0].numel() for value in trees[0].values()]
     mixed: list[Params] = []

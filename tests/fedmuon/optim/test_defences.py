@@ -164,3 +164,25 @@ def test_mixing_needs_an_honest_majority() -> None:
     with pytest.raises(InputError, match=r"mixing = 1 tolerates at most 1"):
         built(small(federation={"clients": 5, "per-round": 5}, robust={"mixing": 1},
                     attacks=attack))  # fmt: skip
+
+
+BALL, MIXING = {"robust": {"ball": "matrix", "radius": 0.5}}, {"robust": {"mixing": 1}}
+ATTACKED = [{"attacks": {"kind": kind, "clients": "1"}} for kind in ("gaussian", "mimic")]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "quantile", "changes"),
+    [
+        *(("dp-sgd", 0.5, changes) for changes in (BALL, MIXING, *ATTACKED)),  # ln C
+        *((recipe, 0.0, changes) for recipe in ("dp-adam", "disk-muon")  # the number of steps
+          for changes in (BALL, MIXING)),
+    ],
+)  # fmt: skip
+def test_states_of_one_number_are_clipped_mixed_and_attacked(
+    recipe: str, quantile: float, changes: dict[str, Any]
+) -> None:
+    """Such a state has the shape [S], without further axes."""
+    privacy = {"noise": 1.0, "lot": 5.0, "bound": 0.1, "delta": 1e-3, "quantile": quantile,
+               "insecure-reproducible-noise": True}  # fmt: skip
+    run = small(local={"recipe": recipe, "lr": 0.1}, privacy=privacy, **changes)
+    assert ended(built(run)).params["weight"].isfinite().all()
