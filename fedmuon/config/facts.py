@@ -56,7 +56,8 @@ mixes_replies = where("robust.mixing", bool)
 
 def server_keeps_muon(config: Config) -> bool:
     """Return whether the server averages the states of the orthogonalizer and of `aux`."""
-    return has(config.local.recipe, "centralized") and has(config.local.recipe, "orthogonalizes")
+    name = config.local.recipe
+    return has(name, "orthogonalizes") and (has(name, "centralized") or has(name, "private"))
 
 
 def compresses(config: Config) -> bool:

@@ -302,6 +302,11 @@ def test_one_client_needs_no_quotation_marks() -> None:
               "privacy": {"noise": 1.0, "lot": 6.0}}, "negative")
             for recipe in ("dp-adam", "disk-sgd", "disk-muon")
         ),
+        (
+            {"attacks": {**ATTACK, "share": 0.2}, "local": {"recipe": "dp-muon"},
+             "privacy": {"noise": 1.0, "lot": 6.0}, "orthogonalizer": {"row-memory": 0.9}},
+            "negative",
+        ),
     ],
 )  # fmt: skip
 def test_wrong_settings_are_rejected(tables: dict[str, Any], words: str) -> None:
