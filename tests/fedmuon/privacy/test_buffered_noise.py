@@ -124,8 +124,9 @@ def test_the_optimum_is_that_of_jax_privacy(count: int) -> None:
 
 @pytest.mark.slow
 def test_the_published_optimum_of_a_long_run() -> None:
+    """The place of a minimum depends on the processor: it is known to the root of the rounding."""
     found, steps = optimized(100_000, 100_000, 2, last=True), 100_000
-    np.testing.assert_allclose(found.decays, GOLDEN[0], rtol=1e-9)
+    np.testing.assert_allclose(found.decays, GOLDEN[0], rtol=1e-7)
     np.testing.assert_allclose(found.scales, GOLDEN[1], rtol=1e-5)
     least = noise_of_buffers(found, steps, steps, 1.0, last=True)
     assert noise_of_buffers(Buffers(*GOLDEN), steps, steps, 1.0, last=True) < least * (1 + 1e-9)
