@@ -146,10 +146,8 @@ def _require_covered(case: CertifiedSetting, folder: bool) -> None:
 
 def _unproved(case: CertifiedSetting) -> list[str]:
     """Return the constants that nobody has checked."""
-    claimed = (
-        case.l_map if case.l_orth is None and is_own(case.config.orthogonalizer.name) else None
-    )
-    return [*case.given, *([] if claimed is None else [AUTHOR.format(claimed)])]
+    own = case.l_orth is None and is_own(case.config.orthogonalizer.name)
+    return [*case.given, *([AUTHOR.format(case.l_map)] if own and case.l_map is not None else [])]
 
 
 def _momentum_radius(config: Config) -> float:

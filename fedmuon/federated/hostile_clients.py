@@ -41,10 +41,10 @@ def require_tolerated(config: Config, recipe: Recipe, plan: RandomnessPlan) -> N
     """Raise an error if a round has more hostile clients than its defence tolerates.
 
     Args:
-        config: The config, whose attacks no secret cohort meets.
+        config: The config. Attacks exclude secret cohorts, so all participants are known.
         recipe: The recipe with its aggregator.
-        plan: The plan of the run, with the timetable of simulated devices: fewer replies than
-            participants may count.
+        plan: The plan of the run. With simulated devices it contains their timetable, so only
+            replies that a round uses are counted.
     """
     hostile, tolerates = hostile_clients(config), recipe.aggregate.tolerates
     if not hostile:

@@ -44,7 +44,7 @@ def fedmuon_here(folder: Path, *arguments: str) -> None:
 
 
 def fedmuon(folder: Path, *arguments: str) -> str:
-    """What the command says in a process of its own, given in a folder; it ends well."""
+    """The output of a command that runs in its own process and in this folder. It must succeed."""
     command = [sys.executable, "-P", "-m", "fedmuon", *arguments]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
