@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import FrameType
 
 import pytest
 import torch
@@ -80,39 +81,78 @@ def error_of(seconds: Seconds) -> float:
     )
 
 
+def in_some_run(holds: Callable[[], bool]) -> bool:
+    """Whether a statement about measured times holds in one of several measurements.
+
+    On a busy machine, a process may stop at any time for longer than a measurement takes.
+    """
+    return any(holds() for _ in range(8))
+
+
 @pytest.mark.usefixtures("free_alarm")
 def test_shares_are_those_of_timers() -> None:
-    """About 1000 samples: 0.15 is nine standard deviations."""
-    seconds = sampled(mixture)
-    assert error_of(seconds) < 0.15
-    assert sum(seconds.values()) == pytest.approx(FOUND["all"], rel=0.05)
+    """About 200 samples: 0.15 is more than four standard deviations."""
+
+    def holds() -> bool:
+        seconds = sampled(mixture)
+        assert sum(seconds.values()) == pytest.approx(FOUND["all"], rel=0.05, abs=0.05)
+        return error_of(seconds) < 0.15
+
+    assert in_some_run(holds)
 
 
 @pytest.mark.usefixtures("free_alarm")
 def test_a_wrong_table_has_wrong_shares() -> None:
     swapped = {**TABLE, f"{__name__}:first": "third", f"{__name__}:third": "first"}
-    assert error_of(sampled(mixture, swapped)) > 0.15
+    assert not in_some_run(lambda: error_of(sampled(mixture, swapped)) < 0.15)
 
 
+class WithSamples(StackSampler):
+    """Stores the categories of each sample."""
+
+    samples: list[set[str]]
+
+    def _work_of(self, main: FrameType | None) -> list[str]:
+        work = super()._work_of(main)
+        self.samples.append({*work})
+        return work
+
+
+@pytest.mark.parametrize("rule", [True, False])
 @pytest.mark.usefixtures("free_alarm")
-def test_a_piece_in_another_thread_belongs_to_the_work_that_was_divided() -> None:
-    """The main thread has the shorter piece, and does not count while it waits for the other.
+def test_a_piece_in_another_thread_belongs_to_the_work_that_was_divided(rule: bool) -> None:
+    """Also while the main thread waits for it. Without the rule for such pieces, it is `other`."""
+    threads, places = torch.get_num_threads(), [-1, -1]
+    torch.set_num_threads(2)
+    lane = "fedmuon.core.threads:_Job.help_elsewhere"
+    table = {**TABLE, lane: LANE if rule else CALLER}
+    sampler, begun = WithSamples(table, helper_threads), threading.Event()
+    sampler.samples = []
 
-    Its own piece is a tenth of the time. The limit is far below 1: on a busy machine, a process may
-    stop for 0.2 s, and all samples that were due then count for what runs next.
-    """
+    def short() -> None:
+        begun.wait(20)  # so that another thread takes the other piece
+
+    def long() -> None:
+        begun.set()
+        places[0], end = len(sampler.samples) + 1, time.monotonic() + 20
+        while len(sampler.samples) < places[0] + 20 and time.monotonic() < end:
+            spin(0.001)
+        places[1] = len(sampler.samples) - 1
 
     def divided() -> None:
-        spread([partial(spin, 0.05), partial(spin, 0.5)])
+        spread([short, long])
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
+    table[f"{__name__}:{divided.__qualname__}"] = "divided"
     try:
         spread([lambda: None, lambda: None])  # start the helper
-        seconds = sampled(divided, TABLE | {f"{__name__}:{divided.__qualname__}": "divided"})
+        sampler.start(sys._getframe().f_code)
+        divided()
+        sampler.stop()
     finally:
         torch.set_num_threads(threads)
-    assert seconds["divided"] > 0.3 * FOUND["all"] > 0.12
+    during = sampler.samples[places[0] : places[1]]
+    assert len(during) >= 18
+    assert all(("divided" in work) == rule for work in during), during
 
 
 @pytest.mark.usefixtures("free_alarm")
@@ -136,9 +176,13 @@ def test_python_code_between_waits_is_seen() -> None:
             timed("python", python)
             time.sleep(0.002)
 
-    name = python.__qualname__
-    seconds = sampled(alternating, TABLE | {f"{__name__}:{name}": "python"})
-    assert seconds["python"] == pytest.approx(FOUND["python"], abs=0.1 * FOUND["all"])
+    table = TABLE | {f"{__name__}:{python.__qualname__}": "python"}
+
+    def holds() -> bool:
+        error = sampled(alternating, table).get("python", 0.0) - FOUND["python"]
+        return abs(error) < 0.1 * FOUND["all"]
+
+    assert in_some_run(holds)
 
 
 def alarm() -> tuple[object, tuple[float, float]]:
@@ -169,15 +213,19 @@ def test_the_sampler_stops_with_its_function_also_after_an_error() -> None:
 @pytest.mark.usefixtures("free_alarm")
 def test_time_between_two_starts_does_not_count() -> None:
     """Nor is the time of blocks lost that are shorter than the pauses between samples."""
-    sampler, inside = StackSampler({__name__: "here"}), 0.0
-    for _ in range(40):
-        sampler.start()
-        begun = time.perf_counter()
-        spin(0.002)
-        inside += time.perf_counter() - begun
-        sampler.stop()
-        time.sleep(0.003)
-    assert sampler.take()["here"] == pytest.approx(inside, rel=0.1)
+
+    def holds() -> bool:
+        sampler, inside = StackSampler({__name__: "here"}), 0.0
+        for _ in range(40):
+            sampler.start()
+            begun = time.perf_counter()
+            spin(0.002)
+            inside += time.perf_counter() - begun
+            sampler.stop()
+            time.sleep(0.003)
+        return sampler.take().get("here") == pytest.approx(inside, rel=0.1)
+
+    assert in_some_run(holds)
 
 
 @pytest.mark.usefixtures("free_alarm")
