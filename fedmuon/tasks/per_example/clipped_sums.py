@@ -39,6 +39,7 @@ MEMORY = {"cpu": 1 << 26, "cuda": 1 << 33}  # maximum bytes that a thread uses a
 MOST = {"cpu": 512}  # maximum samples in a group; larger groups are hardly faster on a CPU
 LANES = 64  # maximum number of parts of a lot, each with its own totals
 LANE, LEAST = 384, 96  # minimum work of a part per number of the totals; LEAST is for two parts
+FEWEST = 4  # minimum samples of a part, because each layer is called once for all its samples
 ENOUGH = 8  # samples in a group with records; twice this number would take 4% less time
 Gradient = Callable[[Params, Sequence[Batch]], tuple[Tensor, Params]]
 Found = tuple[Tensor, dict[str, PerExample]]  # losses [n], gradients by parameter
@@ -160,7 +161,8 @@ class ClippedSums:
             return even(rows, 1) if rows else []
         weights = sum(value.numel() for value in params.values())
         work = rows * (1 + 64 * self.kept / weights)  # products per number of the totals
-        count = min(max(work / LANE, min(2.0, work / LEAST), 1.0), LANES)
+        limit = max(1.0, min(LANES, rows / FEWEST))
+        count = min(max(work / LANE, min(2.0, work / LEAST), 1.0), limit)
         return even(rows, 2 ** int(math.log2(count))) if rows else []
 
     def chunks(self, params: Params, points: int) -> Chunks:

@@ -200,7 +200,7 @@ def test_methods_are_compared_and_searched_at_each_epsilon() -> None:
         assert {at[better] for better, _ in pairs} == {1, 3, 8}
         assert all(f"ε = {x:g}" in name or x == 8 for name, x in at.items())
         assert tuning["search"].keys() == suite["variants"].keys()
-        assert {len(values["lr"]) for values in tuning["search"].values()} == {4}
+        assert {len(values["lr"]) for values in tuning["search"].values()} == {5}
         assert not {*tuning["seeds"]} & {*suite["seeds"]}
         for name, tables in suite["variants"].items():
             assert tables["local"]["lr"] in tuning["search"][name]["lr"]
