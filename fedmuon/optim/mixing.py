@@ -40,8 +40,9 @@ class Mixing(Stage):
         if replies and 2 * self.hostile >= len(replies):
             raise InputError(
                 f"[robust] mixing = {self.hostile} needs more than {2 * self.hostile} replies in a "
-                f"round, but this round has {len(replies)}. Set mixing to "
-                f"{(len(replies) - 1) // 2} or less, or raise [federation] per-round."
+                f"round, but this round has {len(replies)}. Lower mixing to "
+                f"{(len(replies) - 1) // 2}, raise [federation] per-round, or, in an asynchronous "
+                "run, raise [devices] buffer."
             )
         trees = [reply.trees for reply in replies]
         mixed: list[dict[str, Params]] = [{} for _ in replies]

@@ -14,7 +14,8 @@ from .laboratory import HEAD, Laboratory
 from .nursery import nursery
 
 SCENARIOS = {
-    "kills": disturbances.kills, "writes": writes.scenario, "writers": disturbances.writers,
+    "kills": disturbances.kills, "methods": disturbances.methods,
+    "writes": writes.scenario, "writers": disturbances.writers,
     "clocks": disturbances.clocks, "flips": flips.scenario, "interrupts": disturbances.interrupts,
     "engines": engines.scenario, "states": states.scenario,
 }  # fmt: skip

@@ -10,6 +10,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+from . import jobs
 from .folders import LISTED, digests, ledger_lines
 from .jobs import Job
 from .laboratory import OTHER, REFUSED, SAME, Laboratory, Trial, Verdict, improper, without_notes
@@ -21,6 +22,7 @@ SHARES = {
     "run": 25, "private run": 15, "repeatable run": 12, "census": 16, "suite: training": 10,
     "suite: stability": 6, "suite: study": 6,
 }  # fmt: skip
+METHOD_SHARE = 20  # of 100 kills, for each of the jobs of `of_methods`
 AGAIN = 0.3  # how often a resumed job is killed once more
 
 
@@ -28,6 +30,14 @@ def kills(lab: Laboratory) -> None:
     """Of 100 kills 90 are here; the other 10 are those of `engines`."""
     for job in lab.jobs():
         count = max(1, round(lab.kills * SHARES[job.name] / 100))
+        trials = (partial(_killed, lab, job, number, count) for number in range(count))
+        lab.side_by_side(job, trials)
+
+
+def methods(lab: Laboratory) -> None:
+    """Of 100 kills, 20 are of each method with late replies, votes or without a server."""
+    for job in jobs.of_methods():
+        count = max(1, round(lab.kills * METHOD_SHARE / 100))
         trials = (partial(_killed, lab, job, number, count) for number in range(count))
         lab.side_by_side(job, trials)
 

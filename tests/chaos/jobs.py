@@ -17,6 +17,14 @@ PRIVATE = (
     "local.recipe=dp-sgd", "privacy.epsilon=4", "privacy.lot=5", "privacy.bound=0.2",
     "privacy.delta=1e-3", "federation.rounds=4",
 )  # fmt: skip
+# late replies, one-bit votes, and nodes without a server
+METHODS = {
+    "threshold": ("local.recipe=ringmaster", "devices.mode=threshold", "devices.threshold=3"),
+    "threshold without constants": ("local.recipe=ringmaster-free", "devices.mode=threshold"),
+    "fedasync": ("devices.mode=fedasync", "orthogonalizer.lambda=0.1"),
+    "vote": ("local.recipe=sign-muon",),
+    "gossip": ("local.recipe=demuon", "federation.graph=ring", "federation.varying-graph=false"),
+}
 SUITES = {"training": TRAINING, "stability": STABILITY, "study": STUDY}
 
 
@@ -64,6 +72,13 @@ def repeatable() -> Job:
 def census() -> Job:
     """A run and all of its neighbours, in several stacks."""
     return Job("census", "stability", (*settings(RUN, ["stability.neighbours=all"]),))
+
+
+def of_methods() -> list[Job]:
+    """A run of each method in METHODS, with a checkpoint after every second round."""
+    changes = ("federation.clients=6", "federation.rounds=24", "output.checkpoint-every=2")
+    base = [one for one in BASE if not one.startswith("federation.per-round")]
+    return [Job(name, "run", settings(base, changes, given)) for name, given in METHODS.items()]
 
 
 def suite(place: Path, kind: str) -> Job:
