@@ -42,6 +42,12 @@ def test_kills(lab: Laboratory) -> None:
 
 
 @pytest.mark.slow
+def test_kills_of_late_voting_and_gossip_methods(lab: Laboratory) -> None:
+    disturbances.methods(lab)
+    none_other(lab, 10)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", states.RECIPES)
 def test_kills_of_runs_whose_clients_keep_states(lab: Laboratory, recipe: str) -> None:
     found = states.tried(lab, recipe, 4)
