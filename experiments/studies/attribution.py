@@ -48,7 +48,7 @@ from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import Table
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.experiments.studies.study import Call, Study, distinct, heading
-from fedmuon.experiments.suites.contents import Nested, SuiteRequest, cell
+from fedmuon.experiments.suites.contents import Nested, SuiteRequest, cell, require_matrix
 from fedmuon.federated.adjoint import pulled_back
 from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.client_data import build_data, read_source
@@ -85,11 +85,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
     calls = []
     for place, (name, tables) in enumerate(settings.variants.items()):
         config = cell(source, settings.base, tables)
-        if config.task.name != "matrix":
-            raise InputError(
-                f"The variant {name!r} has task.name = {config.task.name!r}, but attribution "
-                "needs task.name = 'matrix'. Remove task.name from the suite's file or from --set."
-            )
+        require_matrix(name, config, "attribution needs")
         if config.local.batch:
             raise InputError(
                 f"The variant {name!r} has local.batch = {config.local.batch}, but attribution "

@@ -33,7 +33,7 @@ from fedmuon.experiments.stability.client_neighbours import search
 from fedmuon.experiments.stability.finished_run import FinishedRun
 from fedmuon.experiments.stability.shift_by_round import certificates_by_round
 from fedmuon.experiments.studies.study import Call, Study, distinct, heading
-from fedmuon.experiments.suites.contents import Nested, SuiteRequest, cell
+from fedmuon.experiments.suites.contents import Nested, SuiteRequest, cell, require_matrix
 from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.evaluation import risk
@@ -66,12 +66,7 @@ def cells(settings: Settings, request: SuiteRequest) -> Sequence[Call]:
             clients = {"unit": "clients", "trials": settings.attacked, "neighbours": "worst"}
             drawn = {"federation": {"seed": seed}, "stability": clients}
             config = cell(source, settings.base, tables, drawn)
-            if config.task.name != "matrix":
-                raise InputError(
-                    f"The variant {name!r} has task.name = {config.task.name!r}, but certificates "
-                    "need task.name = 'matrix'. Remove task.name from the suite's file or from "
-                    "--set."
-                )
+            require_matrix(name, config, "certificates need")
             calls.append(Call(f"{place}-{seed}", partial(measure, name, config)))
     return calls
 

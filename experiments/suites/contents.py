@@ -199,6 +199,18 @@ def require_read(place: str, tables: Tables, cells: Sequence[Config]) -> None:
                 raise InputError(f"{place}: {refusal(cells[0], name, value)}")
 
 
+def require_matrix(variant: str, config: Config, why: str) -> None:
+    """Raise InputError if a variant trains another task than 'matrix'.
+
+    `why` begins the reason, such as "certificates need".
+    """
+    if (task := config.task.name) != "matrix":
+        raise InputError(
+            f"The variant {variant!r} has task.name = {task!r}, but {why} task.name = 'matrix'. "
+            "Remove task.name from the suite's file or from --set."
+        )
+
+
 def require_free(place: str, changes: Tables, settled: Mapping[str, str]) -> None:
     """Raise InputError if `changes` contains a key that the suite already sets.
 
