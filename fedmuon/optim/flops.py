@@ -28,6 +28,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.optim.routing import RoutingTable
 from fedmuon.orthogonalize.coefficients import Coefficients, Schedule, schedule
 from fedmuon.orthogonalize.polynomial import degree, gram_dtypes
+from fedmuon.orthogonalize.spectral import symmetric_share
 
 # Flop per entry, without decay. SGD and Muon compute C <- b C + G and X <- X - eta C. Normalized
 # SGD adds a norm and a division. AdamW computes two averages (3 + 4), a root, an eps, a division
@@ -166,16 +167,18 @@ def factorization_flops(m: int, width: int) -> float:
 
 
 def performed_newton_schulz(m: int, n: int, polynomials: Schedule, dtype: torch.dtype) -> float:
-    """Return the flop that `newton_schulz` performs on a matrix m x n, with its faster method.
+    """Return the flop that `newton_schulz` performs on a CPU on a matrix m x n.
 
-    The iteration runs on the Gram matrix or on the matrix itself.
+    The faster method counts: the iteration on the Gram matrix, or on the matrix itself. Of a large
+    symmetric product, only the computed part counts.
     """
     short, long = sorted((m, n))
-    large, small = 2 * long * short**2, 2 * short**3
+    share = symmetric_share(short)
+    large, small = 2 * long * short**2, 2 * short**3 * share
     squares = sum(max(0, degree(p) - 1) for p in polynomials)
     if gram_dtypes(short, long, dtype, polynomials):
-        return float(2 * large + (squares + 3 * (len(polynomials) - 1)) * small)
-    return float(2 * large * sum(degree(p) > 0 for p in polynomials) + squares * small)
+        return large * (1 + share) + (squares + 3 * (len(polynomials) - 1)) * small
+    return large * (1 + share) * sum(degree(p) > 0 for p in polynomials) + squares * small
 
 
 def _matrix(m: int, n: int, rule: Rule) -> tuple[float, float, float, float]:

@@ -25,10 +25,12 @@ from fedmuon.orthogonalize.coefficients import (
 from fedmuon.orthogonalize.lipschitz_constants import positive_schedule
 from fedmuon.orthogonalize.spectral import (
     WORK_DTYPES,
+    add_product,
     apply,
     gram,
     norm,
     peak,
+    symmetric_product,
     wide,
 )
 
@@ -126,7 +128,7 @@ def precondition(matrix: Tensor, floor: float) -> Tensor:
     largest = peak(view.to(work))[..., None, None]
     largest = torch.where(largest > 0, largest, 1.0)
     rows = view.to(work) / largest
-    sums = (rows @ rows.mT).abs().sum(-1, keepdim=True)
+    sums = symmetric_product(rows, rows.mT).abs().sum(-1, keepdim=True)
     scaled_floor = (floor / largest).clamp_min(torch.finfo(work).tiny)
     out = (rows / torch.maximum(sums.sqrt(), scaled_floor)).to(view.dtype)
     return out.mT if flipped else out
@@ -212,9 +214,9 @@ def _iterate_on_matrix(
         if degree(step) == 0:
             z = rounded(z * step[0])
             continue
-        g = rounded(z @ z.mT)
+        g = rounded(symmetric_product(z, z.mT))
         small, scale = _bracket(step, g, rounded)
-        z = rounded(_sum(step[0], z, scale, small, z))
+        z = rounded(add_product(small, z, z, step[0], scale))
     return z
 
 
@@ -225,9 +227,9 @@ def _bracket(
     top = degree(step)
     if top == 1:
         return g, step[1]
-    out = rounded(_sum(step[top - 1], g, step[top], g, g))
+    out = rounded(symmetric_product(g, g, g, step[top - 1], step[top]))
     for k in range(top - 2, 0, -1):
-        out = rounded(_sum(step[k], g, 1.0, out, g))
+        out = rounded(symmetric_product(out, g, g, step[k]))
     return out, 1.0
 
 
@@ -239,27 +241,16 @@ def degree(step: Step) -> int:
     return max(top, 0)
 
 
-def _sum(beta: float, c: Tensor, alpha: float, a: Tensor, b: Tensor) -> Tensor:
-    """Return beta C + alpha A B for matrices or stacks of matrices.
-
-    For a single matrix, a plain product is faster than a batched product.
-    """
-    if a.ndim == 2:
-        return torch.addmm(c, a, b, beta=beta, alpha=alpha)
-    if len(a) == 1:
-        return torch.addmm(c[0], a[0], b[0], beta=beta, alpha=alpha)[None]
-    return torch.baddbmm(c, a, b, beta=beta, alpha=alpha)
-
-
 def _iterate_on_gram(view: Tensor, polynomials: Schedule, divide: Divide) -> Tensor | None:
     """Return Z_T from an iteration on G = Z Z^T, or None if the iteration on Z is better.
 
     This iteration needs only two products of the size of M. Z_T is P Z_0, where P is the product of
-    the small matrices Q_t = a I + b G_t + c G_t^2 + ... [B, q, q], and G_{t+1} = Q_t G_t Q_t. Let
-    gain be the product of all a_t, which is the slope of p_T at 0. Rounding changes small
-    eigenvalues of G_0 by eps, and step t multiplies this error by a_t^2. The final error is
-    therefore eps gain^2, and that of the direct iteration is eps gain. The function uses the first
-    dtype for which eps gain^2 is within tolerance.
+    the small matrices Q_t = a I + b G_t + c G_t^2 + ... [B, q, q], and G_{t+1} = Q_t G_t Q_t. All
+    these matrices are polynomials of G_0, so their products are symmetric. Let gain be the product
+    of all a_t, which is the slope of p_T at 0. Rounding changes small eigenvalues of G_0 by eps,
+    and step t multiplies this error by a_t^2. The final error is therefore eps gain^2, and that of
+    the direct iteration is eps gain. The function uses the first dtype for which eps gain^2 is
+    within tolerance.
     """
     for work in gram_dtypes(view.shape[-2], view.shape[-1], view.dtype, polynomials):
         product = gram(view, work)
@@ -269,9 +260,9 @@ def _iterate_on_gram(view: Tensor, polynomials: Schedule, divide: Divide) -> Ten
             g = product / divisor.square()[..., None, None]
             small = q = _polynomial(polynomials[0], g)
             for step in polynomials[1:]:
-                g = q @ g @ q
+                g = symmetric_product(symmetric_product(q, g), q)
                 q = _polynomial(step, g)
-                small = q @ small
+                small = symmetric_product(q, small)
             mild = torch.finfo(view.dtype).eps * _gain(polynomials) <= 10 * _tolerance(view.dtype)
             return apply(small / divisor[..., None, None], view, view.dtype if mild else work)
     return None

@@ -30,6 +30,10 @@ WORK_DTYPES: dict[torch.dtype, tuple[torch.dtype, ...]] = {
 }
 
 
+# A CPU computes symmetric products of this size or larger by panels of rows. Of each panel, it
+# computes only the entries on and right of the diagonal. In one thread, a product of 512 x 512
+# matrices then takes 0.67 to 0.80 of the time.
+PANELS_FROM, PANEL = 512, 128
 # On these devices, the inverse root is computed by products, from this shortest side on. An
 # eigensolver is sequential: for 12 matrices of side 768, it takes 91 ms on an H200, and products
 # take 9 ms.
@@ -79,10 +83,53 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
     return (a[0] @ b[0])[None] if len(a) == len(b) == 1 else a @ b
 
 
+def add_product(
+    a: Tensor, b: Tensor, addend: Tensor | None = None, beta: float = 1.0, alpha: float = 1.0
+) -> Tensor:
+    """Return beta C + alpha A B for matrices or stacks of matrices. Without an addend, C is 0.
+
+    For a single matrix, a plain product is faster than a batched product.
+    """
+    if a.ndim == 3 and len(a) == 1:
+        first = None if addend is None else addend[0]
+        return add_product(a[0], b[0], first, beta, alpha)[None]
+    if addend is None:
+        return a @ b if alpha == 1 else (a @ b).mul_(alpha)
+    add = torch.addmm if a.ndim == 2 else torch.baddbmm
+    return add(addend, a, b, beta=beta, alpha=alpha)
+
+
+def symmetric_product(
+    a: Tensor, b: Tensor, addend: Tensor | None = None, beta: float = 1.0, alpha: float = 1.0
+) -> Tensor:
+    """Return beta C + alpha A B, which must be symmetric, with less arithmetic on a CPU.
+
+    Such products are M M^T, and products of polynomials of the same symmetric matrix.
+    """
+    if a.device.type != "cpu" or symmetric_share(rows := a.shape[-2]) == 1:
+        return add_product(a, b, addend, beta, alpha)
+    out = a.new_empty((*a.shape[:-1], rows))
+    for start in range(0, rows, PANEL):
+        stop = min(rows, start + PANEL)
+        panel = None if addend is None else addend[..., start:stop, start:]
+        values = add_product(a[..., start:stop, :], b[..., start:], panel, beta, alpha)
+        out[..., start:stop, start:] = values
+        out[..., stop:, start:stop] = values[..., stop - start :].mT
+    return out
+
+
+def symmetric_share(rows: int) -> float:
+    """Return the share of the entries of a symmetric product that a CPU computes."""
+    if rows < PANELS_FROM:
+        return 1.0
+    starts = range(0, rows, PANEL)
+    return sum(min(PANEL, rows - start) * (rows - start) for start in starts) / rows**2
+
+
 def gram(view: Tensor, work: torch.dtype) -> Tensor:
     """Return the Gram matrices M M^T of a stack M, in the dtype `work`."""
     stacks = (piece.to(work) for piece in _pieces(view, work))
-    products = torch.cat([stack @ stack.mT for stack in stacks])
+    products = torch.cat([symmetric_product(stack, stack.mT) for stack in stacks])
     return products.view(*view.shape[:-1], view.shape[-2])
 
 
@@ -264,7 +311,7 @@ def inverse_root(product: Tensor, root: Tensor) -> Tensor:
 def inverse(s: Tensor, vectors: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
     """Return V diag(1 / divisor(s)) V^T [..., q, q] for singular values s and vectors V."""
     weights = divisor(s, root.to(s.dtype).unsqueeze(-1)).reciprocal()
-    return (vectors * weights.unsqueeze(-2)) @ vectors.mT
+    return symmetric_product(vectors * weights.unsqueeze(-2), vectors.mT)
 
 
 def by_svd(view: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
