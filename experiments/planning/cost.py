@@ -17,6 +17,7 @@ from fedmuon.config.load import Config, absolute_paths
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.engines.ray_cluster import quiet_ray
 from fedmuon.experiments.planning.model_memory import SHARED, model_memory, model_rows
+from fedmuon.experiments.planning.orthogonalization import orthogonalization, table_of
 from fedmuon.experiments.planning.pace import (
     FolderSeconds,
     Pace,
@@ -85,6 +86,7 @@ def plan(config: Config, started: float = 0.0) -> Record:
         prepared = time.perf_counter() - begun
         state = begin(run.experiment.recipe, run.experiment.task, config.federation.seed)
         look, disk = evaluation(run, state), folder_seconds(run, state)
+        maps = orthogonalization(run, state)
         inline = config.engine.name == "inline"
         beside = 0.0 if inline else others.cores()
         # Trial rounds use the mean size of Poisson cohorts, and ignore simulated devices.
@@ -93,7 +95,8 @@ def plan(config: Config, started: float = 0.0) -> Record:
         engine = _engine(replace(run, experiment=average), state)
     spent = {"start": started, "set-up": prepared, "look": look}
     record = _record(run, state, engine, spent, disk)
-    return {**record, "others": others.cores() if inline else beside}
+    beside = others.cores() if inline else beside
+    return {**record, "orthogonalization": maps, "others": beside}
 
 
 def _engine(run: Run, state: ServerState) -> Engine:
@@ -252,6 +255,7 @@ def tables(record: Record) -> list[Table | str]:
             size_rows,
         ),
         *([" ".join(notes)] if notes else []),
+        *([table_of(maps)] if (maps := record.get("orthogonalization")) else []),
     ]
 
 

@@ -216,7 +216,7 @@ def spectral_map(matrix: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
     if matrix.requires_grad:
         return Spectral.apply(matrix, root, divisor, lambda m: spectral_map(m, root, divisor))
     view, flipped = wide(matrix)
-    work = _accurate_dtype(norm(view), root, matrix.dtype)
+    work = accurate_dtype(norm(view), root, matrix.dtype)
     if work is None:
         out = by_svd(view, root, divisor)
     elif divisor is torch.hypot and _products_are_faster(view):
@@ -251,7 +251,7 @@ def eigenpairs(product: Tensor, in_float64: Callable[[], Tensor]) -> tuple[Tenso
     return values, vectors
 
 
-def _accurate_dtype(size: Tensor, root: Tensor, dtype: torch.dtype) -> torch.dtype | None:
+def accurate_dtype(size: Tensor, root: Tensor, dtype: torch.dtype) -> torch.dtype | None:
     """Return the cheapest dtype whose Gram matrix is accurate for the whole stack, or None.
 
     The function compares the largest norm with the smallest root. During a round on a GPU, only the
