@@ -23,6 +23,7 @@ from fedmuon.clients.messages import (
     answer,
     nothing,
     partition,
+    record_of,
     request,
 )
 from fedmuon.clients.stored_states import Memory
@@ -164,7 +165,7 @@ def _arrays(
     Raises:
         InputError: If the arrays are too small for the number of replicas in the message.
     """
-    record = message.content.array_records["arrays"]
+    record = record_of(message.content, "arrays", ArrayRecord)
     arrays = {name: array.data for name, array in record.items()}
     single = named(client.template(1)[0], {})
     if any(stack * value.nbytes > len(arrays.get(name, b"")) for name, value in single.items()):

@@ -5,6 +5,7 @@ for the number of its client. If a client fails, the request is repeated or the 
 fault never changes the schedule of clients silently.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO
@@ -16,8 +17,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
+from torch import Tensor
 
-from fedmuon.clients.messages import MEASURED
+from fedmuon.clients.messages import MEASURED, record_of
 from fedmuon.clients.stored_states import MEMORY, state_record, states_of
 from fedmuon.config.facts import FACTS
 from fedmuon.config.load import Config, flatten
@@ -297,7 +299,7 @@ class FedMuonStrategy(Strategy):
             )
         recipe, content = self.experiment.recipe, message.content
         with distrusted():
-            sender = content.config_records["who"]
+            sender = record_of(content, "who", ConfigRecord)
             if (sender["round"], sender["partition"]) != (self.state.round, client):
                 place = (
                     f"partition {plain(sender['partition'], 20)}, "
@@ -308,17 +310,18 @@ class FedMuonStrategy(Strategy):
                     f"{self.state.round} was requested. {SAME_VERSION}"
                 )
             like = returned_like(recipe, self.state.params, self.state.states, client)
-            record = content.array_records["arrays"]
+            record = record_of(content, "arrays", ArrayRecord)
             params, states = received({name: array.data for name, array in record.items()}, *like)
             tensors = [tensor for tree in (params, *states.values()) for tensor in tree.values()]
             # Clipping replaces values that are not finite by 0. An error would reveal them.
             clipped = recipe.isolates
-            if not clipped and not all(bool(tensor.isfinite().all()) for tensor in tensors):
+            if not clipped and not all(map(_finite, tensors)):
                 raise InputError(
                     "the reply contains NaN or infinity. The training of this client may have "
                     "diverged. Lower [local] lr, or correct the samples of the client."
                 )
-            loss = torch.tensor(content.metric_records["metrics"]["loss"], dtype=torch.float64)
+            metric = record_of(content, "metrics", MetricRecord)
+            loss = torch.tensor(metric["loss"], dtype=torch.float64)
             if loss.shape != (len(tensors[0]),):
                 raise InputError(
                     f"the reply contains losses of shape {tuple(loss.shape)}, but one loss for "
@@ -331,6 +334,15 @@ class FedMuonStrategy(Strategy):
             for stage in recipe.stages:
                 stage.check(reply, self.state)
             return reply
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Return whether all entries are finite.
+
+    If the sum is finite, all entries are. This check takes a fifth of the time. The sum of large
+    entries can overflow.
+    """
+    return math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())
 
 
 def _metrics(content: RecordDict) -> Mapping[str, float]:

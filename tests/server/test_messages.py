@@ -124,6 +124,7 @@ REPLIES: dict[str, Spoil] = {
     "a lone loss": change("metrics", loss=0.5),
     "losses too many": change("metrics", loss=[0.5] * 1000),
     "not finite": put(npy(np.full((1, 7, 3), np.nan))),
+    "infinite with both signs": put(npy(np.full((1, 7, 3), np.inf) * np.array([1.0, -1.0, 1.0]))),
 }
 REQUESTS: dict[str, Spoil] = {
     **ARRAYS,
@@ -177,6 +178,13 @@ def test_a_valid_reply_is_read(server: FedMuonStrategy) -> None:
     """Negative control of what is refused below."""
     reply = server._read(answer(request(server)), CLIENT)
     assert reply.client == CLIENT and reply.params["weight"].shape == (1, 7, 3)
+
+
+def test_large_finite_entries_are_read(server: FedMuonStrategy) -> None:
+    """Although their sum is infinite."""
+    reply = answer(request(server))
+    put(npy(np.full((1, 7, 3), 1.7e308)))(reply.content)
+    assert float(server._read(reply, CLIENT).params["weight"].min()) == 1.7e308
 
 
 @pytest.mark.parametrize("name", REPLIES)
