@@ -8,6 +8,7 @@ fault never changes the schedule of clients silently.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from logging import INFO
 from typing import Any
 
@@ -160,6 +161,11 @@ class FedMuonStrategy(Strategy):
         sent = broadcast(self.experiment.recipe, self.state)
         return ArrayRecord(pack(sent.params, sent.states))
 
+    @cached_property
+    def _settings(self) -> ConfigRecord:
+        """The config as a record. Flower checks each of its 200 entries when it is created."""
+        return ConfigRecord({**flatten(self.config)})
+
     def messages(self, kind: str, clients: Sequence[int]) -> list[Message]:
         """Create messages with the same records for each client. Serialize each array only once."""
         stack = len(next(iter(self.state.params.values())))
@@ -167,7 +173,8 @@ class FedMuonStrategy(Strategy):
         request["dealt"] = self.experiment.shards.partition_digest
         if (plan := self.experiment.plan).factor is not None:
             request["factor"] = plan.factor_at(self.state.round)
-        config = ConfigRecord({**flatten(self.config), **request})
+        config = self._settings.copy()
+        config.update(request)
         if (neighbours := self.experiment.shards.neighbours) is not None:
             config[neighbours.message] = neighbours.rows.ravel().tolist()
         content = RecordDict({"arrays": self.arrays(), "config": config})
