@@ -1,11 +1,13 @@
 """Read messages in a client, without importing torch."""
 
+import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from fedmuon.config.user_objects import NOTHING, UserObjects
 from fedmuon.core.errors import SAME_VERSION, InputError, plain
@@ -13,6 +15,7 @@ from fedmuon.core.tables import Scalar
 from fedmuon.data.client_neighbours import CLIENT_ROWS, COLUMNS
 from fedmuon.data.neighbours import ROWS
 
+NUMPY = "numpy.ndarray"  # Flower's name of the format of numpy.save
 MEASURED = "measured"  # name of the record with a client's measurements
 Kind = TypeVar("Kind", ArrayRecord, ConfigRecord, MetricRecord)
 FlatConfig = tuple[tuple[str, Scalar], ...]
@@ -42,6 +45,33 @@ def record_of(content: RecordDict, name: str, kind: type[Kind]) -> Kind:
     if not isinstance(record, kind):
         raise KeyError(name)
     return record
+
+
+def array_record(tensors: Mapping[str, Any]) -> ArrayRecord:
+    """Return the record of tensors on the CPU, with the bytes that Flower would write.
+
+    Flower's constructor copies the values of each tensor three times. This function copies them
+    once.
+    """
+    arrays = {name: _array(tensor.detach().numpy()) for name, tensor in tensors.items()}
+    return ArrayRecord(arrays, keep_input=False)
+
+
+def _array(values: np.ndarray) -> Array:
+    """Return an array in the format of numpy.save."""
+    columns = values.flags.f_contiguous and not values.flags.c_contiguous
+    stored = values.T if columns else np.ascontiguousarray(values)
+    header = _header(values.shape, values.dtype.str, columns)
+    data = b"".join((header, stored.reshape(-1).view(np.uint8).data))
+    return Array(str(values.dtype), values.shape, NUMPY, data)
+
+
+@lru_cache(maxsize=64)
+def _header(shape: tuple[int, ...], descr: str, columns: bool) -> bytes:
+    file = io.BytesIO()
+    content = {"descr": descr, "fortran_order": columns, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, content)
+    return file.getvalue()
 
 
 def request(message: Message) -> Request:

@@ -18,8 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 
+from fedmuon.clients.messages import array_record
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import digest, mendable
 from fedmuon.federated.client_states import ClientStates, flat_states, nested_states
@@ -34,7 +35,7 @@ UNUSED = 7 * 86400.0  # seconds after which the states of another run are remove
 
 def state_record(states: States, round: int) -> RecordDict:
     """Convert a client's states after a round to a state of Flower's context."""
-    return RecordDict({f"{PREFIX}{round}": ArrayRecord(flat_states(states))})
+    return RecordDict({f"{PREFIX}{round}": array_record(flat_states(states))})
 
 
 def states_of(held: RecordDict, round: int) -> States:

@@ -21,6 +21,7 @@ from fedmuon.clients.messages import (
     Fetch,
     FlatConfig,
     answer,
+    array_record,
     nothing,
     partition,
     record_of,
@@ -99,7 +100,7 @@ def train_together(
         answer(
             message,
             {
-                "arrays": ArrayRecord(pack(reply.params, reply.states)),
+                "arrays": array_record(pack(reply.params, reply.states)),
                 "metrics": MetricRecord({"loss": reply.loss.double().tolist()}),
                 "who": ConfigRecord({"partition": reply.client, "round": round}),
                 **({MEASURED: MetricRecord({**reply.metrics})} if reply.metrics else {}),

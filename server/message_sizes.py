@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
+from fedmuon.clients.messages import array_record
 from fedmuon.config.load import Config
 from fedmuon.federated.experiment import Experiment
 from fedmuon.federated.traffic import returned_like
@@ -99,7 +100,7 @@ def _reply(
     like = returned_like(experiment.recipe, state.params, state.states, client)
     stack = len(next(iter(state.params.values())))
     records: dict[str, Any] = {
-        "arrays": ArrayRecord(pack(*like)),
+        "arrays": array_record(pack(*like)),
         "metrics": MetricRecord({"loss": [0.5] * stack}),
         "who": ConfigRecord({"partition": client, "round": 0}),
     }

@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
-from fedmuon.clients.messages import MEASURED, record_of
+from fedmuon.clients.messages import MEASURED, array_record, record_of
 from fedmuon.clients.stored_states import MEMORY, state_record, states_of
 from fedmuon.config.facts import FACTS
 from fedmuon.config.load import Config, flatten
@@ -159,7 +159,7 @@ class FedMuonStrategy(Strategy):
     def arrays(self) -> ArrayRecord:
         """Return the arrays that participants receive: the model, and the states that are sent."""
         sent = broadcast(self.experiment.recipe, self.state)
-        return ArrayRecord(pack(sent.params, sent.states))
+        return array_record(pack(sent.params, sent.states))
 
     @cached_property
     def _settings(self) -> ConfigRecord:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import small
 from flwr.app import (
     Array,
@@ -23,6 +24,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedmuon.clients.client_app import app
+from fedmuon.clients.messages import array_record
 from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.rounds import begin, broadcast, client_updates
@@ -178,6 +180,19 @@ def test_a_valid_reply_is_read(server: FedMuonStrategy) -> None:
     """Negative control of what is refused below."""
     reply = server._read(answer(request(server)), CLIENT)
     assert reply.client == CLIENT and reply.params["weight"].shape == (1, 7, 3)
+
+
+@pytest.mark.parametrize("tensor", [
+    torch.randn(3, 4), torch.randn(4, 3).mT, torch.randn(1, 5, 7).mT, torch.randn(4, 6, 5)[:, ::2],
+    torch.randn(2, 3, 4).permute(1, 0, 2), torch.tensor(3.0), torch.zeros(0, 3),
+    torch.zeros(3, 0).mT, torch.arange(5), torch.tensor([2], dtype=torch.uint8),
+    torch.ones(2).double(),
+])  # fmt: skip
+def test_arrays_have_the_bytes_that_flower_writes(tensor: torch.Tensor) -> None:
+    """In both memory orders, in none, without axes and without entries."""
+    tensors = {"a": tensor, "b": tensor + 1}
+    assert array_record(tensors) == ArrayRecord(dict(tensors))
+    assert array_record(tensors)["a"].data != array_record(tensors)["b"].data or not tensor.numel()
 
 
 def test_large_finite_entries_are_read(server: FedMuonStrategy) -> None:
