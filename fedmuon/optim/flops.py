@@ -173,12 +173,12 @@ def performed_newton_schulz(m: int, n: int, polynomials: Schedule, dtype: torch.
     symmetric product, only the computed part counts.
     """
     short, long = sorted((m, n))
-    share = symmetric_share(short)
-    large, small = 2 * long * short**2, 2 * short**3 * share
+    large, half = 2 * long * short**2, 1 + symmetric_share(short, long)
+    small = 2 * short**3 * symmetric_share(short, short)
     squares = sum(max(0, degree(p) - 1) for p in polynomials)
     if gram_dtypes(short, long, dtype, polynomials):
-        return large * (1 + share) + (squares + 3 * (len(polynomials) - 1)) * small
-    return large * (1 + share) * sum(degree(p) > 0 for p in polynomials) + squares * small
+        return large * half + (squares + 3 * (len(polynomials) - 1)) * small
+    return large * half * sum(degree(p) > 0 for p in polynomials) + squares * small
 
 
 def _matrix(m: int, n: int, rule: Rule) -> tuple[float, float, float, float]:

@@ -29,7 +29,7 @@ from fedmuon.optim.flops import (
 )
 from fedmuon.orthogonalize import newton_schulz, randomized_polar, schedule
 
-SHAPES = [(40, 40), (30, 50), (784, 10), (10, 784), (512, 64), (128, 2000), (300, 200), (512, 700)]
+SHAPES = [(40, 40), (30, 50), (784, 10), (10, 784), (512, 64), (128, 2000), (300, 200), (350, 500)]
 SCHEDULES = [("cubic", 3), ("quintic", 5), ("jordan", 5), ("taylor-4", 2), ("polar-express-e2", 7)]
 
 
