@@ -16,7 +16,7 @@ from fedmuon.core.device import holds, to_device
 from fedmuon.core.errors import InputError
 from fedmuon.orthogonalize.coefficients import Coefficients
 from fedmuon.orthogonalize.polynomial import scaled_newton_schulz
-from fedmuon.orthogonalize.spectral import gram, multiply, norm, peak, per_matrix
+from fedmuon.orthogonalize.spectral import add_product, gram, norm, peak, per_matrix
 
 Generator = np.random.Generator | torch.Generator
 Generators = Generator | Sequence[Generator] | None
@@ -111,13 +111,13 @@ def randomized_polar(
     stack, scale = _scale_into_range(M.reshape(-1, *M.shape[-2:]).to(work))
     samples = SKETCHES[sketch](stack, width, _numpy_generators(generator, len(stack)))
     for _ in range(power):  # the basis is replaced before every product
-        across = multiply(stack.mT, _condition(samples))
-        samples = multiply(stack, _condition(across))
+        across = add_product(stack.mT, _condition(samples))
+        samples = add_product(stack, _condition(across))
     basis = orthonormal(samples)
-    reduced = multiply(basis.mT, stack)
+    reduced = add_product(basis.mT, stack)
     divisor = _divisor(DELTAS[sketch] if delta is None else delta, M, stack, reduced, scale)
     small = scaled_newton_schulz(reduced, divisor, steps, coefficients)
-    return multiply(basis, small).view(M.shape).to(M.dtype)
+    return add_product(basis, small).view(M.shape).to(M.dtype)
 
 
 def _scale_into_range(stack: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,7 +180,7 @@ def _condition(samples: Tensor) -> Tensor:
     if not well_conditioned and bool(ill_conditioned.all()):
         return _rank_revealing(samples, size)
     inverse = torch.linalg.solve_triangular(factor, torch.diag_embed(1 / size), upper=False)
-    out = multiply(samples, inverse.mT.to(samples.dtype))
+    out = add_product(samples, inverse.mT.to(samples.dtype))
     if not well_conditioned:
         out[ill_conditioned] = _rank_revealing(samples[ill_conditioned], size[ill_conditioned])
     return out
@@ -228,7 +228,7 @@ def _gaussian(stack: Tensor, width: int, generators: list[np.random.Generator]) 
     shape = (stack.shape[-1], width)
     omega = torch.from_numpy(np.stack([draw.standard_normal(shape) for draw in generators]))
     runs = stack.reshape(len(generators), -1, shape[0])
-    samples = multiply(runs, to_device(omega, stack.device, stack.dtype))
+    samples = add_product(runs, to_device(omega, stack.device, stack.dtype))
     return samples.view(*stack.shape[:-1], width)
 
 

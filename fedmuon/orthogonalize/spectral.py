@@ -74,13 +74,8 @@ def wide(matrix: Tensor) -> tuple[Tensor, bool]:
 def left(small: Tensor, stack: Tensor, template: Tensor | None = None) -> Tensor:
     """Return the product `small` times `stack`, in the memory layout of `stack` or `template`."""
     if (stack if template is None else template).stride(-1) == 1:
-        return small @ stack
-    return (stack.mT @ small.mT).mT
-
-
-def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """Return the products of two stacks. For single matrices, a plain product is faster."""
-    return (a[0] @ b[0])[None] if len(a) == len(b) == 1 else a @ b
+        return add_product(small, stack)
+    return add_product(stack.mT, small.mT).mT
 
 
 def add_product(
@@ -90,7 +85,7 @@ def add_product(
 
     For a single matrix, a plain product is faster than a batched product.
     """
-    if a.ndim == 3 and len(a) == 1:
+    if a.ndim == b.ndim == 3 and len(a) == len(b) == 1:
         first = None if addend is None else addend[0]
         return add_product(a[0], b[0], first, beta, alpha)[None]
     if addend is None:
