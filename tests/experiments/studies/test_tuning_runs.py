@@ -14,6 +14,8 @@ from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.report import gather
 from fedmuon.experiments.studies import tuning_runs
+from fedmuon.experiments.studies.dp_text import TextCell
+from fedmuon.experiments.studies.dp_text import tunings as tunings_of_text
 from fedmuon.experiments.studies.find import find
 from fedmuon.experiments.studies.training import Training
 from fedmuon.experiments.studies.tuned import Tuning, place
@@ -237,11 +239,16 @@ def marked(name: str) -> Any:
 @pytest.mark.parametrize("name", [marked(name) for name in NAMES])
 def test_a_tuned_file_fits_its_suite(name: str) -> None:
     """A stored file that no longer fits would make each comparison inconclusive."""
-    work = find(name, None, "full", {})
-    assert isinstance(work, Training)
-    held = work.tuning() or {}
-    assert held["methods"] and all(one["fits"] for one in held["methods"])
-    content = json.loads(place(name).read_text())
+    work, content = find(name, None, "full", {}), json.loads(place(name).read_text())
+    if isinstance(work, Training):
+        fits = [one["fits"] for one in (work.tuning() or {})["methods"]]
+    else:  # a suite of kind `dp-text`, whose file contains the tuned values
+        cell = work.within(Path("unused"))[0]
+        assert isinstance(cell, TextCell)
+        tunings = tunings_of_text(cell.settings, Path("unused"), name) or {}
+        assert tunings.keys() == cell.settings.variants.keys()
+        fits = [tuned.fits for method in tunings.values() for tuned in method]
+    assert fits and all(fits)
     for one in content["methods"]:
         tuned = Tuned.of(one, content)
         assert one["best"] == tuned.best and one["inside"] == tuned.inside
