@@ -62,7 +62,8 @@ def test_the_method_is_the_one_that_is_used(
 def test_the_matrices_of_a_network_are_those_of_its_routes(tmp_path: Path) -> None:
     config = {**MLP, "orthogonalizer": {"name": "newton-schulz"}}
     run, state = prepared(tmp_path, config)
-    routes = [route.matrices for route in routing(run.config, run.experiment.task.module)]
+    task: Any = run.experiment.task
+    routes = [route.matrices for route in routing(run.config, task.module)]
     expected = sorted([*matrices] for matrices in routes if matrices is not None)
     assert expected
     record = orthogonalization(run, state)
