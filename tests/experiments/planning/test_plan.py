@@ -123,7 +123,9 @@ def test_in_python(empty: Path) -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "scale.md").read_text("utf-8")
     documented = re.findall(r"`([^`]+)`", page.partition("| key |")[2].partition("\n\n")[0])
     keys = {name for one in found.values() if isinstance(one, dict) for name in one}
-    assert set(documented) == set(found) | keys
+    muon = {**config, "local": {"recipe": "fedmuon"}}
+    maps = fedmuon.plan(muon, data=data, task=model)["orthogonalization"]
+    assert set(documented) == set(found) | keys | set(maps) | set(maps["stacks"][0])
     assert found["bytes"]["a client up"] == sum(value.nbytes for value in model.parameters())
 
 
