@@ -35,8 +35,7 @@ Request = tuple[FlatConfig, int, int, np.ndarray | None, float | None, str]
 def record_of(content: RecordDict, name: str, kind: type[Kind]) -> Kind:
     """Return a record of a message.
 
-    Properties such as `content.config_records` create a new dictionary of all records each time,
-    which took two thirds of the time to read a reply.
+    Properties such as `content.config_records` create a new dictionary of all records each time.
 
     Raises:
         KeyError: If the message has no record of this name and kind.
@@ -50,8 +49,7 @@ def record_of(content: RecordDict, name: str, kind: type[Kind]) -> Kind:
 def array_record(tensors: Mapping[str, Any]) -> ArrayRecord:
     """Return the record of tensors on the CPU, with the bytes that Flower would write.
 
-    Flower's constructor copies the values of each tensor three times. This function copies them
-    once.
+    Flower's constructor gives the same result, but takes twice as long for large tensors.
     """
     arrays = {name: _array(tensor.detach().numpy()) for name, tensor in tensors.items()}
     return ArrayRecord(arrays, keep_input=False)

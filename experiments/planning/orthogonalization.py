@@ -6,7 +6,6 @@ shape as one stack, but apart from other work.
 """
 
 import time
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -40,14 +39,6 @@ OTHERS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Stack:
-    """Matrices of equal shape: their number, and random matrices of their norms."""
-
-    count: int
-    matrices: Tensor  # [count, m, n]
-
-
 def orthogonalization(run: Run, state: ServerState) -> Record:
     """Return the seconds per stack of matrices, and in all, also of faster, less exact maps.
 
@@ -62,13 +53,13 @@ def orthogonalization(run: Run, state: ServerState) -> Record:
         return {}
     rows = [
         {
-            "matrices": [stack.count, *stack.matrices.shape[1:]],
-            "method": _method(table, stack.matrices),
-            "seconds": _seconds(table, stack.matrices),
+            "matrices": [*stack.shape],
+            "method": _method(table, stack),
+            "seconds": _seconds(table, stack),
         }
         for stack in stacks
     ]
-    device, total = stacks[0].matrices.device, sum(row["seconds"] for row in rows)
+    device, total = stacks[0].device, sum(row["seconds"] for row in rows)
     others = {}
     for words, keys in OTHERS.items():
         other = OrthogonalizerTable.model_validate(
@@ -77,7 +68,7 @@ def orthogonalization(run: Run, state: ServerState) -> Record:
         half = DTYPES[other.products]
         if other == table or (half is not None and not native_half(half, device)):
             continue
-        spent = sum(_seconds(other, stack.matrices) for stack in stacks)
+        spent = sum(_seconds(other, stack) for stack in stacks)
         if spent < total:
             others[words] = spent
     return {"map": table.name, "stacks": rows, "seconds": total, "faster": others}
@@ -94,21 +85,21 @@ def table_of(record: Record) -> Table:
     return columns(title, ("matrices", "method", "seconds"), rows, left=2)
 
 
-def _stacks(run: Run, state: ServerState) -> list[Stack]:
+def _stacks(run: Run, state: ServerState) -> list[Tensor]:
+    """Return stacks [count, m, n] of random matrices, one for each shape."""
     task, config = run.experiment.task, run.config
     if not isinstance(task, MatrixTask | NetworkTask):
         return []
     lengths = _first_norms(run, state)
     generator = torch.Generator().manual_seed(0)
-    found: dict[tuple[int, int], list[Tensor]] = {}
+    by_shape: dict[tuple[int, int], list[Tensor]] = {}
     for name, (count, rows, width) in _matrices(config, task).items():
         like = state.params[name]
         drawn = torch.randn(count, rows, width, generator=generator).to(like)
         length = lengths[name] / count**0.5
         drawn *= (length / norm(drawn).to(like))[:, None, None]
-        found.setdefault((rows, width), []).append(drawn)
-    stacks = [torch.cat(group) for group in found.values()]
-    return [Stack(len(stack), stack) for stack in stacks]
+        by_shape.setdefault((rows, width), []).append(drawn)
+    return [torch.cat(group) for group in by_shape.values()]
 
 
 def _matrices(config: Config, task: MatrixTask | NetworkTask) -> dict[str, tuple[int, int, int]]:

@@ -146,8 +146,11 @@ def _require_covered(case: CertifiedSetting, folder: bool) -> None:
 
 def _unproved(case: CertifiedSetting) -> list[str]:
     """Return the constants that nobody has checked."""
-    own = case.l_orth is None and is_own(case.config.orthogonalizer.name)
-    return [*case.given, *([AUTHOR.format(case.l_map)] if own and case.l_map is not None else [])]
+    custom_map = case.l_orth is None and is_own(case.config.orthogonalizer.name)
+    return [
+        *case.given,
+        *([AUTHOR.format(case.l_map)] if custom_map and case.l_map is not None else []),
+    ]
 
 
 def _momentum_radius(config: Config) -> float:

@@ -23,7 +23,7 @@ METHODS = {
     "threshold without constants": ("local.recipe=ringmaster-free", "devices.mode=threshold"),
     "fedasync": ("devices.mode=fedasync", "orthogonalizer.lambda=0.1"),
     "vote": ("local.recipe=sign-muon",),
-    "gossip": ("local.recipe=demuon", "federation.graph=ring", "federation.varying-graph=false"),
+    "gossip": ("local.recipe=demuon", "federation.graph=ring"),
 }
 SUITES = {"training": TRAINING, "stability": STABILITY, "study": STUDY}
 

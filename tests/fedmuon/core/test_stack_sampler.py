@@ -126,14 +126,14 @@ def test_a_piece_in_another_thread_belongs_to_the_work_that_was_divided(rule: bo
     torch.set_num_threads(2)
     lane = "fedmuon.core.threads:_Job.help_elsewhere"
     table = {**TABLE, lane: LANE if rule else CALLER}
-    sampler, begun = WithSamples(table, helper_threads), threading.Event()
+    sampler, long_began = WithSamples(table, helper_threads), threading.Event()
     sampler.samples = []
 
     def short() -> None:
-        begun.wait(20)  # so that another thread takes the other piece
+        long_began.wait(20)  # so that another thread takes the other piece
 
     def long() -> None:
-        begun.set()
+        long_began.set()
         places[0], end = len(sampler.samples) + 1, time.monotonic() + 20
         while len(sampler.samples) < places[0] + 20 and time.monotonic() < end:
             spin(0.001)
