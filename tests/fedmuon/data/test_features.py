@@ -279,7 +279,9 @@ def test_a_run_on_features_is_a_run_on_vectors(
     found = fedmuon.stability(tables, data=(x, y), trials=2, out=tmp_path / "a")
     moved, wanted = ([r["perturbation"] for r in run.neighbours] for run in (found, expected))
     assert moved == wanted
-    assert np.array_equal(found.model["weight"], expected.model["weight"])
+    weight, wanted_weight = found.model["weight"], expected.model["weight"]
+    # A client alone in its process uses other kernels than a stack of clients.
+    np.testing.assert_allclose(weight, wanted_weight, rtol=0, atol=1e-12 if where else 0)
 
 
 def test_a_certificate_says_on_which_data_features_depend(tmp_path: Path) -> None:
