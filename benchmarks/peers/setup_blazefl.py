@@ -21,7 +21,7 @@ from work import paths
 Sent = tuple[int, Model]  # the round and the server's model
 
 
-class Server(BaseServerHandler[Sent, Model]):
+class Server(BaseServerHandler[Model, Sent]):
     """A server that follows the schedule and computes plain means."""
 
     def __init__(self, job: Job) -> None:

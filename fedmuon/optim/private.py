@@ -38,7 +38,8 @@ from fedmuon.privacy.accounting.composition import Answer, account, event, merge
 from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.noise import CAVEATS, uncertified
 from fedmuon.tasks.base import Batch, Loss, Params, cross_entropy
-from fedmuon.tasks.networks import NetworkTask, stateless
+from fedmuon.tasks.networks import NetworkTask
+from fedmuon.tasks.thread_copies import stateless
 from fedmuon.tasks.user_task import check_each, require_numbers
 
 

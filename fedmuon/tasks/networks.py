@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from itertools import islice
 from operator import itemgetter
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.module import _has_any_global_hook
 
-from fedmuon.core.errors import Guard, InputError
+from fedmuon.core.errors import InputError
 from fedmuon.core.threads import PerThread, spread
 from fedmuon.tasks.base import (
     Batch,
@@ -48,6 +46,7 @@ from fedmuon.tasks.per_example.clipped_sums import (
 )
 from fedmuon.tasks.per_example.clipping import Clipping
 from fedmuon.tasks.per_example.ghost import find_ghosts, reject_mixing
+from fedmuon.tasks.thread_copies import TORCH, copyable, of_known_layers, stateless
 from fedmuon.tasks.work_split import (
     Chunks,
     Samples,
@@ -58,7 +57,6 @@ from fedmuon.tasks.work_split import (
 )
 
 CPU = torch.device("cpu")
-TORCH = "torch.nn.modules."
 NO_STATISTICS: Params = {}
 MEMORY = {"cpu": 1 << 28, "cuda": 1 << 32}  # bytes of activations that a thread stores at once
 LOSS_COPIES = 3  # tensors of the outputs' size: outputs, log-probabilities, and a gradient
@@ -146,7 +144,9 @@ class NetworkTask:
             "convolves": any(isinstance(layer, _ConvNd) for layer in self.module.modules()),
             # With channels as the last axis in memory, oneDNN convolves and torch pools faster. A
             # module of the user may not support this order, because `view` fails on it.
-            "channels_last": thread_safe and self.dtype == torch.float32,
+            "channels_last": thread_safe
+            and of_known_layers(self.module)
+            and self.dtype == torch.float32,
             "stack_limit": STACKED_PARAMETERS.get(device, 1 << 27),
             "chunks": Chunks(max(1, limit)),
             "evaluation_chunks": Chunks(max(1, min(limit, evaluated))),
@@ -487,57 +487,3 @@ def _add_(total: Found, part: Found) -> Found:
     for name, value in part[1].items():
         total[1][name].add_(value)
     return total[0].add_(part[0]), total[1]
-
-
-# Whether several threads may call a module at once, each with its own copy. A copy is needed
-# because a call with other parameters writes them into the module until it returns.
-#
-# A copy of a user's class may share layers with the original, or store state between calls. Such a
-# module is not copied, and only one thread calls it. Layers of torch and of fedmuon do not do this.
-
-LAYERS = (TORCH, "fedmuon.")
-FUNCTIONS = ("torch.", "fedmuon.")
-VALUES = (bool, int, float, str, torch.dtype, torch.device, torch.Size, Tensor, type(None))
-EMPTY = vars(nn.Module())
-HOOKS = tuple(name for name in EMPTY if "hook" in name)
-
-
-def copyable(module: nn.Module) -> bool:
-    """Return whether a copy of a module certainly computes the same, without side effects.
-
-    This is true for layers of torch and of fedmuon without hooks or functions of the user.
-    """
-    return not _has_any_global_hook() and all(
-        f"{type(layer).__module__}.".startswith(LAYERS)
-        and not any(vars(layer).get(name) for name in HOOKS)
-        and all(_known(value) for name, value in vars(layer).items() if name not in EMPTY)
-        for layer in module.modules()
-    )
-
-
-def stateless(function: Any) -> bool:
-    """Return whether a loss or metric certainly stores nothing between calls.
-
-    This is true for functions of torch and of fedmuon that do not call a function of the user.
-    """
-    kind = type(function)  # isinstance may run the object's own code, which may raise anything
-    if issubclass(kind, nn.Module):
-        return copyable(function)
-    if issubclass(kind, partial):
-        contents = [function.func, *function.args, *function.keywords.values()]
-    elif kind is FunctionType and f"{function.__globals__.get('__name__', '')}.".startswith(
-        FUNCTIONS
-    ):
-        contents = [cell.cell_contents for cell in function.__closure__ or ()]
-    else:
-        return False
-    return all(_known(value) or stateless(value) for value in contents)
-
-
-def _known(value: Any) -> bool:
-    """Return whether a value is plain, a stateless function, or a list or tuple of such values."""
-    if isinstance(value, list | tuple):
-        return all(map(_known, value))
-    if isinstance(value, Guard):  # it contains the object that it guards, for error messages
-        return stateless(value.found)
-    return isinstance(value, VALUES) or (isinstance(value, FunctionType) and stateless(value))

@@ -210,7 +210,7 @@ def split_samples(
     """
     rows, replicas = samples.labels.shape[1], size_of(params)
     per_replica = rows * products / WORK
-    cut = parts(rows, min(per_replica, rows / FEW))
+    cut = parts(rows, min(per_replica, rows // FEW))
     pieces = []
     for block in parts(replicas, replicas * min(1.0, per_replica)):
         block_params = {name: value[block] for name, value in params.items()}

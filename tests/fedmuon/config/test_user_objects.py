@@ -29,8 +29,8 @@ from fedmuon.optim.orthogonalizers import require_sound
 from fedmuon.optim.recipes import as_recipe
 from fedmuon.optim.server_rules import replace_by_mean
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
-from fedmuon.tasks.networks import stateless
 from fedmuon.tasks.per_example.clipping import Clipping
+from fedmuon.tasks.thread_copies import stateless
 
 pytestmark = pytest.mark.usefixtures("runs_apart")
 LAMBDA = {"orthogonalizer": {"lambda": 1.0}}

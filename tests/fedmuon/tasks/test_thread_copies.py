@@ -19,7 +19,8 @@ from fedmuon.tasks import base, user_task, work_split
 from fedmuon.tasks.base import Batch, cross_entropy
 from fedmuon.tasks.decoder import sentence_tokens
 from fedmuon.tasks.models import MODELS
-from fedmuon.tasks.networks import CPU, NetworkTask, copyable, stateless
+from fedmuon.tasks.networks import CPU, NetworkTask
+from fedmuon.tasks.thread_copies import copyable, stateless
 
 
 class Elsewhere(nn.Module):
