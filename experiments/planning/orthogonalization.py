@@ -18,7 +18,7 @@ from fedmuon.experiments.tables import columns
 from fedmuon.optim.orthogonalizers import DTYPES, map_of_table
 from fedmuon.optim.stage import ServerState
 from fedmuon.orthogonalize import schedule
-from fedmuon.orthogonalize.polynomial import gram_dtypes, native_half
+from fedmuon.orthogonalize.polynomial import gram_dtypes, half_segments, native_half
 from fedmuon.orthogonalize.spectral import accurate_dtype, norm, wide
 from fedmuon.runs.directory import Record
 from fedmuon.runs.fixed_files import routing
@@ -31,12 +31,14 @@ TIMED = ("smoothed-polar", "clipped-sign", "exact-sign", "newton-schulz")
 SAMPLES, SECONDS, MOST = 64, 0.3, 20  # of the first gradient; limits of the calls of one stack
 BY_GRAM, BY_MATRIX = "products of Gram matrices, {}", "products of whole matrices, {}"
 BY_EIGENVECTORS, BY_SVD = "eigenvectors of Gram matrices, {}", "SVD, float64"
+NEWTON_SCHULZ = {"name": "newton-schulz", "steps": 5}
 OTHERS = {
-    "newton-schulz, 5 steps": {"name": "newton-schulz", "steps": 5},
-    "newton-schulz, 5 steps, products = 'bfloat16'": {
-        "name": "newton-schulz", "steps": 5, "products": "bfloat16",
+    "newton-schulz, 5 steps": NEWTON_SCHULZ,
+    **{
+        f"newton-schulz, 5 steps, products = '{half}'": {**NEWTON_SCHULZ, "products": half}
+        for half in ("bfloat16", "float16")
     },
-}  # fmt: skip
+}
 
 
 def orthogonalization(run: Run, state: ServerState) -> Record:
@@ -121,10 +123,14 @@ def _first_norms(run: Run, state: ServerState) -> dict[str, Tensor]:
 def _method(table: OrthogonalizerTable, matrices: Tensor) -> str:
     short, long = sorted(matrices.shape[1:])
     if table.name == "newton-schulz":
+        polynomials = schedule(table.polynomials, table.steps)
         if table.products == "full":
-            polynomials = schedule(table.polynomials, table.steps)
             for work in gram_dtypes(short, long, matrices.dtype, polynomials):
                 return BY_GRAM.format(_written(work))
+        half = DTYPES[table.products]
+        segments = half_segments(short, long, matrices.dtype, half, polynomials)
+        if len(segments) < len(polynomials):
+            return f"{BY_GRAM.format(_written(half))}, renewed {len(segments) - 1} times"
         return BY_MATRIX.format(_written(DTYPES[table.products] or matrices.dtype))
     root = {"smoothed-polar": table.lambda_**0.5, "clipped-sign": table.clip_level}
     if table.name not in root:

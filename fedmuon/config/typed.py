@@ -218,7 +218,7 @@ OrthogonalizerKeys = TypedDict(
         "safety": float,
         "eps": float,
         "normalization": Literal["plus", "max", "unit", "aol"],
-        "products": Literal["full", "bfloat16"],
+        "products": Literal["full", "bfloat16", "float16"],
         "sigma": float,
         "clip-level": float,
         "rank": int,

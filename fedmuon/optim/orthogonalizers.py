@@ -35,7 +35,8 @@ Map = Callable[[Tensor, Context, int], Tensor]  # (M [S, m, n], context, block n
 SCALES = (1e-3, 1.0, 1e3)  # scales of the random matrices: small, ordinary and large
 NEAR = 1e-2  # relative size of a small perturbation
 MIXED = 0.02  # a larger relative difference is not rounding, even for a map that uses bfloat16
-DTYPES = {"full": None, "bfloat16": torch.bfloat16}  # values of [orthogonalizer] products
+# Values of [orthogonalizer] products.
+DTYPES = {"full": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ROUNDING = 64  # allowed rounding error, in units in the last place of the images
 
 

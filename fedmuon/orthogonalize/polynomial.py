@@ -3,7 +3,8 @@
 Half precision (bfloat16, float16) works as in torch.optim.Muon: operands and results of every
 product are rounded to this dtype, and sums are float32. A CPU without half-precision products uses
 float32 products with the same roundings. These products are a hundred times faster than torch's
-fallback.
+fallback. Matrices that arrive in half precision take torch's steps. Longer matrices in full
+precision take several steps on the Gram matrix before they are multiplied (`half_segments`).
 """
 
 from collections.abc import Callable
@@ -40,6 +41,8 @@ _RANGE = {torch.float16: (1e-2, 6e4), torch.float32: (1e-15, 1e15), torch.float6
 Divide = Callable[[Tensor, Tensor | float], Tensor]
 
 _HALF = (torch.bfloat16, torch.float16)
+# Largest relative error of the Gram matrix in half precision, at its small eigenvalues.
+_DRIFT = 0.2
 _SMALL = 64  # a product with a shorter side than this is as slow as reading its operands
 _WIDER = 2  # slowdown of a product in the next wider dtype
 
@@ -165,12 +168,13 @@ def _iterate(
     stack = view.view(-1, *view.shape[-2:])
     out = _iterate_on_gram(stack, polynomials, divide) if products not in _HALF else None
     if out is None:  # iterate on Z itself, with two large products per step
+        segments = half_segments(*stack.shape[-2:], stack.dtype, products, polynomials)
         z = _normalize(stack, divide).to(products)
         if z.dtype not in _HALF or native_half(z.dtype, z.device):
-            out = _iterate_on_matrix(polynomials, z, lambda x: x)
+            out = _iterate_on_matrix(segments, z, lambda x: x)
         else:
             half = z.dtype
-            out = _iterate_on_matrix(polynomials, z.float(), lambda x: x.to(half).float()).to(half)
+            out = _iterate_on_matrix(segments, z.float(), lambda x: x.to(half).float()).to(half)
     out = out.to(matrix.dtype).view(view.shape)
     return out.mT if flipped else out
 
@@ -201,22 +205,58 @@ def native_half(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def half_segments(
+    short: int, long: int, given: torch.dtype, products: torch.dtype | None, polynomials: Schedule
+) -> list[Schedule]:
+    """Divide the steps into segments, after each of which Z and its Gram matrix are new.
+
+    A segment of one step is an ordinary step. In a longer segment, only the Gram matrix G of the
+    segment's first Z changes (see `_iterate_on_gram`). Step t multiplies the errors of its small
+    eigenvalues by a_t^2, so the product of these factors before the last step is bounded. The
+    restarts are those of Gram Newton-Schulz (Dao AI Lab): with float16, their three quintic steps
+    after two of polar-express follow from the bound.
+    """
+    alone: list[Schedule] = [[step] for step in polynomials]
+    if products not in _HALF or given in _HALF or short < _SMALL:
+        return alone
+    segments, error = list[Schedule](), float(torch.finfo(products).eps)
+    for step in polynomials:
+        last = segments[-1] if segments else []
+        polynomial = degree(step) and last and degree(last[-1])
+        if polynomial and error * _gain(last) ** 2 <= _DRIFT:
+            segments[-1] = [*last, step]
+        else:
+            segments.append([step])
+    aspect = long / short
+    cost = sum(2 * aspect + 4 * len(steps) - 3 for steps in segments)
+    return segments if cost < len(polynomials) * (2 * aspect + 1) else alone
+
+
 def _iterate_on_matrix(
-    polynomials: Schedule, z: Tensor, rounded: Callable[[Tensor], Tensor]
+    segments: list[Schedule], z: Tensor, rounded: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """Return Z_T [B, q, d], from steps Z <- a Z + U Z with U = b G + c G^2 + ... and G = Z Z^T.
 
     A single matrix is not batched, because plain products are faster.
     """
     if len(z) == 1 and z.ndim == 3:
-        return _iterate_on_matrix(polynomials, z[0], rounded)[None]
-    for step in polynomials:
-        if degree(step) == 0:
-            z = rounded(z * step[0])
+        return _iterate_on_matrix(segments, z[0], rounded)[None]
+    for first, *others in segments:
+        if degree(first) == 0:
+            z = rounded(z * first[0])
             continue
         g = rounded(symmetric_product(z, z.mT))
-        small, scale = _bracket(step, g, rounded)
-        z = rounded(add_product(small, z, z, step[0], scale))
+        if not others:
+            small, scale = _bracket(first, g, rounded)
+            z = rounded(add_product(small, z, z, first[0], scale))
+            continue
+        product = factor = rounded(_polynomial(first, g, rounded))
+        for step in others:
+            g = rounded(symmetric_product(factor, g))
+            g = rounded(symmetric_product(g, factor))
+            factor = rounded(_polynomial(step, g, rounded))
+            product = rounded(symmetric_product(factor, product))
+        z = rounded(add_product(product, z))
     return z
 
 
@@ -301,12 +341,14 @@ def _tolerance(dtype: torch.dtype) -> float:
     return 1e-10 if dtype == torch.float64 else 1e-5
 
 
-def _polynomial(step: Step, g: Tensor) -> Tensor:
+def _polynomial(
+    step: Step, g: Tensor, rounded: Callable[[Tensor], Tensor] = lambda x: x
+) -> Tensor:
     """Return a I + b G + c G^2 + ... [B, q, q]."""
     if degree(step) == 0:
         out = torch.zeros_like(g)
     else:
-        small, scale = _bracket(step, g)
-        out = small * scale if scale != 1 else small
+        small, scale = _bracket(step, g, rounded)
+        out = small * scale if small is g else small
     out.diagonal(dim1=-2, dim2=-1).add_(step[0])
     return out
