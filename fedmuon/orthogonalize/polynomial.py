@@ -341,9 +341,7 @@ def _tolerance(dtype: torch.dtype) -> float:
     return 1e-10 if dtype == torch.float64 else 1e-5
 
 
-def _polynomial(
-    step: Step, g: Tensor, rounded: Callable[[Tensor], Tensor] = lambda x: x
-) -> Tensor:
+def _polynomial(step: Step, g: Tensor, rounded: Callable[[Tensor], Tensor] = lambda x: x) -> Tensor:
     """Return a I + b G + c G^2 + ... [B, q, q]."""
     if degree(step) == 0:
         out = torch.zeros_like(g)
