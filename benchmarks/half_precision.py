@@ -70,8 +70,7 @@ class Kept:
         self.matrices: dict[tuple[int, ...], Tensor] = {}
 
     def __call__(self, matrix: Tensor) -> Tensor:
-        if matrix.requires_grad is False and matrix.abs().max() > 0:
-            self.matrices[tuple(matrix.shape[-2:])] = matrix.detach()[:1].clone()
+        self.matrices[tuple(matrix.shape[-2:])] = matrix.detach()[:1].clone()
         return orthogonalized(matrix)
 
 
