@@ -159,7 +159,7 @@ def error_rows() -> Iterator[Row]:
         for way in each[0]:
             values = [one[way] for one in each]
             yield Row(
-                f"{network}, {way}, error", median(values), unit="", aim=None,
+                f"{network}, {way}, error", median(values), unit="",
                 note=f"median of {len(values)} matrices; largest {max(values):.2g}",
             )  # fmt: skip
         few = [one for one in matrices if min(one.shape[-2:]) <= 600]

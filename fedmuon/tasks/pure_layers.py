@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 TORCH = "torch.nn.modules."
-CONSTANTS = (bool, int, float, complex, str, torch.dtype, torch.device, torch.Size, type(None))
+CONSTANTS = (bool, int, float, str, torch.dtype, torch.device, torch.Size, type(None))
+EMPTY = vars(nn.Module())  # the attributes of each layer
 BUILTINS = {
     getattr(builtins, name)
     for name in (
@@ -43,9 +44,8 @@ MISSING = object()
 
 def only_computes(layer: nn.Module) -> bool:
     """Return whether no method of the layer's class stores anything or reads what can change."""
-    empty = vars(nn.Module())
-    own = [value for name, value in vars(layer).items() if name not in empty]
-    return all(map(is_constant, own)) and all(
+    attributes = [value for name, value in vars(layer).items() if name not in EMPTY]
+    return all(map(is_constant, attributes)) and all(
         _members_compute(base)
         for base in type(layer).__mro__
         if base is not object and not base.__module__.startswith(TORCH)
@@ -121,16 +121,11 @@ def _is_torchs(value: Any) -> bool:
         return f"{value.__globals__.get('__name__', '')}.".startswith("torch.")
     if isinstance(value, type):
         return f"{value.__module__}.".startswith("torch.")
-    places = (torch, nn.functional, math)
-    return callable(value) and any(vars(one).get(_name(value)) is value for one in places)
-
-
-def _name(value: Any) -> str:
-    name = getattr(value, "__name__", "")
-    return name if type(name) is str else ""
+    name, modules = getattr(value, "__name__", None), (torch, nn.functional, math)
+    return type(name) is str and any(vars(module).get(name) is value for module in modules)
 
 
 def _with_inner(code: CodeType) -> list[CodeType]:
     """Return the code of a function, and of the functions and comprehensions inside it."""
-    inside = [value for value in code.co_consts if isinstance(value, CodeType)]
-    return [code, *(inner for one in inside for inner in _with_inner(one))]
+    functions = [value for value in code.co_consts if isinstance(value, CodeType)]
+    return [code, *(inner for function in functions for inner in _with_inner(function))]

@@ -10,17 +10,15 @@ from functools import partial
 from types import FunctionType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from fedmuon.core.errors import Guard
-from fedmuon.tasks.pure_layers import TORCH, only_computes
+from fedmuon.tasks.pure_layers import CONSTANTS, EMPTY, TORCH, only_computes
 
 LAYERS = (TORCH, "fedmuon.")
 FUNCTIONS = ("torch.", "fedmuon.")
-VALUES = (bool, int, float, str, torch.dtype, torch.device, torch.Size, Tensor, type(None))
-EMPTY = vars(nn.Module())
+VALUES = (*CONSTANTS, Tensor)
 HOOKS = tuple(name for name in EMPTY if "hook" in name)
 
 

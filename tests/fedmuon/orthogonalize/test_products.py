@@ -87,8 +87,10 @@ def test_it_is_the_iteration_with_roundings(
         loops = torch.stack(want).reshape(shape)
         # Products of the processor round sums in another order, so entries may differ by a unit.
         assert apart(found, loops) < 0.75 * apart(loops, full) + unit
-        if stack[0].numel() > 1:  # the polynomial of 1 is a difference of larger numbers
-            assert apart(found, full) < 5 * unit * (1 + steps)
+        # The polynomial of 1 is a difference of larger numbers, which float16 rounds worse here.
+        few = stack[0].numel() == 1 and half == torch.float16
+        assert apart(found, full) < (20 if few else 5) * unit * (1 + steps)
+        if stack[0].numel() > 1:
             assert apart(found, full) > unit / 8  # the control: full precision is another thing
 
 
