@@ -403,19 +403,32 @@ class NetworkTask:
         """
         return Masks(keys, self.axes) if self.keyed else nullcontext()
 
-    def _outputs(self, params: Params, inputs: Tensor, keys: Tensor | None) -> Tensor:
+    def _outputs(
+        self, params: Params, inputs: Tensor, keys: Tensor | None, laid_out: bool = False
+    ) -> Tensor:
         rows = inputs.reshape(-1, *self.shape)
         rows = rows.long() if self.whole else rows
+        if laid_out and rows.ndim == 4:  # otherwise, each direction of autograd would convert them
+            rows = rows.contiguous(memory_format=torch.channels_last)
         with self.masks(keys):
             return functional_call(
                 self.own_module(), params, (rows,), tie_weights=self.shares_parameters
             )
 
     def total(
-        self, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor, keys: Tensor
+        self,
+        params: Params,
+        inputs: Tensor,
+        labels: Tensor,
+        weights: Tensor,
+        keys: Tensor,
+        laid_out: bool = False,
     ) -> Tensor:
-        """Multiply the loss of each sample by its weight, and return the sum for one replica."""
-        outputs = self._outputs(params, inputs, keys)
+        """Multiply the loss of each sample by its weight, and return the sum for one replica.
+
+        `laid_out` is whether the module receives the samples with channels as the last axis.
+        """
+        outputs = self._outputs(params, inputs, keys, laid_out)
         return self.loss(outputs, self.targets(inputs, labels)) @ weights
 
     def _slope(
@@ -429,7 +442,8 @@ class NetworkTask:
     ) -> tuple[Params, Tensor]:
         """Return the gradient and the value of `total`, without the overhead of torch.func."""
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-        loss = self.total({**leaves, **statistics}, inputs, labels, weights, keys)
+        tensors = {**leaves, **statistics}
+        loss = self.total(tensors, inputs, labels, weights, keys, self.channels_last)
         slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         gradients = (slope.contiguous() for slope in slopes)
         return dict(zip(leaves, gradients, strict=True)), loss.detach()

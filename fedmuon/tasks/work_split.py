@@ -180,6 +180,9 @@ def exact_on(device: torch.device) -> AbstractContextManager[None]:
 
 WORK = 1 << 24  # minimum number of products in a piece, which take one or two milliseconds
 FEW = 32  # minimum number of samples in a piece; with fewer, convolutions become too slow
+# With so many pieces, two threads would not end together, so the last piece is halved. With more
+# pieces, the time between their ends is short.
+UNEVEN = (3, 5, 7)
 
 
 class Samples(NamedTuple):
@@ -210,14 +213,19 @@ def split_samples(
     """
     rows, replicas = samples.labels.shape[1], size_of(params)
     per_replica = rows * products / WORK
-    cut = parts(rows, min(per_replica, rows // FEW))
+    stacks = parts(replicas, replicas * min(1.0, per_replica))
+    cuts = [parts(rows, min(per_replica, rows // FEW))] * len(stacks)
+    if len(stacks) == replicas in UNEVEN and rows >= FEW and len(cuts[-1]) == 1:
+        cuts[-1] = parts(rows, 2)
+    if len(stacks) == len(cuts[0]) == 1:
+        return [[(params, samples)]]
     pieces = []
-    for block in parts(replicas, replicas * min(1.0, per_replica)):
-        block_params = {name: value[block] for name, value in params.items()}
-        block_samples = Samples(
-            *(values if len(values) == 1 else values[block] for values in samples)
-        )
-        pieces.append([(block_params, block_samples.rows(part)) for part in cut])
+    for stack, cut in zip(stacks, cuts, strict=True):
+        of_stack = {name: value[stack] for name, value in params.items()}
+        chosen = Samples(*(values if len(values) == 1 else values[stack] for values in samples))
+        pieces.append([
+            (of_stack, chosen if len(cut) == 1 else chosen.rows(part)) for part in cut
+        ])  # fmt: skip
     return pieces
 
 

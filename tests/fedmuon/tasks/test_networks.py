@@ -170,6 +170,13 @@ def test_images_lie_channels_last_where_only_layers_of_torch_read_them() -> None
     # In the first network's first convolution the order of memory is that of the weights.
     laid = found._laid_out({name: value[0] for name, value in narrow.items()})["0.weight"]
     assert laid.stride() == (18, 1, 6, 2)
+    received: list[Tensor] = []
+    first = next(found.own_module().children())
+    hook = first.register_forward_pre_hook(lambda _, given: received.append(given[0]))
+    single = {name: value[0] for name, value in narrow.items()}
+    found._slope(single, images.float(), labels, torch.full((9,), 1 / 9), labels)
+    hook.remove()
+    assert received[0].is_contiguous(memory_format=torch.channels_last)
     loss, slope = exact.gradient(params, [Batch(images, labels)])
     batch = Batch(images.float(), labels)
     for task, given in ((found, narrow), (NetworkTask(own, TOY), weights)):
