@@ -149,7 +149,11 @@ class Dealt(NamedTuple):
 
 
 def federate(
-    source: Source, dealt: Dealt, normalize: str = "unit", clients: int | None = None
+    source: Source,
+    dealt: Dealt,
+    normalize: str = "unit",
+    clients: int | None = None,
+    most: type[np.floating] = np.float64,
 ) -> FederatedData:
     """Build the data of all clients: collect and normalize the chosen samples of the source.
 
@@ -159,6 +163,7 @@ def federate(
         normalize: Name of the normalization, see `flat_rows`.
         clients: The number of clients N. Set this number if the last clients may have no samples.
             The default is the largest client number plus 1.
+        most: The highest precision in which samples are stored.
     """
     order, sizes = np.argsort(dealt.client, kind="stable"), np.bincount(dealt.client)
     clients = max(clients or 0, len(sizes))
@@ -168,7 +173,7 @@ def federate(
         return np.concatenate([[0], np.cumsum(np.bincount(client, minlength=clients))])
 
     def mapped(index: np.ndarray) -> np.ndarray:
-        return source.rows(normalize, index)
+        return source.rows(normalize, index, most)
 
     return FederatedData(
         inputs=mapped(rows),

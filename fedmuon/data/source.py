@@ -52,12 +52,17 @@ class Source:
     label_names: tuple[str, ...] = ()
     images: np.ndarray | None = None
 
-    def rows(self, normalize: str, chosen: np.ndarray | None = None) -> np.ndarray:
+    def rows(
+        self,
+        normalize: str,
+        chosen: np.ndarray | None = None,
+        most: type[np.floating] = np.float64,
+    ) -> np.ndarray:
         """Return all samples, or the samples with the indices `chosen`, as the rows of a matrix.
 
-        For `normalize`, see `flat_rows`.
+        For `normalize`, see `flat_rows`. The rows are stored in the precision `most` or less.
         """
-        return flat_rows(self.inputs, normalize, chosen, self.center)
+        return flat_rows(self.inputs, normalize, chosen, self.center, most)
 
     def with_public_center(self, count: int) -> "Source":
         """Subtract the mean of the last `count` samples of the official test part from all samples.
@@ -177,16 +182,17 @@ def flat_rows(
     normalize: str,
     chosen: np.ndarray | None = None,
     center: np.ndarray | None = None,
+    most: type[np.floating] = np.float64,
 ) -> np.ndarray:
     """Flatten all samples, or the samples with the indices `chosen`, to the rows of a matrix.
 
     Each row is scaled independently of the others. `pixels` divides uint8 images by 255, in
     float32, leaves other values unchanged, and then subtracts the vector `center` [d]. `tokens`
     converts to float32, which represents integers below 2^24 exactly. For other values of
-    `normalize`, see `unit_rows`.
+    `normalize`, see `unit_rows`. Float64 rows are rounded to the dtype `most`.
     """
     if normalize not in (PIXELS, TOKENS):
-        return unit_rows(raw, normalize, chosen, center)
+        return unit_rows(raw, normalize, chosen, center, most)
     raw = raw if chosen is None else raw[chosen]
     rows = raw.reshape(len(raw), math.prod(raw.shape[1:]))
     if normalize == TOKENS:
@@ -195,7 +201,7 @@ def flat_rows(
         rows = np.divide(rows, 255, dtype=np.float32)
     if center is not None:
         rows = rows - center.astype(rows.dtype if rows.dtype.kind == "f" else np.float64)
-    return rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float64)
+    return rows.astype(np.float32 if rows.dtype == np.float32 else most, copy=False)
 
 
 def unit_rows(
@@ -203,6 +209,7 @@ def unit_rows(
     normalize: str = "unit",
     chosen: np.ndarray | None = None,
     center: np.ndarray | None = None,
+    most: type[np.floating] = np.float64,
 ) -> np.ndarray:
     """Scale all samples, or the samples with the indices `chosen`, to norms of at most 1.
 
@@ -215,16 +222,17 @@ def unit_rows(
             max(1, ||u||_2).
         chosen: Indices of the samples to scale. None means all samples.
         center: A vector [d] that is first subtracted from each sample, or None.
+        most: The dtype of the result, to which the float64 rows are rounded.
 
     Returns:
-        Rows [m, d] float64 with ||u||_2 <= 1.
+        Rows [m, d] with ||u||_2 <= 1, before the rounding to `most`.
     """
     if normalize not in NORMALIZATIONS:
         raise InputError(
             f"[data] normalize = '{normalize}' does not exist: use {' or '.join(NORMALIZATIONS)}"
         )
     rows = raw.reshape(len(raw), math.prod(raw.shape[1:]))
-    mapped = np.empty((len(rows) if chosen is None else len(chosen), rows.shape[1]))
+    mapped = np.empty((len(rows) if chosen is None else len(chosen), rows.shape[1]), most)
     for start in range(0, len(mapped), CHUNK):
         part = slice(start, start + CHUNK)
         chunk = rows[part if chosen is None else chosen[part]]

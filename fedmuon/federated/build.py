@@ -75,7 +75,7 @@ from fedmuon.tasks.user_task import Task as OwnTask
 from fedmuon.tasks.user_task import as_task, user_network
 
 COMPILED = 2e7  # compilation pays off for runs with more sample gradients than this
-ROUNDING = 1e-9  # tolerance for the squared norm of a row in the unit ball
+ROUNDING = 1e-9  # tolerance for the squared norm of a row in the unit ball, before rounding
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 ResolvedConfig = NewType("ResolvedConfig", Config)
@@ -206,8 +206,9 @@ def build_experiment(
     held_out = data.test_inputs, data.validation_inputs, data.client_test_inputs
     if isinstance(task, MatrixTask):
         for rows in (data.inputs, *held_out):
-            squares = np.einsum("nd,nd->n", rows, rows)
-            if not (squares <= 1 + ROUNDING).all():  # also rejects NaN
+            squares = np.einsum("nd,nd->n", rows, rows, dtype=np.float64)
+            rounding = max(ROUNDING, 4 * float(np.finfo(rows.dtype).eps))
+            if not (squares <= 1 + rounding).all():  # also rejects NaN
                 raise InputError(
                     f"a sample has norm {math.sqrt(squares.max()):.4g}, but [task] name = "
                     "'matrix' needs samples of norm 1 or less, because the theory's constants "

@@ -198,12 +198,16 @@ def _digest(objects: UserObjects, facts: Facts, name: str, target: str, client: 
 
 
 def build_data(config: Config, source: Source | None = None) -> FederatedData:
-    """Draw train and held-out samples, and split the train samples over clients."""
+    """Draw train and held-out samples, and split the train samples over clients.
+
+    Samples are stored in the precision of the run, to save memory.
+    """
     source = read_source(config) if source is None else source
     stored = source.inputs
     require_room(config, stored.shape[1:], len(stored), stored.itemsize)
     dealt = deal(config, source)
-    return federate(source, dealt, config.data.normalize, config.federation.clients)
+    most = np.float64 if config.engine.dtype == "float64" else np.float32
+    return federate(source, dealt, config.data.normalize, config.federation.clients, most)
 
 
 def deal(config: Config, source: Source) -> Dealt:

@@ -41,12 +41,14 @@ def test_rows_outside_the_ball_have_no_constants() -> None:
     given = UserObjects(data=(5 * X, CLASSES))
     config = resolve(parse({**MATRIX, "data": {"name": "given"}}).with_objects(given))
     for normalize, sound in (("unit", True), ("ball", True), ("pixels", False)):
-        data = federate(source, Dealt(np.arange(50), deal[:50], np.arange(50, 60)), normalize)
-        if sound:
-            build_experiment(config, data)
-        else:
-            with pytest.raises(InputError, match="samples of norm 1 or less"):
+        for most in (np.float64, np.float32):
+            parts = Dealt(np.arange(50), deal[:50], np.arange(50, 60))
+            data = federate(source, parts, normalize, most=most)
+            if sound:
                 build_experiment(config, data)
+            factor = most(1 + 1e-5) if sound else most(1)
+            with pytest.raises(InputError, match="samples of norm 1 or less"):
+                build_experiment(config, replace(data, inputs=factor * data.inputs))
 
 
 @pytest.mark.parametrize("kind", [np.float64, np.float32, np.float16, np.longdouble])

@@ -1,5 +1,6 @@
 """Sources, the per-sample map, the split, and neighbours that differ in one sample."""
 
+import dataclasses
 import gzip
 import io
 import pickle
@@ -91,6 +92,23 @@ def test_a_scale_of_the_whole_set_would_be_seen() -> None:
     changed = raw.copy()
     changed[0] *= 10
     assert (raw / np.abs(raw).max() != changed / np.abs(changed).max())[1:].all()
+
+
+@pytest.mark.parametrize("normalize", ["unit", "ball", "pixels", "tokens"])
+@pytest.mark.parametrize("kind", [np.uint8, np.float32, np.float64, np.int64])
+def test_rows_of_lower_precision_are_those_of_doubles_rounded(kind: Any, normalize: str) -> None:
+    values = np.random.default_rng(0).uniform(1, 200, (600, 7))  # more rows than one chunk
+    source = Source("own", values.astype(kind), np.arange(600) % 3, 3, 500, "here")
+    center = None if normalize == "tokens" else np.full(7, 0.25)
+    for variant in (source, dataclasses.replace(source, center=center)):
+        chosen = np.arange(0, 600, 2)
+        wide, narrow = (variant.rows(normalize, chosen, most) for most in (np.float64, np.float32))
+        assert narrow.dtype == np.float32
+        assert np.array_equal(narrow, wide.astype(np.float32))
+    # Negative control: if each number were rounded before the division, other bits would result.
+    if normalize == "unit" and kind == np.float64:
+        rounded = unit_rows(values.astype(np.float32)[chosen], normalize).astype(np.float32)
+        assert not np.array_equal(rounded, source.rows(normalize, chosen, np.float32))
 
 
 def test_images_are_divided_by_255_before_the_ball() -> None:
