@@ -109,7 +109,8 @@ def main() -> None:
     kind, device = DTYPES[asked.dtype], torch.device("cpu")
     thin = "fused" if "fused" in supported(kind, device) else "torch"
     kernel = fastest(440, 784, 1000, kind, device) if asked.stack > 1 else thin
-    rates = {name: rate(name, 4096, 4096, 4096, kind, device, 2) for name in supported(kind, device)}
+    names = supported(kind, device)
+    rates = {name: rate(name, 4096, 4096, 4096, kind, device, 2) for name in names}
     best = max(rates.values())
     what = experiment(work, asked.stack, asked.dtype, kernel)
     state = begin(what.recipe, what.task, 0, asked.stack)
